@@ -1,4 +1,4 @@
-"""The roles that there are: the built-in files, then those of the user's and the project's folders."""
+"""The catalog of roles: the built-in ones, then those of the user's and the project's folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["BUILT_IN", "Catalog", "Folder", "Problem", "UntrustedFile"]
 
 @dataclass(frozen=True)
 class Problem:
-    """A role file that cannot be used; `text` names file, line and key, and says why."""
+    """A role file that cannot be used, or a part of one that is ignored; `text` names file, line and key."""
 
     source: str
     text: str
@@ -34,20 +34,20 @@ class Problem:
 
     @classmethod
     def of(cls, error: RoleFileError) -> Problem:
-        """Return what an error says."""
+        """Return the problem for an error."""
         return cls(error.source, str(error), error.line, error.key, error.reason)
 
 
 @dataclass(frozen=True)
 class UntrustedFile:
-    """A file of a project that nobody has trusted as it is: it counts for nothing.
+    """A role file of a project that no person has trusted in its present form: it is not used.
 
     Attributes:
-        name: Of its role, or of the file where that is none.
+        name: The role's name, or the file's if it is not a valid role file.
         file: The file as it was read.
-        changed: It was trusted, and is another one now.
-        role: What it would be; None where it is no role file.
-        problem: Why it is none. Whoever wrote the file may have chosen the words in it: no model is to read them.
+        changed: It was trusted, and has changed since.
+        role: The role that it describes; None if it is not valid.
+        problem: Why it is not valid. The file's author may have chosen its words: show them to no model.
     """
 
     name: str
@@ -58,29 +58,29 @@ class UntrustedFile:
 
     @property
     def why(self) -> str:
-        """Why it does not count, in words of ours alone."""
+        """Why it is not used, in Ava's own words."""
         state = "has changed since a person trusted it" if self.changed else "is not trusted"
         return f"{self.file.source} came with the project {clean(str(self.file.folder.project))[0]} and {state}"
 
     @property
     def command(self) -> str:
-        """What a person calls in a terminal to trust it."""
+        """The command with which a person trusts it."""
         return f"ava roles trust {shlex.quote(clean(str(self.file.folder.project))[0])}"
 
     @property
     def step(self) -> str:
-        """How it would count, for the person who decides."""
+        """What to do, for the person who decides."""
         return f"Read it, and trust it if you do: {self.command}"
 
     @property
     def what_to_do(self) -> str:
-        """How it would count, for a model, which cannot decide that."""
+        """What to do, for a model, which cannot decide it."""
         return f"a person has to look at it in a terminal. {self.step}"
 
 
 @dataclass(frozen=True)
 class Catalog:
-    """All roles by name, the built-in ones first, and what is wrong with files that brought none."""
+    """All roles by name, the built-in ones first, and the role files that cannot be used."""
 
     by_name: Mapping[str, Role]
     problems: tuple[Problem, ...] = ()
@@ -90,9 +90,8 @@ class Catalog:
     def load(cls, folders: Sequence[Folder] = ()) -> Catalog:
         """Read the built-in role files and every `*.md` of the folders, in their order.
 
-        The first file of a name counts; a later one, and one named like a built-in role, is a problem. So is
-        a file that is no role file; the other roles work all the same. A file that needs trust and has none takes
-        no name. Reads files: call it in a thread.
+        The first file of a name is used; a later one is a problem, and so is a file that is not valid. Untrusted
+        files take no name. Blocking.
         """
         roles: dict[str, Role] = {}
         problems: list[Problem] = []
@@ -123,9 +122,9 @@ class Catalog:
 
     @property
     def notes(self) -> tuple[Problem, ...]:
-        """What usable role files say that nothing here reads: a tool that was meant may be missing."""
+        """What usable role files say and Ava ignores: a tool that the author meant may be missing."""
         return tuple(
-            Problem(role.source, f"{role.source}: passed over, for nothing here knows it: {', '.join(shown)}")
+            Problem(role.source, f"{role.source}: ignored, because Ava does not know it: {', '.join(shown)}")
             for role in self.roles
             if (shown := [clean(key)[0][:80] for key in role.ignored_keys])
         )
@@ -134,13 +133,13 @@ class Catalog:
         """Return the role of that name.
 
         Raises:
-            UnknownRole: There is none; names the known ones and the closest.
+            UnknownRole: There is none; names the known roles and the closest.
         """
         if name in self.by_name:
             return self.by_name[name]
         waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]
         if waiting:
-            raise UnknownRole(f'the role "{name}" does not count: {waiting[0].why}; {waiting[0].what_to_do}')
+            raise UnknownRole(f'the role "{name}" is not used: {waiting[0].why}; {waiting[0].what_to_do}')
         given = " ".join(clean(name)[0].split())
         given = given if len(given) <= 64 else given[:63] + "…"
         message = f'no role "{given}"; known: {", ".join(sorted(self.by_name))}'
@@ -158,8 +157,8 @@ class Catalog:
     def describe(self, limit: int = 1200) -> str:
         """Return a line `name: first sentence` for each role, at most `limit` characters in all.
 
-        Where that is too little, the longest sentences are cut first, to one common length; where that leaves
-        no sentence worth reading, only names are given, and the last of them counted.
+        If that is too long, the longest sentences are cut to one common length. If too little of them is left, only
+        names are given, and those that do not fit are counted.
         """
         sentences = {role.name: clean(first_sentence(role.description))[0] for role in self.roles}
         longest = max((len(sentence) for sentence in sentences.values()), default=0)
@@ -170,7 +169,7 @@ class Catalog:
 
 
 def _files(folders: Sequence[Folder]) -> Iterator[RoleFile | RoleFileError]:
-    """Yield each role file, or why it cannot be read."""
+    """Yield each role file, or the reason why it cannot be read."""
     here = Folder(Path(__file__).parent, BUILT_IN_SOURCE)
     for name in BUILT_IN:
         yield RoleFile(here, f"{name}.md", BUILT_IN_SOURCE, (here.path / f"{name}.md").read_bytes())
@@ -196,12 +195,11 @@ def _lines(sentences: Mapping[str, str], length: int) -> str:
 
 
 def _cut(sentence: str, length: int) -> str:
-    """Cut a sentence to a length."""
     return sentence if len(sentence) <= length else sentence[: max(length - 1, 0)].rstrip() + "…"
 
 
 def _listed(names: Sequence[str], limit: int) -> str:
-    """Return as many names as fit, and how many more there are."""
+    """Return as many names as fit, and the number of the others."""
     for count in range(len(names), 0, -1):
         left = len(names) - count
         line = ", ".join(names[:count]) + (f" and {left} more" if left else "")

@@ -4,27 +4,27 @@ RolesError
 ├── RoleFileError      a role file cannot be read as a role; names file, line and key
 ├── UnknownRole        no role of that name; names the known ones
 ├── WorkspaceRefused   a folder may not be a workspace; says why and what may be given
-├── BadNamespace       what a run may change cannot be meant so; says what is wrong
-├── WorkshopFailed     a worktree cannot be made, checked or kept; says what to do
-│   └── NoRepository   a folder has no commit that work could begin at; says what to do
-└── ToolFailed         a tool could not do what it was asked: data for the model, never a crash
-    ├── AccessRefused  a path or an address that the confinement does not let through
+├── BadNamespace       the paths that a run may change cannot be used; says why
+├── WorktreeFailed     a worktree cannot be created, checked or published; says what to do
+│   └── NoRepository   a folder has no commit to start from; says what to do
+└── ToolFailed         a tool failed: data for the model, never a crash
+    ├── AccessRefused  a path or an address that the run may not reach
     └── NotThere       a file or folder that does not exist
 """
 
 
 class RolesError(Exception):
-    """Base of every error that this package raises on purpose; its text tells what to do."""
+    """Base of every error that this package raises on purpose; its text says what to do."""
 
 
 class RoleFileError(RolesError):
     """Raised when a role file cannot be read as a role.
 
     Args:
-        source: How the file is called.
-        reason: What is wrong with it, and what to do.
-        line: Where, from 1 on; None is the whole file.
-        key: Of which key.
+        source: The file's name.
+        reason: What is wrong, and what to do.
+        line: The line, from 1; None for the whole file.
+        key: The key, if it is about one.
     """
 
     def __init__(self, source: str, reason: str, line: int | None = None, key: str | None = None) -> None:
@@ -34,7 +34,7 @@ class RoleFileError(RolesError):
 
 
 class UnknownRole(RolesError):
-    """Raised when a role is asked for by a name that no role file has."""
+    """Raised when no role has the requested name."""
 
 
 class WorkspaceRefused(RolesError):
@@ -42,11 +42,11 @@ class WorkspaceRefused(RolesError):
 
 
 class ToolFailed(RolesError):
-    """Raised by a tool that could not do its work; the text goes to the model as a failed result."""
+    """Raised by a tool that failed; the text goes to the model as a failed result."""
 
 
 class AccessRefused(ToolFailed):
-    """Raised when a path or an address is outside of what the run may reach."""
+    """Raised when the run may not reach a path or an address."""
 
 
 class NotThere(ToolFailed):
@@ -54,12 +54,12 @@ class NotThere(ToolFailed):
 
 
 class BadNamespace(RolesError):
-    """Raised when the paths that a run may change cannot be meant so."""
+    """Raised when the paths that a run may change cannot be used."""
 
 
-class WorkshopFailed(RolesError):
-    """Raised when a worktree cannot be made, checked or kept; nothing is half kept."""
+class WorktreeFailed(RolesError):
+    """Raised when a worktree cannot be created, checked or published; nothing is published in part."""
 
 
-class NoRepository(WorkshopFailed):
-    """Raised when a folder has no commit that work could begin at."""
+class NoRepository(WorktreeFailed):
+    """Raised when a folder has no commit to start from."""

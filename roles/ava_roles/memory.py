@@ -1,7 +1,7 @@
-"""Memory: notes that people and orchestrators keep for subagents, a Markdown file each. A subagent only reads them.
+"""Memory: notes that people and orchestrators keep for subagents, one Markdown file each. Subagents only read them.
 
-Whoever may write such a file speaks to every subagent, so a note is read only where nobody else can have written it,
-and through no link. What lies in the folder beside the notes is told, and passed over.
+Every subagent can read a note, so a note counts only if no other user can have written it, and never through a link.
+Other files in the folder are ignored and reported.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ava_roles.errors import ToolFailed
+from ava_roles.passages import FileMatch, PassageIndex, query_words, split_passages
 from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools.passages import File, Index, cut_up, words_of
 
 NOTE_BYTES = 100_000
-NOTES_MOST = 500
+MAX_NOTES = 500
 SUFFIX = ".md"
 NAME_RULE = "lower case letters, digits, - and _, a letter or digit first, at most 64"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-_DEVICES = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # what Windows takes for one, with any suffix
+_DEVICES = re.compile(r"con|prn|aux|nul|com[0-9]|lpt[0-9]")  # Windows takes these for devices, with any suffix
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Note:
 
     Attributes:
         name: The file's name without `.md`.
-        text: All of it.
+        text: The whole text.
         size: Bytes.
         changed_s: When the file was last changed, seconds since 1970.
     """
@@ -47,13 +47,13 @@ class Note:
 
     @property
     def first_line(self) -> str:
-        """The first line that says something, without the marks of a heading."""
+        """The first line that is not blank, without the marks of a heading."""
         return next((bare for line in self.text.splitlines() if (bare := line.strip().lstrip("#").strip())), "")
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """Something in the folder that is no note: its name as the system has it, and why."""
+    """Something in the folder that is not a note: its file name, and why."""
 
     file: str
     why: str
@@ -61,22 +61,22 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Notes:
-    """What is in a memory: its notes, by name, and what was passed over."""
+    """The content of a memory: its notes, sorted by name, and what was ignored."""
 
     notes: tuple[Note, ...] = ()
     passed_over: tuple[PassedOver, ...] = ()
 
 
 def is_note_name(name: str) -> bool:
-    """Tell whether a note can have this name, on every system."""
+    """Tell whether a note can have this name on every system."""
     return bool(_NAME.fullmatch(name)) and not _DEVICES.fullmatch(name)
 
 
 class Memory:
-    """The notes of one user. Everything here blocks: callers put it in a thread.
+    """The notes of one user. Everything here blocks: call it in a thread.
 
     Args:
-        folder: Where they are; it need not exist.
+        folder: The folder of the notes; it need not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,16 +87,16 @@ class Memory:
         return self.folder / f"{name}{SUFFIX}"
 
     def check(self) -> None:
-        """Look whether the folder, where there is one, can be read.
+        """Check that the folder, if it exists, can be read.
 
         Raises:
-            ToolFailed: It cannot, or may not be trusted.
+            ToolFailed: It cannot be read, or other users can write to it.
         """
         with self._opened():
             pass
 
     def is_empty(self) -> bool:
-        """Tell whether there is nothing that could be read; a folder that may not be trusted has nothing."""
+        """Tell whether there are no notes; a folder that other users can write to counts as empty."""
         try:
             with self._opened() as root:
                 return root is None or not any(self._fault(entry) is None for entry in root.entries())
@@ -107,15 +107,15 @@ class Memory:
         """Return all notes.
 
         Raises:
-            ToolFailed: The folder cannot be read, or may not be trusted.
+            ToolFailed: The folder cannot be read, or other users can write to it.
         """
         notes: list[Note] = []
         passed_over: list[PassedOver] = []
         with self._opened() as root:
             for entry in root.entries() if root is not None else ():
-                if entry.name.startswith("."):  # an editor's, a lock's
+                if entry.name.startswith("."):  # such as an editor's or a lock
                     continue
-                why = self._fault(entry) if len(notes) < NOTES_MOST else f"there are more than {NOTES_MOST} notes"
+                why = self._fault(entry) if len(notes) < MAX_NOTES else f"there are more than {MAX_NOTES} notes"
                 assert root is not None
                 found = why or self._read(root, entry.name.removesuffix(SUFFIX))
                 if isinstance(found, Note):
@@ -125,10 +125,10 @@ class Memory:
         return Notes(tuple(notes), tuple(passed_over))
 
     def note(self, name: str) -> Note | None:
-        """Return one note, or None where there is none of this name.
+        """Return one note; None if there is none of this name.
 
         Raises:
-            ToolFailed: It cannot be read, or may not be trusted.
+            ToolFailed: It cannot be read, or other users can write to it.
         """
         if not is_note_name(name):
             return None
@@ -144,10 +144,10 @@ class Memory:
 
     @contextmanager
     def _opened(self) -> Generator[Root | None]:
-        """Hold the folder open; None where there is none.
+        """Hold the folder open; None if it does not exist.
 
         Raises:
-            ToolFailed: It cannot be opened, or may not be trusted.
+            ToolFailed: It cannot be opened, or other users can write to it.
         """
         try:
             status = self.folder.lstat()
@@ -165,9 +165,9 @@ class Memory:
             root.close()
 
     def _fault(self, entry: Entry) -> str | None:
-        """Return why something in the folder is no note, or None."""
+        """Return why something in the folder is not a note; None if it is one."""
         if entry.kind != "file":
-            return {"link": "it is a link", "folder": "it is a folder"}.get(entry.kind, "it is no regular file")
+            return {"link": "it is a link", "folder": "it is a folder"}.get(entry.kind, "it is not a regular file")
         if not entry.name.endswith(SUFFIX):
             return f"its name does not end with {SUFFIX}"
         if not is_note_name(entry.name.removesuffix(SUFFIX)):
@@ -192,46 +192,46 @@ class Memory:
         except UnicodeDecodeError:
             return "it is not UTF-8 text"
         if "\0" in text:
-            return "it is no text"
+            return "it is not text"
         return Note(name, text, len(data), status.st_mtime)
 
     def _untrusted(self, status: os.stat_result, *, folder: bool) -> str | None:
-        """Return why somebody else may have written what this is of, or None."""
+        """Return why another user may have written the file or folder; None if none can."""
         if folder and not stat.S_ISDIR(status.st_mode):
-            return "is no folder, or a link to one; put a folder in its place"
-        user = getattr(os, "geteuid", None)  # a mode says nothing, and an owner has no number, where there is none
+            return "is not a folder, or is a link to one; put a folder in its place"
+        user = getattr(os, "geteuid", None)  # on systems without it, modes and owners say nothing
         if user is None:
             return None
         if status.st_uid not in (0, user()):
             return "belongs to another user; make it your own"
-        if status.st_mode & 0o022 and self._others_come_near(folder=folder):
-            return "can be written to by others; mend that with chmod go-w"
+        if status.st_mode & 0o022 and self._others_can_reach(folder=folder):
+            return "can be written to by others; correct that with chmod go-w"
         return None
 
-    def _others_come_near(self, *, folder: bool) -> bool:
+    def _others_can_reach(self, *, folder: bool) -> bool:
         above = [self.folder.parent] if folder else [self.folder.parent, self.folder]
         with suppress(OSError):
             return all(path.stat().st_mode & 0o011 for path in above)
         return True
 
 
-def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[File, ...]:
-    """Return the best passages of the notes that fit a question best, the note's name for its path.
+def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str], str]) -> tuple[FileMatch, ...]:
+    """Return the notes that match a question best, with their best passages; `path` is the note's name.
 
     Args:
-        notes: Where to look.
+        notes: The notes to search.
         query: Words or a question.
-        most: Notes to return.
-        hide: Replaces secrets in a whole note, before it is cut into passages.
+        most: The most notes to return.
+        hide: Replaces secrets in a whole note, before it is split into passages.
     """
-    words = words_of(query)
+    words = query_words(query)
     names = {file.path for file in _ranked(notes, words, most)}
-    # Only what fits is gone through for secrets: all of a memory would take seconds.
+    # Secrets are searched only in matching notes: a whole memory would take seconds.
     return _ranked([replace(note, text=hide(note.text)) for note in notes if note.name in names], words, most)
 
 
-def _ranked(notes: Sequence[Note], words: Sequence[str], most: int) -> tuple[File, ...]:
-    with closing(Index()) as index:
+def _ranked(notes: Sequence[Note], words: Sequence[str], most: int) -> tuple[FileMatch, ...]:
+    with closing(PassageIndex()) as index:
         for note in notes:
-            index.add(note.name, cut_up(note.text))
+            index.add(note.name, split_passages(note.text))
         return index.best(words, most)

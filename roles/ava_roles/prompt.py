@@ -1,4 +1,4 @@
-"""The system prompt of a run: who it is, what it is for, what it has, how it answers. Never the task."""
+"""The system prompt of a run: persona, role, capabilities, limits and the form of the answer. Never the task."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SENTENCE_CHARS = 300
 
 
 class Described(Protocol):
-    """A tool as the prompt names it; `ToolSpec` is one."""
+    """A tool to be named in the prompt; `ToolSpec` is one."""
 
     @property
     def name(self) -> str:
@@ -26,7 +26,7 @@ class Described(Protocol):
 
     @property
     def description(self) -> str:
-        """What it does. The prompt takes the first sentence; the request's tool list has all of it."""
+        """What it does. The prompt has its first sentence; the request's tool list has all of it."""
         ...
 
 
@@ -40,20 +40,20 @@ def system_prompt(
     output_schema: Mapping[str, Any] | None,
     results: str = "",
 ) -> str:
-    """Return the system prompt: equal bytes for equal input, in whatever order tools and limits come.
+    """Return the system prompt: equal bytes for equal input, whatever the order of tools and limits.
 
-    Three parts with `---` between them: the executor persona; the role's body and the spawn's own words, left
-    out when there are none; then task context, capabilities, limits and the form of the answer. The task is
-    no part of it: it is the first user message. Reads two data files when first called.
+    It has three parts with `---` between them: the executor persona; the role's body and the spawn's own words, if any;
+    then task context, capabilities, limits and the form of the answer. The task is the first user message. The first
+    call reads two data files.
 
     Args:
-        role: Its body is the specialisation.
-        system_prompt: What the spawn adds to it.
-        context: What the spawn says about the circumstances; blank is none.
-        tools: What the run may call after all scoping.
-        limits: What the run may use, as a person reads it, e.g. `{"cost": "at most $0.50"}`.
-        output_schema: The JSON schema that `output` has to meet.
-        results: The earlier subagents whose results the run may read, by id and role: no words of theirs.
+        role: The role.
+        system_prompt: What the spawn adds to the role's body.
+        context: The spawn's context; may be blank.
+        tools: The tools that the run may call.
+        limits: The limits of the run in words, e.g. `{"cost": "at most $0.50"}`.
+        output_schema: The JSON schema that `output` must satisfy.
+        results: The earlier subagents whose results the run may read, by id and role, without their words.
     """
     special = "\n\n".join(part for part in (role.body.strip(), (system_prompt or "").strip()) if part)
     rest = [
@@ -81,7 +81,7 @@ def _capabilities(tools: Sequence[Described]) -> str:
 
 
 def _about(tool: Described) -> str:
-    """Return what a tool does in one short line; a foreign MCP server may have written the description."""
+    """Return a tool's description as one short line; a foreign MCP server may have written it."""
     sentence = first_sentence(clean(tool.description)[0])
     return sentence if len(sentence) <= _SENTENCE_CHARS else sentence[: _SENTENCE_CHARS - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""One role: what a Markdown file with YAML frontmatter says about a kind of subagent."""
+"""Roles: a role file is Markdown with YAML frontmatter, and describes a kind of subagent."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from ava_roles.errors import RoleFileError
 from ava_roles.placeholders import SECRET_NAME
+from ava_roles.tool import NEVER_FOR_SUBAGENTS
+from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import clean
 
 MAX_FILE_CHARS: Final = 100_000
 
-# A plain description with ": " in it is no YAML, and yet what many agent files have.
+# An unquoted description with ": " in it is not valid YAML, but many agent files have one.
 _PLAIN_DESCRIPTION = re.compile(r"^(description:[ \t]+)([^\s'\"|>].*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class File:
-    """A role file cut into its keys' values, the line of each, and the body."""
+class RoleDocument:
+    """A role file, split into the values of its keys, the line of each key, and the body."""
 
     source: str
     values: Mapping[str, Any]
@@ -34,20 +36,20 @@ class File:
     body: str
 
     def fault(self, key: str, sentence: str) -> RoleFileError:
-        """Return the error of a key, which names file, line and key."""
+        """Return an error about a key; it names file, line and key."""
         return RoleFileError(self.source, sentence, self.lines.get(key, 1), key)
 
 
-def read(text: str, source: str, known: frozenset[str]) -> File:
-    """Cut a file into its frontmatter and its body, and read the values of the known keys.
+def read_document(text: str, source: str, known: frozenset[str]) -> RoleDocument:
+    """Split a file into frontmatter and body, and read the values of the known keys.
 
     Args:
         text: The whole file.
-        source: How it is called in messages.
-        known: The keys that mean something; of others only the line is kept.
+        source: The file's name in messages.
+        known: The keys to read; of other keys only the line is kept.
 
     Raises:
-        RoleFileError: It is not of this form; names file, line and key.
+        RoleFileError: The file is malformed; names file, line and key.
     """
     if len(text) > MAX_FILE_CHARS:
         raise RoleFileError(source, f"has {len(text):,} characters; a role file has at most {MAX_FILE_CHARS:,}")
@@ -60,7 +62,7 @@ def read(text: str, source: str, known: frozenset[str]) -> File:
     front = "\n".join(lines[1:end])
     if odd := yaml.reader.Reader.NON_PRINTABLE.search(front):  # quoting the description would let it through
         line = front.count("\n", 0, odd.start()) + 2
-        raise RoleFileError(source, "holds a control character; take it out", line)
+        raise RoleFileError(source, "contains a control character; remove it", line)
     quoted = _PLAIN_DESCRIPTION.sub(_quote, front)
     try:
         values, at = _yaml(front, source, known)
@@ -69,7 +71,7 @@ def read(text: str, source: str, known: frozenset[str]) -> File:
             values, at = _yaml(quoted, source, known)
         except RoleFileError:
             raise first from None
-    return File(source, values, at, "\n".join(lines[end + 1 :]).strip())
+    return RoleDocument(source, values, at, "\n".join(lines[end + 1 :]).strip())
 
 
 def _quote(found: re.Match[str]) -> str:
@@ -77,7 +79,7 @@ def _quote(found: re.Match[str]) -> str:
 
 
 def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Read the frontmatter: the values of the keys that mean something here, and the line of every key."""
+    """Return the values of the known keys, and the line of every key."""
     try:
         loader: Any = yaml.SafeLoader(front)  # its methods have no types
         root = loader.get_single_node()
@@ -85,7 +87,7 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or "it cannot be read"
         line = mark.line + 2 if mark else 2
-        raise RoleFileError(source, f"the frontmatter is no YAML: {problem}", line) from error
+        raise RoleFileError(source, f"the frontmatter is not valid YAML: {problem}", line) from error
     if not isinstance(root, yaml.MappingNode):
         raise RoleFileError(source, "the frontmatter must be lines of `key: value`", 2)
     values: dict[str, Any] = {}
@@ -94,53 +96,30 @@ def _yaml(front: str, source: str, known: frozenset[str]) -> tuple[dict[str, Any
         name, line = key.value, key.start_mark.line + 2
         if not isinstance(name, str):
             raise RoleFileError(source, "a key must be one word", line)
-        name = "maxTurns" if name == "max_iterations" else name  # the spawn argument's name for it
+        name = "maxTurns" if name == "max_iterations" else name  # the name of the spawn argument
         if name in lines:
             raise RoleFileError(source, "is given twice; keep one", line, name)
         lines[name] = line
         if name not in known:
             continue
-        # Scalars and flat lists only: nothing that aliases could blow up.
+        # Only scalars and flat lists: YAML aliases could blow up anything else.
         if not isinstance(node.value, str) and not all(isinstance(item, yaml.ScalarNode) for item in node.value):
             raise RoleFileError(source, "must be one value or a flat list", line, name)
         try:
             value = loader.construct_object(node, deep=True)
         except (ValueError, LookupError, AttributeError, TypeError, yaml.YAMLError) as error:  # `!!int x`
             raise RoleFileError(source, "cannot be read as a value", line, name) from error
-        if value is not None:  # a key without a value says nothing
+        if value is not None:  # a key without a value counts as absent
             values[name] = value
     return values, lines
 
 
-RESEARCH_TOOLS: Final = ("web_search", "read_webpages", "read_file", "search_codebase", "search_and_read")
-"""What a file that names no tools gets: the researcher's, all of which only read."""
+RESEARCH_TOOLS: Final = tuple(spec.name for spec in tool_specs().values() if spec.default)
+"""What a file that names no tools gets."""
 
-COMMON_TOOLS: Final = ("save_artifact", "scratchpad", "read_tool_result", "read_subagent_result", "recall")
+COMMON_TOOLS: Final = tuple(spec.name for spec in tool_specs().values() if spec.common)
 """What every role has, unless its file disallows it."""
 
-OWN_TOOLS: Final = frozenset(
-    {*RESEARCH_TOOLS, *COMMON_TOOLS, "http_get", "edit_file", "write_file", "run_bash", "python_exec"}
-)
-NEVER_FOR_SUBAGENTS: Final = frozenset(
-    {
-        "spawn_subagent",
-        "confirm_spawn",
-        "check_subagent",
-        "message_subagent",
-        "cancel_subagent",
-        "read_ava_logs",
-    }
-)
-CLAUDE_TOOLS: Final[Mapping[str, str]] = {
-    "Read": "read_file",
-    "Grep": "search_codebase",
-    "Glob": "search_codebase",
-    "Bash": "run_bash",
-    "WebFetch": "read_webpages",
-    "WebSearch": "web_search",
-    "Edit": "edit_file",
-    "Write": "write_file",
-}
 TIERS: Final[Mapping[str, str]] = {
     **{tier: tier for tier in ("fast", "balanced", "deep")},
     **{"haiku": "fast", "sonnet": "balanced", "opus": "deep", "inherit": "balanced"},
@@ -154,32 +133,32 @@ _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 @dataclass(frozen=True)
 class Role:
-    """A kind of subagent: its prompt, its tools and what it may use when the spawn says nothing else.
+    """A kind of subagent: its prompt, its tools, and its limits unless the spawn sets others.
 
     Attributes:
         name: Lower case, as spawns spell it.
         description: When to use it, for the orchestrator.
         body: The role's part of the system prompt; may be empty.
-        tools: Names of the tools it has, the common ones included, without repetition.
+        tools: Names of its tools, the common ones included, each once.
         model: A tier (`fast`, `balanced`, `deep`), or a model: its id or `provider:id`.
         timeout_s: Seconds of active time.
         max_cost_cents: US cents.
         max_tokens: Fresh input, cache writes and output.
         max_iterations: Turns.
         max_tool_calls: Tool calls of the whole run.
-        estimated_minutes: A first guess of how long it takes, from and to.
-        needs: Tools without which it is refused.
+        estimated_minutes: An estimate of how long a run takes, from and to.
+        needs: Tools without which no run starts.
         network: Its commands may reach the network.
         secrets: Names of the secrets that its tool calls may use.
-        plan: It plans before it works.
+        plan: A run plans before it works.
         extended_thinking: The model thinks before it answers.
-        verify: The command line that checks a coder's work.
+        verify: The command line that a coder's work must pass.
         setup: The command line that prepares a coder's worktree.
-        carry: Folders, relative to the workspace, that a coder's worktree gets as they are.
+        carry: Folders, relative to the workspace, that are shown in a coder's worktree.
         source: `built in`, or the file.
         text: The whole file, for the approval's digest.
-        denied: Names of foreign tools, and words for several, that it does not have, whatever else it names.
-        ignored_keys: What the file says and nothing here reads, e.g. `color` or `tools: TodoWrite`.
+        ignored_keys: What the file says and Ava does not use, e.g. `color` or `tools: TodoWrite`.
+        denied: Names and patterns of foreign tools that it never has.
     """
 
     name: str
@@ -208,7 +187,7 @@ class Role:
 
 
 def _names(value: Any) -> tuple[str, ...]:
-    """Make a tuple of words out of a list, or of one text with commas between them, without repetition."""
+    """Return the names in a list or in a comma-separated text, each once."""
     items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
     if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in cast("list[Any]", items)):
         raise ValueError("must be a list of names, e.g. [first, second]")
@@ -228,10 +207,10 @@ def _model(value: str) -> str:
 
 
 def command_line(value: str) -> str:
-    """Return a command line as bash is given it.
+    """Return a command line for bash.
 
     Raises:
-        ValueError: It is none, or more than one line.
+        ValueError: It is empty, too long, or more than one line.
     """
     if not value or len(value) > 2_000 or "\n" in value or "\0" in value:
         raise ValueError("must be one command line of at most 2,000 characters; put more into a script")
@@ -266,7 +245,7 @@ _Command = Annotated[str, AfterValidator(command_line)]
 
 
 class _Keys(BaseModel):
-    """The keys that mean something here, as files write them, with what a file without them has."""
+    """The keys that Ava reads, as files spell them, and their defaults."""
 
     model_config = ConfigDict(strict=True, frozen=True, str_strip_whitespace=True)
 
@@ -293,18 +272,18 @@ class _Keys(BaseModel):
 
 @lru_cache(maxsize=256)
 def parse_role(text: str, source: str, default_name: str) -> Role:
-    """Return the role that a file's text describes. A pure function: equal texts are parsed once.
+    """Return the role that a file's text describes. Equal texts are parsed once.
 
     Args:
         text: The whole file.
-        source: How the file is called in messages and in the role.
-        default_name: The name of a file that says none (its stem).
+        source: The file's name, in messages and in the role.
+        default_name: The role's name if the file gives none.
 
     Raises:
-        RoleFileError: It is no role file; names file, line and key.
+        RoleFileError: It is not a valid role file; names file, line and key.
     """
-    file = read(text, source, frozenset(_Keys.model_fields))
-    keys = _checked(file, default_name)
+    file = read_document(text, source, frozenset(_Keys.model_fields))
+    keys = _validate(file, default_name)
     tools, ignored = _tools(file, keys)
     for tool in keys.needs:
         if tool not in tools:
@@ -341,16 +320,16 @@ def first_sentence(text: str) -> str:
     return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
 
 
-def _tools(file: File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the role's tools (named and common ones, less the denied), and the names that were ignored."""
+def _tools(file: RoleDocument, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the role's tools (named and common ones, without the denied), and the names that were ignored."""
     granted = {name: _tool(file, "tools", name) for name in keys.tools}
-    # What is denied by pattern, `Bash(rm:*)`, is denied as a whole: nothing here could deny a part of a tool.
+    # A pattern such as `Bash(rm:*)` denies the whole tool: Ava cannot deny part of one.
     denied = {
         name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*")) for name in keys.disallowedTools
     }
     for name in granted:
         if name in NEVER_FOR_SUBAGENTS:
-            raise file.fault("tools", f"{name} is never given to a subagent; take it out")
+            raise file.fault("tools", f"{name} is never given to a subagent; remove it")
     tools = tuple(
         tool
         for tool in dict.fromkeys((*granted.values(), *COMMON_TOOLS))
@@ -361,20 +340,21 @@ def _tools(file: File, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tools, (*ignored, *(f"disallowedTools: {name}" for name, tool in denied.items() if not tool))
 
 
-def _tool(file: File, key: str, name: str) -> str | None:
-    """Return our name of a tool; None for one that has no counterpart here, or is no role's business."""
-    name = CLAUDE_TOOLS.get(name, name)
-    if name in OWN_TOOLS or _MCP_TOOL.fullmatch(name):
+def _tool(file: RoleDocument, key: str, name: str) -> str | None:
+    """Return Ava's name of a tool; None for one that Ava does not have, or that no role needs to name."""
+    specs = tool_specs()
+    name = next((spec.name for spec in specs.values() if name in spec.aliases), name)
+    if name in specs or _MCP_TOOL.fullmatch(name):
         return name
     if name in NEVER_FOR_SUBAGENTS or name == "submit_result" or not name[:1].islower():
         return None
-    close = get_close_matches(name, OWN_TOOLS, n=1)
-    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(OWN_TOOLS))}, mcp__server__tool"
+    close = get_close_matches(name, specs, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(specs))}, mcp__server__tool"
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 
-def _checked(file: File, default_name: str) -> _Keys:
-    """Check the values of the keys; the first fault is told."""
+def _validate(file: RoleDocument, default_name: str) -> _Keys:
+    """Check the values of the keys; report the first fault."""
     try:
         return _Keys.model_validate({"name": default_name, **file.values})
     except ValidationError as error:
@@ -383,16 +363,16 @@ def _checked(file: File, default_name: str) -> _Keys:
     if key == "description" and fault["type"] in ("missing", "string_too_short"):
         raise file.fault(key, "is missing; write one sentence that says when to use this role")
     reason = fault.get("ctx", {}).get("error", fault["msg"])
-    if key == "secrets":  # what stands there may be one
+    if key == "secrets":  # the value may be a secret
         raise file.fault(key, str(reason))
     given = fault["input"] if len(fault["loc"]) > 1 else file.values.get(key, default_name)
     raise file.fault(key, f"{reason}; given: {_shown(given)}")
 
 
 def _shown(value: object) -> str:
-    """Return a value as a message shows it: short, on one line, and all of it to be seen."""
+    """Return a value for a message: short, on one line, without invisible characters."""
     try:
         shown = clean(" ".join(json.dumps(value, ensure_ascii=False, default=str).split()))[0]
-    except ValueError:  # an integer of thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return "a number that is too long to show"
     return shown if len(shown) <= 80 else shown[:79] + "…"

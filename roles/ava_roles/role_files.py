@@ -1,4 +1,4 @@
-"""Reading folders of role files: bounded, and in a folder that others may have written through no link."""
+"""Folders of role files: how they are read, bounded, and in a project's folder through no link."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
-from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read
+from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document
 from ava_roles.sandbox.path_access import EntryKind
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import clean
 
 MAX_FILES: Final = 200
-"""Of a folder; nobody chooses among more, and each of them is read at every proposal."""
+"""In one folder; each file is read at every proposal."""
 MAX_FOLDERS: Final = 50
-"""Inside of a folder that is read with what is in it; a fourth level of them is passed over."""
+"""Inside a folder that is read with its subfolders; a fourth level is ignored."""
 _MAX_DEPTH = 3
 _MAX_BYTES = 4 * MAX_FILE_CHARS
 _NAME_CHARS = 80
-_ITSELF = "put the file itself there"
+_PUT_FILE = "put the file itself there"
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Folder:
 
     Attributes:
         path: The folder.
-        label: How it is called in messages, e.g. `.ava/roles`.
-        project: The folder in whose checkout it lies; nothing outside of that is read, and nothing through a link.
-        trusted: The sha256 in hex that a person has trusted, by file name; None where no file needs that.
-        deep: Folders inside count as well, as Claude Code's do.
+        label: Its name in messages, e.g. `.ava/roles`.
+        project: The project that it belongs to; nothing outside of that is read, and nothing through a link.
+        trusted: The hex sha256 that a person has trusted, by file name; None if no file needs trust.
+        deep: Subfolders count as well, as Claude Code's do.
     """
 
     path: Path
@@ -51,10 +51,10 @@ class RoleFile:
     """A file that was read.
 
     Attributes:
-        folder: Where it lies.
-        name: Its name there; in a folder inside its path from there.
-        source: How it is called in messages.
-        data: What is in it.
+        folder: The folder that it is in.
+        name: Its path in that folder.
+        source: Its name in messages.
+        data: Its content.
     """
 
     folder: Folder
@@ -64,7 +64,7 @@ class RoleFile:
 
     @property
     def sha256(self) -> str:
-        """What tells it from the file that it is tomorrow."""
+        """The hex sha256 of its content."""
         return hashlib.sha256(self.data).hexdigest()
 
     @property
@@ -72,7 +72,7 @@ class RoleFile:
         """Its text.
 
         Raises:
-            RoleFileError: It is none.
+            RoleFileError: It is not UTF-8.
         """
         return text_of(self.data, self.source)
 
@@ -81,28 +81,25 @@ def text_of(data: bytes, source: str) -> str:
     """Return a role file's text.
 
     Raises:
-        RoleFileError: It is no UTF-8 text.
+        RoleFileError: It is not UTF-8.
     """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise RoleFileError(source, "is no UTF-8 text; save it as UTF-8", line) from error
+        raise RoleFileError(source, "is not UTF-8 text; save it as UTF-8", line) from error
 
 
 def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
-    """Yield each `*.md` of a folder in the order of their names, or why it cannot be read.
-
-    A folder that is not there is empty. Blocking.
-    """
+    """Yield each `*.md` of a folder, sorted by name, or why it cannot be read; a missing folder is empty. Blocking."""
     if folder.project is None:
-        yield from _own(folder)
+        yield from _read_user_folder(folder)
     else:
-        yield from _foreign(folder, folder.project)
+        yield from _read_project_folder(folder, folder.project)
 
 
-def look(folder: Folder) -> tuple[object, ...]:
-    """Return what tells a folder's `*.md` from other ones, without reading them; empty without a folder. Blocking."""
+def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
+    """Return a value that changes when a `*.md` of a folder does, without reading the files. Blocking."""
 
     def entries(below: str) -> list[tuple[str, EntryKind]]:
         with os.scandir(folder.path / below) as found:
@@ -117,17 +114,17 @@ def look(folder: Folder) -> tuple[object, ...]:
     return tuple(looks)
 
 
-def read_one(path: Path, source: str) -> bytes:
-    """Return the content of a role file that a person has chosen; a link is followed. Blocking.
+def read_chosen_file(path: Path, source: str) -> bytes:
+    """Return the content of a role file that a person chose; links are followed. Blocking.
 
     Raises:
-        RoleFileError: It is no regular file, too large, or cannot be read.
+        RoleFileError: It is not a regular file, is too large, or cannot be read.
     """
-    odd = RoleFileError(source, f"is no regular file; {_ITSELF}")
+    odd = RoleFileError(source, f"is not a regular file; {_PUT_FILE}")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # to open a device may do something by itself
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a device may have side effects
             raise odd
-        # One that has become a pipe meanwhile is opened without waiting for who writes into it.
+        # The file may have become a pipe: do not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -142,7 +139,7 @@ def read_one(path: Path, source: str) -> bytes:
 
 
 def file_label(name: str) -> str:
-    """Return a file's name as messages have it: on one line, all of it to be seen, and not long."""
+    """Return a file's name for messages: short, on one line, without invisible characters."""
     shown = " ".join(clean(name)[0].split())
     return shown if len(shown) <= _NAME_CHARS else shown[: _NAME_CHARS - 1] + "…"
 
@@ -151,8 +148,8 @@ def _too_large(source: str) -> RoleFileError:
     return RoleFileError(source, f"is too large; a role file has at most {MAX_FILE_CHARS:,} characters")
 
 
-def _own(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
-    """Read a folder of the user's own: what they link there is meant."""
+def _read_user_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
+    """Read a folder of the user's own; they may put links there."""
 
     def entries(below: str) -> list[tuple[str, EntryKind]]:
         return [(path.name, "folder" if path.is_dir() else "file") for path in (folder.path / below).iterdir()]
@@ -167,14 +164,14 @@ def _own(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
     for name, _kind in kept:
         source = f"{folder.label}/{file_label(name)}"
         try:
-            yield RoleFile(folder, name, source, read_one(folder.path / name, source))
+            yield RoleFile(folder, name, source, read_chosen_file(folder.path / name, source))
         except RoleFileError as error:
             yield error
     yield from surplus
 
 
-def _foreign(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError]:
-    """Read a folder of a checkout, which anybody may have written."""
+def _read_project_folder(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError]:
+    """Read a folder of a project, which anyone may have written."""
     try:
         folder.path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -195,31 +192,33 @@ def _foreign(folder: Folder, project: Path) -> Iterator[RoleFile | RoleFileError
     try:
         kept, surplus = _names(folder, entries)
         for name, kind in kept:
-            found = _one_foreign(root, f"{here}/{name}", kind, folder, name)
+            found = _read_project_file(root, f"{here}/{name}", kind, folder, name)
             if found is not None:
                 yield found
         yield from surplus
     except ToolFailed:
-        yield RoleFileError(folder.label, "is no folder, leads through a link, or cannot be read; make it a folder")
+        yield RoleFileError(folder.label, "is not a folder, leads through a link, or cannot be read; make it a folder")
     finally:
         root.close()
 
 
-def _one_foreign(root: Root, path: str, kind: EntryKind, folder: Folder, name: str) -> RoleFile | RoleFileError | None:
-    """Read a file of a checkout; None where it went away meanwhile."""
+def _read_project_file(
+    root: Root, path: str, kind: EntryKind, folder: Folder, name: str
+) -> RoleFile | RoleFileError | None:
+    """Read a file of a project; None if it has been removed meanwhile."""
     source = f"{folder.label}/{file_label(name)}"
     if kind == "link":
-        return RoleFileError(source, f"is a link, and those of a project are not followed; {_ITSELF}")
+        return RoleFileError(source, f"is a link, and those of a project are not followed; {_PUT_FILE}")
     if kind == "other":
-        return RoleFileError(source, f"is no regular file; {_ITSELF}")
+        return RoleFileError(source, f"is not a regular file; {_PUT_FILE}")
     try:
         data, more = root.read(path, _MAX_BYTES)
         if more:
             return _too_large(source)
         return RoleFile(folder, name, source, data)
     except AccessRefused:
-        why = "may not be read, is no regular file, or has a second name outside"
-        return RoleFileError(source, f"{why}; {_ITSELF}, readable for this user")
+        why = "may not be read, is not a regular file, or has a hard link outside"
+        return RoleFileError(source, f"{why}; {_PUT_FILE}, readable for this user")
     except ToolFailed:
         return None
 
@@ -227,11 +226,11 @@ def _one_foreign(root: Root, path: str, kind: EntryKind, folder: Folder, name: s
 def _names(
     folder: Folder, entries: Callable[[str], list[tuple[str, EntryKind]]]
 ) -> tuple[list[tuple[str, EntryKind]], list[RoleFileError]]:
-    """Return the role files that are read, sorted, with their kinds; and what is said of those that are too many.
+    """Return the role files to read, sorted, with their kinds; and errors about what is too many.
 
     Args:
         folder: The folder.
-        entries: Lists it, and what is inside of it, by a path that is empty or ends with `/`.
+        entries: Lists the folder or a subfolder, by a path that is empty or ends with `/`.
     """
     found: list[tuple[str, EntryKind]] = []
     pending, seen = [""], 0
@@ -240,8 +239,8 @@ def _names(
         below = pending.pop()
         seen += 1
         if seen > MAX_FOLDERS:
-            told = f"has more than {MAX_FOLDERS} folders inside, and the others are not read; move them elsewhere"
-            surplus.append(RoleFileError(folder.label, told))
+            text = f"has more than {MAX_FOLDERS} folders inside, and the others are not read; move them elsewhere"
+            surplus.append(RoleFileError(folder.label, text))
             break
         for name, kind in entries(below):
             if kind == "folder" and folder.deep and below.count("/") < _MAX_DEPTH:
@@ -250,21 +249,21 @@ def _names(
                 found.append((f"{below}{name}", kind))
     found.sort()
     if len(found) > MAX_FILES:
-        told = f"has {len(found):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
-        surplus.append(RoleFileError(folder.label, told))
+        text = f"has {len(found):,} role files, of which the first {MAX_FILES} are read; move the others elsewhere"
+        surplus.append(RoleFileError(folder.label, text))
     return found[:MAX_FILES], surplus
 
 
 @dataclass(frozen=True)
 class Remark:
-    """Something about a role file.
+    """A remark about a role file.
 
     Attributes:
         source: The file.
-        line: Where; None is the whole file.
-        key: Of which key.
-        reason: What is to be said.
-        fault: The file cannot be used; False for what is only passed over.
+        line: Its line; None for the whole file.
+        key: The key that it is about.
+        reason: The remark itself.
+        fault: The file cannot be used; False if only a part of it is ignored.
     """
 
     source: str
@@ -275,40 +274,40 @@ class Remark:
 
     @classmethod
     def of(cls, error: RoleFileError) -> Remark:
-        """Return what an error says."""
+        """Return the remark for an error."""
         return cls(error.source, error.line, error.key, error.reason, fault=True)
 
     def __str__(self) -> str:
-        """Return it as compilers do: `file:line: key: reason`."""
+        """Return it in a compiler's form: `file:line: key: reason`."""
         at = f":{self.line}" if self.line is not None else ""
         return f"{self.source}{at}: {f'{self.key}: ' if self.key else ''}{self.reason}"
 
 
 def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[Remark]]:
-    """Return the role that a text describes, if it does, and what there is to say of it."""
+    """Return the role that a text describes, if it is valid, and all remarks about it."""
     try:
         role = parse_role(text, source, default_name)
     except RoleFileError as error:
         return None, [Remark.of(error)]
-    lines = read(text, source, frozenset()).lines
+    lines = read_document(text, source, frozenset()).lines
     remarks: list[Remark] = []
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
-        why = f"{tool} is no tool here, and is passed over" if tool else "means nothing here, and is passed over"
+        why = f"Ava has no tool {tool}; ignored" if tool else "Ava does not use this key; ignored"
         remarks.append(Remark(source, lines.get(key), key, why, fault=False))
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
 
 
-def renamed(text: str, name: str) -> str:
+def rename_role(text: str, name: str) -> str:
     """Return a role file's text with another name in its frontmatter.
 
     Raises:
-        RoleFileError: It has no frontmatter in which that could be done.
+        RoleFileError: The name cannot be replaced.
     """
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
     end = next((number for number, line in enumerate(lines[1:], start=1) if line.rstrip() == "---"), 0)
     front = [line for line in lines[1:end] if not line.startswith("name:")]
     text = "\n".join(["---", f"name: {name}", *front, *lines[end:]])
     if parse_role(text, name, name).name != name:
-        raise RoleFileError(name, "the name cannot be replaced; copy the file and write it there by hand", 1, "name")
+        raise RoleFileError(name, "the name cannot be replaced; copy the file and change it by hand", 1, "name")
     return text

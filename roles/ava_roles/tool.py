@@ -1,4 +1,4 @@
-"""The seam between the agent loop and the tools: one Protocol, what it is given, what it gives back."""
+"""The seam between the agent loop and the tools: the `Tool` protocol, what a call gets, and what it returns."""
 
 from __future__ import annotations
 
@@ -22,34 +22,59 @@ if TYPE_CHECKING:
     from ava_roles.worktree.edits import Edits
 
 
+NEVER_FOR_SUBAGENTS = frozenset(
+    {
+        "spawn_subagent",
+        "confirm_spawn",
+        "check_subagent",
+        "message_subagent",
+        "cancel_subagent",
+        "read_ava_logs",
+    }
+)
+"""Ava's own MCP tools. No subagent gets a tool of these names, whoever offers it."""
+
+
 class ToolArgs(BaseModel):
-    """Base of every tool's arguments: unknown ones are refused by name."""
+    """Base of every tool's arguments; unknown arguments are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 @dataclass(frozen=True)
 class ToolSpec:
-    """What the loop and the model know of a tool.
+    """What the loop, the model and the person who approves know of a tool.
+
+    The flags are the only source of what a tool can reach. The proposal, the role trust screen, the choice of what runs
+    side by side and of what may start without a question all follow from them. So set each flag for the worst that a
+    call can do.
 
     Attributes:
         name: The tool's name, as role files and models spell it.
         description: What it does, for the model.
         args: The pydantic model of its arguments; its JSON schema is sent to the model.
-        read_only: Our own declaration that calling it twice does no harm; calls of one turn that are
-            all read-only run side by side, and an interrupted one is repeated on resume.
+        read_only: Calling it twice does no harm. Read-only calls of one turn run side by side, and an interrupted one
+            is repeated on resume.
         timeout_s: Seconds after which the loop cancels a call.
         max_chars: Characters of output that the model is shown; the rest goes to the scratch folder.
-        network: It reaches the network.
-        files: It reads the workspace.
-        writes: It changes something that outlives the run (a file, an artifact).
-        commands: It runs commands of a model's making, so that it needs a sandbox.
-        edits: It changes files of the run's worktree, so that it needs one.
-        both_ends: Of an output that is too long the model is shown the beginning and the end, not the beginning alone.
-        secrets: The arguments in which `{{secret:NAME}}` may stand: the tool puts the value in itself, at the last
-            moment and only where the secret is meant for.
-        program: It is asked of a program that is started for the run, so that it needs a sandbox.
-        foreign: The schema of the arguments of another MCP server's tool, which that server checks; None for our own.
+        both_ends: Of an output that is too long, show the model the beginning and the end, not only the beginning.
+        network: Reaches the network.
+        search: Needs a web search engine, which may charge for each search. Implies `network`.
+        files: Reads files of the workspace.
+        edits: Changes files of the run's worktree, so the run needs one. Implies `files` and `writes`.
+        commands: Runs commands that the model writes, so the run needs a sandbox.
+        memory: Reads the notes of the user whose run it is.
+        results: Reads results of earlier subagents that the call named.
+        artifacts: Writes files that are handed over with the result, and changes nothing else. Implies `writes`.
+        writes: Changes something that outlives the run.
+        program: Is provided by a program that is started for the run, so the run needs a sandbox.
+        foreign: The JSON schema of the arguments of another MCP server's tool, which that server checks; None for a
+            tool of Ava's own.
+        secrets: The arguments that may hold `{{secret:NAME}}`. The tool inserts the value itself, at the last moment,
+            and only for a host that the secret is meant for.
+        default: A role file that names no tools gets it.
+        common: Every role gets it, unless the role file disallows it.
+        aliases: What Claude Code calls it in agent files.
     """
 
     name: str
@@ -58,29 +83,58 @@ class ToolSpec:
     read_only: bool = True
     timeout_s: float = 60.0
     max_chars: int = 20_000
-    network: bool = False
-    files: bool = False
-    writes: bool = False
-    commands: bool = False
-    edits: bool = False
     both_ends: bool = False
-    secrets: tuple[str, ...] = ()
+    network: bool = False
+    search: bool = False
+    files: bool = False
+    edits: bool = False
+    commands: bool = False
+    memory: bool = False
+    results: bool = False
+    artifacts: bool = False
+    writes: bool = False
     program: bool = False
     foreign: Mapping[str, Any] | None = None
+    secrets: tuple[str, ...] = ()
+    default: bool = False
+    common: bool = False
+    aliases: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse flags that contradict each other.
+
+        Raises:
+            ValueError: A flag lacks the one that it implies.
+        """
+        for flag, given, implied, there in (
+            ("search", self.search, "network", self.network),
+            ("edits", self.edits, "files", self.files),
+            ("edits", self.edits, "writes", self.writes),
+            ("artifacts", self.artifacts, "writes", self.writes),
+            ("writes", self.writes, "read_only=False", not self.read_only),
+            ("commands", self.commands, "read_only=False", not self.read_only),
+        ):
+            if given and not there:
+                raise ValueError(f"{self.name}: {flag} implies {implied}; set that as well")
+
+    @property
+    def changes(self) -> bool:
+        """Whether it can change something besides worktree files, a sandbox's copy and the run's artifacts."""
+        return not (self.read_only or self.edits or self.commands or self.artifacts)
 
     @property
     def reads(self) -> bool:
-        """Whether it brings something from outside of the run: pages or files."""
+        """Whether it reads something from outside of the run: pages or files."""
         return self.network or self.files or self.foreign is not None
 
     def schema(self) -> Mapping[str, Any]:
-        """Return the JSON schema of the arguments, without pydantic's titles: one for all, to be read only."""
+        """Return the JSON schema of the arguments, without pydantic's titles; it is shared, so do not change it."""
         return _schema(self.args) if self.foreign is None else self.foreign
 
 
 @dataclass(frozen=True)
 class Source:
-    """Something that a tool read: a URL, or a path relative to the workspace, with its title if it has one."""
+    """Something that a tool read: a URL, or a path relative to the workspace."""
 
     location: str
     title: str | None = None
@@ -88,13 +142,13 @@ class Source:
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What a tool call brought.
+    """The result of a tool call.
 
     Attributes:
-        text: The output for the model, complete; the loop cuts it at the tool's `max_chars`.
-        success: False for a result that is a failure (a page that answered 404).
-        count: How many results, files or pages it brought; for the one-line view of the log.
-        sources: What was read, so that an ending without a result can list it.
+        text: The whole output for the model; the loop cuts it at the tool's `max_chars`.
+        success: False for a failure, such as a page that answered 404.
+        count: How many results, files or pages it has; for the one-line view of the log.
+        sources: What was read; a run that ends without a result lists it.
     """
 
     text: str
@@ -103,32 +157,32 @@ class ToolOutput:
     sources: tuple[Source, ...] = ()
 
 
-def _silent(_sentence: str) -> None:
-    """Say nothing: the default of a place that nobody watches."""
+def _say_nothing(_sentence: str) -> None:
+    """Say nothing: the default where nothing shows the sentence."""
 
 
-def _as_it_is(text: str) -> str:
-    """Hide nothing: the default of a place without secrets."""
+def _hide_nothing(text: str) -> str:
+    """Return the text: the default where there are no secrets."""
     return text
 
 
 @dataclass(frozen=True)
 class ToolContext:
-    """Where a tool call happens: everything that it may touch, and nothing else.
+    """What a tool call may use, and nothing else.
 
     Attributes:
-        files: The workspace, open for reading; None when the run has none.
-        fetch: The guarded fetcher; None when the run may not reach the network.
-        search: The web search that was approved; None when there is none.
+        files: The workspace, open for reading; None if the run has none.
+        fetch: The guarded fetcher; None if the run may not reach the network.
+        search: The approved web search; None if there is none.
         artifacts: The run's own folder for files to hand over.
-        memory: The notes of the user whose run it is, to be read; None when there are none for that user.
-        sandbox: What runs commands; None when the run may run none.
-        bench: Where commands work, made at the first of them; None when the run may run none.
-        edits: The files that the run may change, in its worktree; None when it has none.
+        memory: The notes of the user whose run it is; None if that user has none.
+        sandbox: Runs commands; None if the run may run none.
+        bench: Where commands run, created for the first of them; None if the run may run none.
+        edits: The files that the run may change, in its worktree; None if it has no worktree.
         say: Takes a sentence of at most 80 characters about what is being done this second.
-        run_id: Whose call it is; the mark of every child process that it starts.
-        secrets: The secrets that this one call names, and may send.
-        hide: Replaces secrets in a text; who cuts a text calls it before, for a half is not recognised.
+        run_id: The run that calls; marks every child process that it starts.
+        secrets: The secrets that this call names and may send.
+        hide: Replaces secrets in a text. Call it before a text is cut: half a secret is not recognised.
     """
 
     files: Root | None = None
@@ -139,33 +193,33 @@ class ToolContext:
     sandbox: Sandbox | None = None
     bench: CommandWorkspace | None = None
     edits: Edits | None = None
-    say: Callable[[str], None] = field(default=_silent)
+    say: Callable[[str], None] = field(default=_say_nothing)
     run_id: str = ""
     secrets: tuple[InjectedSecret, ...] = ()
-    hide: Callable[[str], str] = field(default=_as_it_is)
+    hide: Callable[[str], str] = field(default=_hide_nothing)
 
 
 class Tool(Protocol):
-    """One tool. `activity` is the sentence shown while it runs, made before the call.
+    """One tool.
 
-    The loop makes the sentence fit: it hides secrets in it, takes control characters out, and cuts it to 80 characters,
-    in this order. So a tool leaves it whole.
+    `activity` returns the sentence that is shown while the tool runs. The tool leaves it uncut: the loop hides secrets
+    in it, removes control characters, and cuts it to 80 characters, in this order.
     """
 
     @property
     def spec(self) -> ToolSpec:
-        """What the loop and the model know of it."""
+        """What the loop and the model know of the tool."""
         ...
 
     def activity(self, args: Any) -> str:
-        """Return what a call with these (validated) arguments will be doing, e.g. `Reading example.org`."""
+        """Return what a call with these (validated) arguments does, e.g. `Reading example.org`."""
         ...
 
     async def __call__(self, args: Any, at: ToolContext) -> ToolOutput:
-        """Do it.
+        """Do the work.
 
         Raises:
-            ToolFailed: It could not; the text tells the model what happened and what it can do.
+            ToolFailed: It failed; the text tells the model what happened and what it can do.
         """
         ...
 
@@ -177,7 +231,7 @@ def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
 
 
 def _untitled(schema: Any) -> Any:
-    """Drop pydantic's generated titles, which cost tokens and say nothing."""
+    """Remove the titles that pydantic generates: they cost tokens and add nothing."""
     if isinstance(schema, dict):
         members = cast("dict[str, Any]", schema)
         return {
@@ -188,97 +242,69 @@ def _untitled(schema: Any) -> Any:
     return schema
 
 
-_Thing = TypeVar("_Thing")
+_Part = TypeVar("_Part")
 
 
 def need_files(at: ToolContext) -> Root:
-    """Return the workspace.
-
-    Raises:
-        ToolFailed: The run has none.
-    """
-    return _there(at.files, "this run has no workspace, so no files can be read; work with what the task contains")
+    """Return the workspace, or raise ToolFailed if the run has none."""
+    return _require(at.files, "this run has no workspace, so no files can be read; work with what the task contains")
 
 
 def need_fetch(at: ToolContext) -> Fetcher:
-    """Return the fetcher.
-
-    Raises:
-        ToolFailed: The run may not reach the network.
-    """
-    return _there(at.fetch, "this run may not reach the network; work with what the task contains")
+    """Return the fetcher, or raise ToolFailed if the run may not reach the network."""
+    return _require(at.fetch, "this run may not reach the network; work with what the task contains")
 
 
 def need_search(at: ToolContext) -> Search:
-    """Return the web search.
-
-    Raises:
-        ToolFailed: The run has none.
-    """
-    return _there(at.search, "this run has no web search; read pages that you know with read_webpages")
+    """Return the web search, or raise ToolFailed if the run has none."""
+    return _require(at.search, "this run has no web search; read pages whose URL you know with read_webpages")
 
 
 def need_artifacts(at: ToolContext) -> Root:
-    """Return the folder for files to hand over.
-
-    Raises:
-        ToolFailed: The run has none.
-    """
-    return _there(at.artifacts, "this run has no folder for artifacts; put the content into the result instead")
+    """Return the folder for files to hand over, or raise ToolFailed if the run has none."""
+    return _require(at.artifacts, "this run has no folder for artifacts; put the content into the result instead")
 
 
 def need_memory(at: ToolContext) -> Memory:
-    """Return the notes that may be recalled.
-
-    Raises:
-        ToolFailed: The run has none.
-    """
-    return _there(at.memory, "this run has no memory to recall; work with what the task contains")
+    """Return the notes, or raise ToolFailed if the run has none."""
+    return _require(at.memory, "this run has no memory to recall; work with what the task contains")
 
 
 def need_edits(at: ToolContext) -> Edits:
-    """Return the files that may be changed.
-
-    Raises:
-        ToolFailed: The run has none.
-    """
-    return _there(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
+    """Return the files that may be changed, or raise ToolFailed if the run has none."""
+    return _require(at.edits, "this run has no worktree, so no file can be changed; say in the result what should be")
 
 
 def need_sandbox(at: ToolContext) -> tuple[Sandbox, CommandWorkspace]:
-    """Return what runs commands, and where they work.
-
-    Raises:
-        ToolFailed: The run may run none.
-    """
+    """Return what runs commands, and where they run, or raise ToolFailed if the run may run none."""
     if at.sandbox is None or at.bench is None:
-        raise ToolFailed("this run may not run commands; go on by reading")
+        raise ToolFailed("this run may not run commands; continue by reading")
     return at.sandbox, at.bench
 
 
-def _there(thing: _Thing | None, missing: str) -> _Thing:
-    if thing is None:
+def _require(part: _Part | None, missing: str) -> _Part:
+    if part is None:
         raise ToolFailed(missing)
-    return thing
+    return part
 
 
 SENTENCE_CHARS = 80
-_READ_CHARS = 2_000
+_MAX_READ_CHARS = 2_000
 
 
-def sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
-    """Return text as the status line takes it: one line of printable characters, 80 at most.
+def status_sentence(text: str, hide: Callable[[str], str] | None = None) -> str:
+    """Return text for the status line: one line of at most 80 printable characters.
 
     Args:
-        text: What is being done; as long as whatever a model gave.
-        hide: Replaces secrets, before anything is cut: a half is not recognised.
+        text: What is being done; may be as long as a model's arguments.
+        hide: Replaces secrets, before anything is cut: half a secret is not recognised.
     """
-    cut = len(text) > _READ_CHARS
-    text = text[:_READ_CHARS] if cut else text
+    cut = len(text) > _MAX_READ_CHARS
+    text = text[:_MAX_READ_CHARS] if cut else text
     text = hide(text) if hide is not None else text
     if not text.isprintable():
         text = "".join(char if char.isprintable() else " " for char in text)
     line = " ".join(text.split())
     if len(line) > SENTENCE_CHARS:
         return line[: SENTENCE_CHARS - 1].rstrip() + "…"
-    return line.rpartition(" ")[0] + "…" if cut else line  # so much of it was blank that its end would show
+    return line.rpartition(" ")[0] + "…" if cut else line  # it was mostly blank, so a cut word would show

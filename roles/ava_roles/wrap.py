@@ -1,18 +1,18 @@
-"""Text that others wrote, made fit to stand before a model: cleaned, marked as data, unable to leave it."""
+"""Untrusted text, made safe for a prompt: cleaned, marked as data, and unable to close the mark."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 
-OUR_TAGS = ("tool_output", "subagent_result")
+TAGS = ("tool_output", "subagent_result")
 """Names of the tags that mark untrusted text; nothing inside may look like one of them."""
 
 _NONCE = re.compile(r"[0-9A-Za-z]{8,64}")
 _SOURCE_CHARS = 300
 
-# Everything that a person does not see and a model reads all the same. Variation selectors stay where they
-# pick the look of one emoji (a single U+FE0E or U+FE0F) and go where they could carry bytes (rows, the rest).
+# Characters that a person does not see and a model reads. Variation selectors stay where one selects the look of an
+# emoji (a single U+FE0E or U+FE0F), and are removed where they could carry data (in rows, and all others).
 INVISIBLE = re.compile(
     "["
     "\u0000-\u0008\u000b-\u001f\u007f-\u009f"  # C0 and C1 controls, not \n and \t
@@ -20,15 +20,15 @@ INVISIBLE = re.compile(
     "\u00ad\u034f\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"  # zero width
     "\u115f\u1160\u17b4\u17b5\u3164\uffa0\U0001d173-\U0001d17a"  # fillers and formatting without a glyph
     "\ufe00-\ufe0d\U000e0000-\U000e0fff"  # the selectors that carry bytes, tag block
-    "\ud800-\udfff"  # lone surrogates, which no provider and no database takes
+    "\ud800-\udfff"  # lone surrogates, which no provider and no database accepts
     "]|(?<=[\ufe00-\ufe0f])[\ufe0e\ufe0f]"
 )
 
-# `<` and the characters that pass for it.
+# `<` and the characters that look like it.
 _LESS = "<\u00ab\u02c2\u1438\u2039\u226a\u2329\u276c\u276e\u2770\u27e8\u27ea\u29fc\u3008\u300a\ufe64\uff1c"
 # The look-ahead ends at the next such character: a text full of them costs no more than its length.
 _OPENING = re.compile(f"[{_LESS}](?=\\s*+([^{_LESS}]{{1,160}}))")
-# Letters and digits that pass for the letters of our tag names, after NFKD and case folding.
+# Letters and digits that look like the letters of the tag names, after NFKD and case folding.
 _LOOKALIKES = {
     ord(char): letter
     for letter, chars in {
@@ -47,12 +47,12 @@ _LOOKALIKES = {
     }.items()
     for char in chars
 }
-_SIGNS = re.compile(r"\A\W+")  # `/` and the like; further on, `|` passes for a letter
-_SKELETONS = tuple(name.replace("_", "") for name in OUR_TAGS)
+_SIGNS = re.compile(r"\A\W+")  # `/` and the like; later in a word, `|` can look like a letter
+_SKELETONS = tuple(name.replace("_", "") for name in TAGS)
 
 
 def clean(text: str) -> tuple[str, int]:
-    r"""Remove what a person does not see: bidi controls, zero width, tag block, control characters.
+    r"""Remove what a person does not see: bidi controls, zero-width characters, the tag block, control characters.
 
     Line ends become `\n` and are not counted as removed.
 
@@ -63,14 +63,14 @@ def clean(text: str) -> tuple[str, int]:
 
 
 def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None, removed: int = 0) -> str:
-    """Return what a tool brought, as the model is shown it.
+    """Return a tool's output as the model is shown it.
 
     Args:
-        text: The output, redacted and cut to its length already.
+        text: The output, already redacted and cut.
         tool: The tool's name.
-        nonce: The run's own random word (8 to 64 letters and digits); it is part of the tag's name.
-        source: A URL or a path that the output comes from.
-        removed: How many invisible characters were taken out of it before; the opening tag says how many in all.
+        nonce: The run's own random word (8 to 64 letters and digits); part of the tag's name.
+        source: The URL or path that the output comes from.
+        removed: How many invisible characters were removed before; the opening tag gives the total.
 
     Raises:
         ValueError: The nonce is not of that form.
@@ -79,7 +79,7 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
         raise ValueError("a nonce is 8 to 64 letters and digits")
     body, more = clean(text)
     removed += more
-    tag = f"{OUR_TAGS[0]}_{nonce}"
+    tag = f"{TAGS[0]}_{nonce}"
     opening = f'<{tag} tool="{_attribute(tool)}"'
     if source is not None:
         opening += f' source="{_attribute(source)}"'
@@ -89,12 +89,12 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
 
 
 def escape_result(text: str) -> str:
-    """Return a subagent's words so that they can stand inside `<subagent_result …>` and cannot close it."""
+    """Return a subagent's words for use inside `<subagent_result …>`, which they cannot close."""
     return _escape(clean(text)[0])
 
 
 def _escape(text: str) -> str:
-    """Replace `<`, and what passes for it, by `&lt;` where something like one of our tag names follows."""
+    """Replace `<`, and what looks like it, by `&lt;` where something like one of the tag names follows."""
     return _OPENING.sub(_escaped, text)
 
 
@@ -103,14 +103,14 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _skeleton(text: str) -> str:
-    """Reduce text to the plain letters that a reader takes it for: no case, accents, spaces or signs."""
+    """Reduce text to the plain letters that it looks like, without case, accents, spaces or signs."""
     folded = unicodedata.normalize("NFKD", text).casefold()
     letters = _SIGNS.sub("", folded).translate(_LOOKALIKES)
     return "".join(char for char in letters if "a" <= char <= "z")
 
 
 def _attribute(value: str) -> str:
-    """Return a value that cannot end the attribute it stands in, on one line, at most 300 characters long."""
+    """Return a value that cannot end its attribute: one line of at most 300 characters."""
     line = " ".join(clean(value)[0].split())
     if len(line) > _SOURCE_CHARS:
         line = line[: _SOURCE_CHARS - 1] + "…"

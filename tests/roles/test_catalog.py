@@ -115,7 +115,7 @@ def test_a_broken_file_is_a_problem_and_the_other_roles_work(tmp_path: Path) -> 
     assert [(problem.source, problem.text) for problem in catalog.problems] == [
         ("roles/bad.md", 'roles/bad.md, line 3, timeout: Input should be a valid number; given: "soon"'),
         ("roles/big.md", "roles/big.md: is too large; a role file has at most 100,000 characters"),
-        ("roles/latin.md", "roles/latin.md, line 2: is no UTF-8 text; save it as UTF-8"),
+        ("roles/latin.md", "roles/latin.md, line 2: is not UTF-8 text; save it as UTF-8"),
         (
             "roles/notes.md",
             "roles/notes.md, line 1: a role file begins with a line `---`, then `description: …`",
@@ -130,7 +130,7 @@ def test_what_a_usable_file_says_in_vain_is_noted_with_the_files_name(tmp_path: 
     [note] = catalog.notes
     assert (note.source, note.text) == (
         "roles/odd.md",
-        "roles/odd.md: passed over, for nothing here knows it: color, tools: Frob",
+        "roles/odd.md: ignored, because Ava does not know it: color, tools: Frob",
     )
 
 
@@ -163,8 +163,8 @@ def test_a_device_or_pipe_with_a_role_files_name_is_a_problem_and_not_waited_for
     (there.path / "gone.md").symlink_to(tmp_path / "nowhere")
     assert [problem.text for problem in Catalog.load([there]).problems] == [
         "roles/gone.md: cannot be read (there is no such file); check its permissions and where it leads",
-        "roles/pipe.md: is no regular file; put the file itself there",
-        "roles/zero.md: is no regular file; put the file itself there",
+        "roles/pipe.md: is not a regular file; put the file itself there",
+        "roles/zero.md: is not a regular file; put the file itself there",
     ]
 
 

@@ -100,7 +100,7 @@ def test_one_wide_row_makes_no_other_row_longer() -> None:
 
 def test_a_table_has_200_columns_2000_rows_and_a_million_characters_at_most() -> None:
     with bounded():
-        text = documents.table(["x" * 1_000] * 300 for _ in range(3_000))
+        text = documents.render_table(["x" * 1_000] * 300 for _ in range(3_000))
     lines = text.splitlines()
     assert len(text) < 1_200_000
     assert lines[0].count("|") == lines[1].count("|") == 201
@@ -109,7 +109,7 @@ def test_a_table_has_200_columns_2000_rows_and_a_million_characters_at_most() ->
 
 
 def test_a_table_of_the_largest_size_is_shown_whole_and_says_nothing_of_cuts() -> None:
-    text = documents.table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
+    text = documents.render_table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
     assert text.count("\n") == 2_000
     assert "| 1999.19 |" in text.splitlines()[-1]
 
@@ -123,7 +123,7 @@ def test_reading_stops_where_nothing_more_is_shown() -> None:
             taken += 1
             yield ["x" * 400] * 200
 
-    assert documents.table(rows()).endswith("(cut here: the rest is too long to read)")
+    assert documents.render_table(rows()).endswith("(cut here: the rest is too long to read)")
     assert taken < 50
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.document import Document, with_plain_ends
+from ava_roles.tools.document import Document, normalize_line_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.worktree.edits import Edits
 
@@ -210,7 +210,7 @@ def test_a_document_is_the_bytes_that_it_was_made_of(text: str, mark: bool) -> N
 def test_replacing_all_is_what_replacing_in_plain_text_is_and_keeps_every_other_end(
     text: str, old: str, new: str
 ) -> None:
-    document, old, new = Document.of(text.encode()), with_plain_ends(old), with_plain_ends(new)
+    document, old, new = Document.of(text.encode()), normalize_line_ends(old), normalize_line_ends(new)
     edited, regions = document.replaced(document.apart(old), old, new)
     assert edited.text == document.text.replace(old, new)
     assert len(edited.ends) == edited.text.count("\n")

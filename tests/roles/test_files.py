@@ -143,7 +143,7 @@ async def test_a_csv_becomes_a_table_whatever_separates_its_cells(
 
 
 def test_a_table_says_how_many_rows_it_left_out() -> None:
-    text = documents.table([str(number), "x"] for number in range(2_500))
+    text = documents.render_table([str(number), "x"] for number in range(2_500))
     assert text.endswith("(500 more rows are not shown)")
 
 

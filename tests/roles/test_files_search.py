@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.passages import query_words, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools import grep
-from ava_roles.tools.passages import cut_up, words_of
 from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
 
 
@@ -173,14 +173,14 @@ async def test_an_answer_stays_within_what_the_model_is_shown(at: ToolContext, t
 
 def test_passages_are_whole_lines_and_together_the_text() -> None:
     text = "\n".join(f"line {number} " + "z" * (number % 80) for number in range(500))
-    pieces = [passage.text for passage in cut_up(text)]
+    pieces = [passage.text for passage in split_passages(text)]
     assert "\n".join(pieces) == text
     assert max(map(len, pieces)) <= 1_300
 
 
 def test_common_words_do_not_count_unless_there_are_no_others() -> None:
-    assert words_of("What is the filter?") == ["filter"]
-    assert words_of("to be or not to be") == ["to", "be", "or", "not"]
+    assert query_words("What is the filter?") == ["filter"]
+    assert query_words("to be or not to be") == ["to", "be", "or", "not"]
 
 
 async def test_words_far_into_one_long_line_are_found_and_quoted(at: ToolContext, tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ async def test_words_far_into_one_long_line_are_found_and_quoted(at: ToolContext
 
 def test_a_long_line_becomes_passages_that_lose_no_word_and_keep_the_lines_around_it() -> None:
     words = [f"w{number}" for number in range(3_000)]
-    found = list(cut_up("\n".join(["before", " ".join(words), "after", "x" * 5_000])))
+    found = list(split_passages("\n".join(["before", " ".join(words), "after", "x" * 5_000])))
     assert found[0].text == "before"
     assert " ".join(passage.text for passage in found[1:-6]).split() == words
     assert found[-6].text == "after"

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
-from ava_roles.mcp_client.connection import MOST_CHARS, output_of
-from ava_roles.mcp_client.entry import LONGEST, SERVER_NAME, covers, full_names, is_wildcard, server_of
-from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, OfferedTool, offers_of
+from ava_roles.mcp_client.connection import MAX_CHARS, render_result
+from ava_roles.mcp_client.entry import MAX_NAME_CHARS, SERVER_NAME, covers, full_names, is_wildcard, server_of
+from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, OfferedTool, offered_tools
 
 
 def offered(schema: dict[str, Any], **more: Any) -> OfferedTool:
     """What becomes of one tool with this schema."""
-    (tool,) = offers_of("lab", [Tool(**{"name": "t", "input_schema": schema, **more})])
+    (tool,) = offered_tools("lab", [Tool(**{"name": "t", "input_schema": schema, **more})])
     return tool
 
 
@@ -26,7 +26,7 @@ def test_every_tool_has_a_name_of_its_own_that_every_provider_takes(tools: list[
     names = full_names("lab", tools)
     assert list(names) == tools and len(set(names.values())) == len(tools)
     for name in names.values():
-        assert len(name) <= LONGEST and name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
+        assert len(name) <= MAX_NAME_CHARS and name.isascii() and name.replace("-", "_").replace("_", "a").isalnum()
         assert server_of(name) == "lab"
 
 
@@ -116,9 +116,9 @@ def deep(levels: int) -> dict[str, Any]:
         ({"type": "object", "properties": {"x": {"enum": ["y" * SCHEMA_CHARS]}}}, "characters"),
         ({"type": "object", "properties": {"no blanks": {}}}, "name"),
         ({"type": "object", "properties": {"x": {"$ref": "https://example.org/schema"}}}, "another document"),
-        ({"type": "object", "properties": {"x": {"enum": ["a\u202eb"]}}}, "cannot be seen"),
+        ({"type": "object", "properties": {"x": {"enum": ["a\u202eb"]}}}, "invisible characters"),
         ({"type": "object", "properties": {"x": {"default": float("nan")}}}, "number"),
-        ({"type": "object", "properties": []}, "no JSON schema"),
+        ({"type": "object", "properties": []}, "not a JSON schema"),
     ],
 )
 def test_a_schema_that_no_model_should_be_shown_leaves_its_tool_out(schema: dict[str, Any], why: str) -> None:
@@ -154,13 +154,13 @@ class _Text:
 
 
 def test_structured_content_is_shown_where_no_text_has_it_and_once() -> None:
-    assert output_of([_Text("see there")], {"a": 1}, failed=False).text == 'see there\n\n{"a": 1}'
-    assert output_of([_Text(json.dumps({"a": 1}, indent=2))], {"a": 1}, failed=False).text.count("1") == 1
-    assert output_of([], [1, 2], failed=False).text == "[1, 2]"
+    assert render_result([_Text("see there")], {"a": 1}, failed=False).text == 'see there\n\n{"a": 1}'
+    assert render_result([_Text(json.dumps({"a": 1}, indent=2))], {"a": 1}, failed=False).text.count("1") == 1
+    assert render_result([], [1, 2], failed=False).text == "[1, 2]"
 
 
 def test_a_result_is_bounded_and_an_empty_one_says_so() -> None:
-    assert len(output_of([_Text("x" * 3_000_000)], None, failed=False).text) < MOST_CHARS + 100
-    assert "more parts are left out" in output_of([_Text("x")] * 5_000, None, failed=False).text
-    failed = output_of([], None, failed=True)
-    assert failed.text == "(it answered nothing)" and not failed.success
+    assert len(render_result([_Text("x" * 3_000_000)], None, failed=False).text) < MAX_CHARS + 100
+    assert "more parts are left out" in render_result([_Text("x")] * 5_000, None, failed=False).text
+    failed = render_result([], None, failed=True)
+    assert failed.text == "(the answer is empty)" and not failed.success

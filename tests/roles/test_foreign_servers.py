@@ -17,10 +17,10 @@ from support.foreign import SCRIPT
 from support.processes import marked
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client import connection, running
-from ava_roles.mcp_client.connection import MOST_PAGES, LaunchContext, ToolDiscovery, command_of, look
+from ava_roles.mcp_client import connection, run_servers
+from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, build_command, list_tools
 from ava_roles.mcp_client.entry import ServerEntry
-from ava_roles.mcp_client.running import RunMcpServers
+from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
@@ -52,7 +52,7 @@ async def held(
     tmp: Path, own: ServerEntry, *tools: str, kind: Kind | None = None
 ) -> AsyncGenerator[tuple[RunMcpServers, dict[str, OfferedTool]]]:
     """A run's servers, started, with the tools that they offered before."""
-    offers = {tool.tool: tool for tool in (await look(own, await means(tmp, kind))).tools}
+    offers = {tool.tool: tool for tool in (await list_tools(own, await means(tmp, kind))).tools}
     servers = RunMcpServers({"lab": own}, {"lab": [offers[name] for name in tools]}, await means(tmp, kind))
     async with anyio.create_task_group() as tasks:
         assert await servers.start(tasks) is None
@@ -90,14 +90,14 @@ async def test_a_server_of_the_handshake_era_is_used_and_everything_it_asks_for_
 
 async def test_an_answer_that_is_none_is_a_failed_call_and_the_server_is_started_again(tmp_path: Path) -> None:
     async with held(tmp_path, entry(script=RAW), "ask") as (servers, offers):
-        with pytest.raises(ToolFailed, match="does not speak MCP as it should"):
+        with pytest.raises(ToolFailed, match="violates the MCP protocol"):
             await servers.call("lab", offers["ask"], {"what": "nonsense"})
         assert (await servers.call("lab", offers["ask"], {"what": "noise"})).success
 
 
 async def test_a_list_without_end_is_read_so_far_and_no_further(tmp_path: Path) -> None:
-    listing = await look(entry("pages", script=RAW), await means(tmp_path))
-    assert not listing.fault and len(listing.tools) == MOST_PAGES
+    listing = await list_tools(entry("pages", script=RAW), await means(tmp_path))
+    assert not listing.fault and len(listing.tools) == MAX_PAGES
 
 
 async def test_a_call_that_is_given_up_is_told_to_the_server_which_goes_on(tmp_path: Path) -> None:
@@ -128,14 +128,14 @@ async def test_calls_to_one_server_are_in_flight_together(tmp_path: Path) -> Non
 
 
 async def test_a_server_that_is_slow_to_start_is_waited_for(tmp_path: Path) -> None:
-    listing = await look(entry("slow"), await means(tmp_path))
+    listing = await list_tools(entry("slow"), await means(tmp_path))
     assert not listing.fault and "add" in {tool.tool for tool in listing.tools}
 
 
 async def test_a_server_that_never_answers_keeps_a_run_for_its_deadline_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "START_S", 1.0)
+    monkeypatch.setattr(run_servers, "START_S", 1.0)
     servers = RunMcpServers({"lab": entry("silent")}, {}, await means(tmp_path))
     async with anyio.create_task_group() as tasks:
         with anyio.fail_after(5):
@@ -159,7 +159,7 @@ async def test_what_a_server_offers_is_asked_once_for_a_while_and_not_twice_at_t
     assert started == ["once"]
     seen.forget()
     assert not (await seen.offers([entry("good")]))["lab"].fault and len(started) == 2
-    monkeypatch.setattr(connection, "FAULT_REMEMBERED_S", 0.0)
+    monkeypatch.setattr(connection, "FAULT_CACHE_S", 0.0)
     assert (await seen.offers([entry("exits")]))["lab"].fault == "ended before it answered"
     assert (await seen.offers([entry("exits")]))["lab"].fault and len(started) == 4, "a fault may pass"
 
@@ -181,7 +181,7 @@ def test_a_program_brings_its_own_installation_and_never_a_home(
 
     def seen(program: Path, *args: str) -> set[Path]:
         own = ServerEntry("lab", str(program), args)
-        return {bind.source for bind in command_of(own, {}, "S-000001", private, read_only=(), closed=()).binds}
+        return {bind.source for bind in build_command(own, {}, "S-000001", private, read_only=(), closed=()).binds}
 
     assert seen(programs[0] / "serve-it", str(script)) == {programs[0] / "serve-it", script, private}
     assert seen(programs[1] / "serve-it", str(home)) == {programs[1].parent, private}

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from ava_roles.errors import ToolFailed
-from ava_roles.memory import NOTE_BYTES, NOTES_MOST, Memory, is_note_name
+from ava_roles.memory import MAX_NOTES, NOTE_BYTES, Memory, is_note_name
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.memory import PAGE_CHARS, Recall, RecallArgs
 
@@ -119,11 +119,11 @@ async def test_what_is_no_note_is_told_and_passed_over_and_nothing_waits_for_it(
     assert {each.file: each.why.split(";")[0] for each in found.passed_over} == {
         "link.md": "it is a link",
         "hard.md": "it may not be read, or has a second name elsewhere (a hard link)",
-        "pipe.md": "it is no regular file",
+        "pipe.md": "it is not a regular file",
         "folder.md": "it is a folder",
         "huge.md": "it has 100,001 bytes, more than 100,000",
         "latin.md": "it is not UTF-8 text",
-        "binary.md": "it is no text",
+        "binary.md": "it is not text",
         "two\nlines.md": "its name has to be lower case letters, digits, - and _, a letter or digit first, at most 64,"
         " and .md",
         "Upper.md": "its name has to be lower case letters, digits, - and _, a letter or digit first, at most 64,"
@@ -153,17 +153,17 @@ async def test_a_folder_that_others_may_write_to_is_not_read_unless_nobody_can_c
 async def test_a_link_in_the_place_of_the_folder_is_not_followed(memory: Memory, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(memory.folder)
-    with pytest.raises(ToolFailed, match="is no folder, or a link to one"):
+    with pytest.raises(ToolFailed, match="is not a folder, or is a link to one"):
         await recall(Memory(link))
     assert Memory(link).is_empty()
 
 
 def test_more_notes_than_are_read_are_told(tmp_path: Path) -> None:
-    for number in range(NOTES_MOST + 2):
+    for number in range(MAX_NOTES + 2):
         (tmp_path / f"{number:03}.md").write_text("x")
     found = Memory(tmp_path).read()
-    assert len(found.notes) == NOTES_MOST
-    assert [each.file for each in found.passed_over] == [f"{NOTES_MOST}.md", f"{NOTES_MOST + 1}.md"]
+    assert len(found.notes) == MAX_NOTES
+    assert [each.file for each in found.passed_over] == [f"{MAX_NOTES}.md", f"{MAX_NOTES + 1}.md"]
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_a_file_that_nobody_has_trusted_is_no_role_and_who_asks_for_it_is_told_h
     catalog = load(project)
     assert [role.name for role in catalog.roles] == [*BUILT_IN]
     assert refused(catalog, "pirate") == (
-        f'the role "pirate" does not count: .ava/roles/pirate.md came with the project {project} and is not trusted;'
+        f'the role "pirate" is not used: .ava/roles/pirate.md came with the project {project} and is not trusted;'
         f" a person has to look at it in a terminal. Read it, and trust it if you do: ava roles trust {project}"
     )
     [untrusted] = catalog.untrusted
@@ -114,11 +114,11 @@ def test_links_pipes_and_what_cannot_be_read_are_problems_and_lead_nowhere(proje
     told = {problem.source: problem.reason for problem in catalog.problems}
     assert told == {
         ".ava/roles/big.md": "is too large; a role file has at most 100,000 characters",
-        ".ava/roles/hard.md": "may not be read, is no regular file, or has a second name outside;"
+        ".ava/roles/hard.md": "may not be read, is not a regular file, or has a hard link outside;"
         " put the file itself there, readable for this user",
         ".ava/roles/inner.md": "is a link, and those of a project are not followed; put the file itself there",
         ".ava/roles/link.md": "is a link, and those of a project are not followed; put the file itself there",
-        ".ava/roles/pipe.md": "is no regular file; put the file itself there",
+        ".ava/roles/pipe.md": "is not a regular file; put the file itself there",
     }
     assert [untrusted.file.source for untrusted in catalog.untrusted] == [".ava/roles/[31mred.md"]
 
@@ -136,7 +136,7 @@ def test_a_folder_that_is_a_link_out_of_the_project_is_a_problem_even_with_files
     catalog = load(project, hashes(pirate=PIRATE))
     assert [role.name for role in catalog.roles] == [*BUILT_IN] and catalog.untrusted == ()
     [problem] = catalog.problems
-    assert problem.text.startswith(".ava/roles: is no folder, leads through a link, or cannot be read")
+    assert problem.text.startswith(".ava/roles: is not a folder, leads through a link, or cannot be read")
 
 
 def test_folders_inside_count_three_deep_where_claude_code_reads_them_and_no_link_leads_on(tmp_path: Path) -> None:

@@ -158,10 +158,10 @@ def test_rules_in_the_body_do_not_end_the_frontmatter_early() -> None:
         ("model: two words", "line 3, model: must be a tier (fast, balanced, deep"),
         ("timeout: 3\ntimeout: 4", "line 4, timeout: is given twice"),
         ("maxTurns: 3\nmax_iterations: 4", "line 4, maxTurns: is given twice"),
-        ("a: [", "line 3: the frontmatter is no YAML"),
-        ("a: " + "[" * 3000, "the frontmatter is no YAML"),
+        ("a: [", "line 3: the frontmatter is not valid YAML"),
+        ("a: " + "[" * 3000, "the frontmatter is not valid YAML"),
         ("? [a, b]\n: c", "line 3: a key must be one word"),
-        ("bell: \a", "line 3: holds a control character"),
+        ("bell: \a", "line 3: contains a control character"),
     ],
 )
 def test_a_fault_names_file_line_and_key(front: str, told: str) -> None:
@@ -202,13 +202,13 @@ def test_what_is_no_role_file_is_told_so(text: str, told: str) -> None:
 
 
 def test_the_error_of_a_broken_file_is_about_the_file_and_not_about_its_quoted_twin() -> None:
-    with pytest.raises(RoleFileError, match="line 2: the frontmatter is no YAML: mapping values"):
+    with pytest.raises(RoleFileError, match="line 2: the frontmatter is not valid YAML: mapping values"):
         role("description: Use it: now\nb: [")
 
 
 @pytest.mark.parametrize("words", ["clears \x1b[2J the screen", "has: a colon \x07"])
 def test_a_control_character_is_a_fault_also_where_quoting_the_description_would_make_yaml_of_it(words: str) -> None:
-    with pytest.raises(RoleFileError, match="line 3: holds a control character; take it out"):
+    with pytest.raises(RoleFileError, match="line 3: contains a control character; remove it"):
         role(f"name: a\ndescription: {words}")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_roles.tool import sentence
+from ava_roles.tool import status_sentence
 from ava_roles.tools.registry import builtin_tools
 
 WORST = "a\x1b[31m\u202eb\n\u200bc\ud800 " * 100
@@ -21,23 +21,23 @@ def test_secrets_are_hidden_before_a_sentence_is_cut_so_that_no_half_of_one_show
         return text.replace(value, "[redacted:X]")
 
     for before in range(100):
-        said = sentence("x" * before + value, hide)
+        said = status_sentence("x" * before + value, hide)
         assert "value" not in said and "abcdef" not in said
     for before in range(1_900, 2_100):  # as far as a long text is read, where nothing but blanks came before
-        assert "value" not in sentence("Looking for " + " " * before + value + " in it", hide)
+        assert "value" not in status_sentence("Looking for " + " " * before + value + " in it", hide)
 
 
 @given(st.text())
 def test_a_sentence_is_one_printable_line_of_80_characters(text: str) -> None:
-    said = sentence(text)
+    said = status_sentence(text)
     assert len(said) <= 80
     assert said.isprintable()
     assert said == said.strip()
 
 
 def test_a_short_sentence_stays_as_it_is_and_a_long_one_says_that_it_goes_on() -> None:
-    assert sentence("Reading prices.csv") == "Reading prices.csv"
-    assert sentence("x" * 100) == "x" * 79 + "…"
+    assert status_sentence("Reading prices.csv") == "Reading prices.csv"
+    assert status_sentence("x" * 100) == "x" * 79 + "…"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,8 @@ def test_a_short_sentence_stays_as_it_is_and_a_long_one_says_that_it_goes_on() -
 )
 def test_every_tool_says_what_it_does_in_such_a_line(name: str, args: dict[str, Any]) -> None:
     tool = builtin_tools()[name]
-    said = sentence(tool.activity(tool.spec.args.model_construct(**args)))  # lone surrogates do not get past validation
+    said = status_sentence(
+        tool.activity(tool.spec.args.model_construct(**args))
+    )  # lone surrogates do not get past validation
     assert 0 < len(said) <= 80
     assert said.isprintable()

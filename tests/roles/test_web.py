@@ -11,7 +11,7 @@ from support.web_site import HOST, Answer, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.placeholders import InjectedSecret
-from ava_roles.tool import ToolContext, ToolOutput, sentence
+from ava_roles.tool import ToolContext, ToolOutput, status_sentence
 from ava_roles.tools.pages import Robots
 from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
 
@@ -310,7 +310,7 @@ def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:
     assert tool.activity(ReadWebpagesArgs(urls=["https://example.org/pricing?x=1"])) == "Reading example.org/pricing"
     assert tool.activity(ReadWebpagesArgs(urls=["https://a.org", "b", "c"])) == "Reading a.org and 2 more"
     for url in ("http://x/" + "y" * 500, "http://[", "\x1b[31m\n", "http://user:secret@example.org/"):
-        line = sentence(tool.activity(ReadWebpagesArgs(urls=[url])))
+        line = status_sentence(tool.activity(ReadWebpagesArgs(urls=[url])))
         assert len(line) <= 80
         assert line.isprintable()
         assert "secret" not in line

@@ -15,9 +15,9 @@ from support.attacks import CONFINED, needs
 from support.projects import git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
 
-from ava_roles.errors import BadNamespace, ToolFailed, WorkshopFailed
+from ava_roles.errors import BadNamespace, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.session import keep_left, remove
+from ava_roles.worktree.session import publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch
 
 SUM = "python3 -c 'import calc; assert calc.add(1, 2) == 3'"
@@ -61,7 +61,7 @@ async def test_what_was_checked_is_what_is_on_the_branch_and_nothing_else_is_new
     assert sealed(repository) == before
     assert git(repository, "status", "--porcelain") == status
     assert "missing" not in git(repository, "fsck", "--full")
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
 
 
@@ -95,7 +95,7 @@ async def test_what_a_command_changes_outside_of_the_namespace_is_taken_back_and
         )
         assert done.code == 0, done.output
         for name in ("test_calc.py (as it was)", "docs/guide.md (as it was)", "new.txt (removed)", "a/b/c (removed)",
-                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "has it: pipe"):  # fmt: skip
+                     "etc (removed)", "other (removed)", ".gitignore (as it was)", "in a worktree: pipe"):  # fmt: skip
             assert name in said, said
         found = {path.relative_to(tree).as_posix() for path in tree.rglob("*")}
         assert found == {"calc.py", "test_calc.py", "docs", "docs/guide.md", ".gitignore"}
@@ -165,7 +165,7 @@ async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_p
     async with working(kind, tmp_path, order(repository, namespace=("calc.py", "src")), baseline=False) as shop:
         done, said = await run(kind, tmp_path, shop, PLANTED.replace("MARK", str(mark)))
         assert done.code == 0, done.output
-        assert "no worktree has it" in said and ".git" in said and ".gitattributes (removed)" in said
+        assert "cannot be in a worktree" in said and ".git" in said and ".gitattributes (removed)" in said
         shop.edits.write("calc.py", FIXED.encode())
         verdict = await shop.check()
         assert verdict.passed, verdict.output
@@ -177,7 +177,7 @@ async def test_a_planted_git_runs_nothing_and_is_not_committed(kind: Kind, tmp_p
     assert branch is not None and branch.tree == verdict.tree
     kept = {each.path for each in branch.changed if not each.path.startswith("src/elsewhere/")}
     assert kept == {"calc.py", "src/.gitattributes", "src/.gitignore", "src/filed/x", "src/kept.txt"}
-    assert branch.notes[-1].startswith("no git filter was run, and ")
+    assert branch.notes[-1].startswith("no git filter was run, although ")
     assert not mark.exists() and sealed(repository) == before
     git(repository, "fsck", "--full", "--strict")
 
@@ -311,8 +311,8 @@ async def test_packages_of_the_checkout_are_there_to_be_read_and_are_never_commi
         await run(kind, tmp_path, shop, "rm -rf node_modules data 2>/dev/null; true")
         assert (await shop.check()).passed
         assert shop.keep("Nothing") is None
-    assert keep_left(what, tmp_path / "worktrees" / RUN, tmp_path / "home", "left") is None
-    remove(tmp_path / "worktrees" / RUN)
+    assert publish_leftover(what, tmp_path / "worktrees" / RUN, tmp_path / "home", "left") is None
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert sealed(repository) == before
 
 
@@ -336,7 +336,7 @@ async def test_a_path_in_a_submodule_is_refused(tmp_path: Path) -> None:
     inner, repository = project(tmp_path / "inner"), project(tmp_path / "project")
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
-    with pytest.raises(BadNamespace, match="lies in the submodule sub"):
+    with pytest.raises(BadNamespace, match="is in the submodule sub"):
         async with working("bubblewrap", tmp_path, order(repository, namespace=("sub/calc.py",))):
             pass
 
@@ -369,11 +369,11 @@ async def test_a_name_that_git_refuses_or_that_is_nested_too_deep_is_taken_away(
             " touch bottom; cd /; true"
         )
         _done, said = await run(kind, tmp_path, shop, line)
-        assert "no worktree has it" in said
+        assert "cannot be in a worktree" in said
         await run(kind, tmp_path, shop, "mkdir closed; echo x > closed/x; chmod 000 closed/x closed")
         branch = shop.keep("Closed")
     assert branch is not None and [each.path for each in branch.changed] == ["closed/x"]
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
 
 
@@ -400,7 +400,7 @@ async def test_without_git_it_is_said(kind: Kind, tmp_path: Path, monkeypatch: p
     repository = project(tmp_path / "project")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(os, "defpath", str(tmp_path))
-    with pytest.raises(WorkshopFailed, match="git is not installed"):
+    with pytest.raises(WorktreeFailed, match="git is not installed"):
         async with working(kind, tmp_path, order(repository)):
             pass
 
@@ -423,7 +423,7 @@ async def test_two_who_keep_the_same_work_at_once_make_one_branch(tmp_path: Path
     kept: list[Branch | None] = []
 
     def keep() -> None:
-        left.append(keep_left(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Left"))
+        left.append(publish_leftover(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Left"))
 
     async with (
         anyio.create_task_group() as tasks,
@@ -478,7 +478,7 @@ async def test_commands_that_wrote_too_much_lose_what_git_ignores_and_never_the_
         assert fresh and not told and bench.size is not None and again.size == bench.size
         write(tmp_path / "worktrees" / RUN / "tree", {"__pycache__/big.pyc": "x" * 100_000, "calc.py": FIXED})
         await run("bubblewrap", tmp_path, shop, "echo kept > ~/note")
-        assert "emptied to make room" in await shop.bench.renew()
+        assert "removed to free space" in await shop.bench.renew()
         assert not (tmp_path / "worktrees" / RUN / "tree" / "__pycache__").exists()
         assert shop.edits.read("calc.py").decode() == FIXED
         assert (await run("bubblewrap", tmp_path, shop, "cat ~/note"))[0].code != 0

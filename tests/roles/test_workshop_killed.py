@@ -15,7 +15,7 @@ from support.workshop_killed import killed_order
 from support.workshops import FIXED, PROJECT, RUN, project, sealed, working
 
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.session import keep_left, remove
+from ava_roles.worktree.session import publish_leftover, remove_worktree
 
 TESTS = Path(__file__).parents[1]
 
@@ -99,7 +99,7 @@ async def test_a_run_that_was_killed_goes_on_in_the_same_tree(
     assert git(repository, "branch", "--format=%(refname:short)").split() == [branch.name, "master"]
     assert sealed(repository) == before
     git(repository, "fsck", "--full")
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
     assert not _at_work(tmp_path)
 
@@ -111,8 +111,8 @@ def test_what_a_killed_run_left_is_kept_without_it(kind: Kind, phase: str, after
     before = sealed(repository)
     _kill_in(kind, tmp_path, phase, after_s)
     what, here, home = killed_order(tmp_path), tmp_path / "worktrees" / RUN, tmp_path / "home"
-    branch = keep_left(what, here, home, "What was left")
-    assert keep_left(what, here, home, "What was left") == branch
+    branch = publish_leftover(what, here, home, "What was left")
+    assert publish_leftover(what, here, home, "What was left") == branch
     if phase in ("check", "keep", "kept"):
         assert branch is not None and git(repository, "show", f"{branch.name}:calc.py") == FIXED
     if branch is not None:
@@ -120,14 +120,14 @@ def test_what_a_killed_run_left_is_kept_without_it(kind: Kind, phase: str, after
         assert git(repository, "branch", "--format=%(refname:short)").split() == [branch.name, "master"]
     assert sealed(repository) == before
     git(repository, "fsck", "--full")
-    remove(here)
-    remove(here)
+    remove_worktree(here)
+    remove_worktree(here)
     assert not here.exists() and not _at_work(tmp_path)
-    assert keep_left(what, here, home, "Nothing") is None
+    assert publish_leftover(what, here, home, "Nothing") is None
 
 
 def test_nothing_is_kept_of_a_folder_that_is_not_there(tmp_path: Path) -> None:
     project(tmp_path / "project")
     write(tmp_path / "worktrees" / RUN, {"kept.json": "{half"})
-    assert keep_left(killed_order(tmp_path), tmp_path / "worktrees" / RUN, tmp_path / "home", "x") is None
-    assert keep_left(killed_order(tmp_path), tmp_path / "no", tmp_path / "home", "x") is None
+    assert publish_leftover(killed_order(tmp_path), tmp_path / "worktrees" / RUN, tmp_path / "home", "x") is None
+    assert publish_leftover(killed_order(tmp_path), tmp_path / "no", tmp_path / "home", "x") is None

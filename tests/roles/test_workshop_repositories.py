@@ -14,9 +14,9 @@ from support.attacks import needs
 from support.projects import git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
 
-from ava_roles.errors import NoRepository, WorkshopFailed
-from ava_roles.worktree.inspect import look
-from ava_roles.worktree.session import diff, keep_left, remove
+from ava_roles.errors import NoRepository, WorktreeFailed
+from ava_roles.worktree.inspect import inspect_checkout
+from ava_roles.worktree.session import branch_diff, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import WorktreeSpec
 
 Builder = Callable[[Path, Path], Path]
@@ -258,18 +258,18 @@ async def test_nothing_of_a_repository_runs_and_one_branch_is_new(name: str, tmp
     repository = REPOSITORIES[name](tmp_path / "project", mark)
     mark.unlink(missing_ok=True)
     everywhere = {each: sealed(each) for each in {repository, _common(repository)}}
-    state = look(repository, tmp_path / "home")
+    state = inspect_checkout(repository, tmp_path / "home")
     all_of_it = {"namespace": (".",)}
     async with working("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
         assert shop.keep("nothing") is None, "nothing differs yet"
-        assert await shop.after_command() == ""
+        assert await shop.bench.after_command() == ""
         shop.files.replace("calc.py", FIXED.encode())
         verdict = await shop.check()
         assert verdict.passed, verdict.output
         branch = shop.keep("Mend add")
     assert branch is not None and branch.base == state.head
     assert [each.path for each in branch.changed] == ["calc.py"]
-    assert "+    return a + b" in diff(repository, branch.base, branch.head, tmp_path / "home")
+    assert "+    return a + b" in branch_diff(repository, branch.base, branch.head, tmp_path / "home")
     assert {each: sealed(each) for each in everywhere} == everywhere
     assert not mark.exists()
     for lock in (repository / ".git").glob("*.lock"):
@@ -280,7 +280,7 @@ async def test_nothing_of_a_repository_runs_and_one_branch_is_new(name: str, tmp
     assert git(repository, "--no-replace-objects", "rev-parse", f"{branch.name}^").strip() == branch.base
     assert git(repository, "show", "--no-ext-diff", f"{branch.name}:calc.py") == FIXED
     git(repository, "fsck", "--full", "--no-dangling")
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
 
 
@@ -316,8 +316,8 @@ async def test_line_ends_and_encodings_are_as_in_a_checkout_and_are_not_taken_fo
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [("none", "no git repository"), ("bare", "bare"), ("empty", "no commit"), ("inside", "lies in the git checkout"),
-     ("file", "names no repository"), ("gone", "is no folder"), ("broken", "no git checkout any more")],
+    [("none", "not a git repository"), ("bare", "bare"), ("empty", "no commit"), ("inside", "inside the git checkout"),
+     ("file", "names no repository"), ("gone", "is not a folder"), ("broken", "not a git checkout any more")],
 )  # fmt: skip
 async def test_a_folder_without_a_commit_is_refused_and_it_is_said_what_to_do(
     given: str, expected: str, tmp_path: Path
@@ -341,11 +341,11 @@ async def test_a_folder_without_a_commit_is_refused_and_it_is_said_what_to_do(
         case _:
             pass
     with pytest.raises(NoRepository, match=expected):
-        look(folder, tmp_path / "home")
+        inspect_checkout(folder, tmp_path / "home")
     with pytest.raises(NoRepository, match=expected):
         async with working("bubblewrap", tmp_path, order(folder)):
             pass
-    remove(tmp_path / "worktrees" / RUN)
+    remove_worktree(tmp_path / "worktrees" / RUN)
     assert not (tmp_path / "worktrees" / RUN).exists()
 
 
@@ -356,7 +356,7 @@ async def test_a_partial_clone_without_its_files_is_refused_in_words_and_nothing
     folder = tmp_path / "project"
     git(tmp_path, "clone", "-q", "--no-checkout", "--filter=blob:none", main.as_uri(), str(folder))
     before = sealed(folder)
-    with pytest.raises(WorkshopFailed, match="partial clone"):
+    with pytest.raises(WorktreeFailed, match="partial clone"):
         async with working("bubblewrap", tmp_path, order(folder)):
             pass
     assert sealed(folder) == before
@@ -412,7 +412,7 @@ async def test_a_reftable_repository_gets_its_branch(tmp_path: Path) -> None:
 
 
 def _left(order_of: WorktreeSpec, tmp_path: Path) -> object:
-    return keep_left(order_of, tmp_path / "worktrees" / RUN, tmp_path / "home", "left")
+    return publish_leftover(order_of, tmp_path / "worktrees" / RUN, tmp_path / "home", "left")
 
 
 async def test_without_a_name_in_gits_configuration_the_author_is_ava_and_it_is_said(tmp_path: Path) -> None:
@@ -450,9 +450,9 @@ async def test_a_base_that_the_user_has_thrown_away_meanwhile_is_said(tmp_path: 
         git(repository, "reflog", "expire", "--expire=now", "--all")
         git(repository, "gc", "-q", "--prune=now")
         before = sealed(repository)
-        with pytest.raises(WorkshopFailed, match=r"not have all|git"):
+        with pytest.raises(WorktreeFailed, match=r"not have all|git"):
             shop.keep("Mend add")
-    with pytest.raises(WorkshopFailed, match="is not in"):
+    with pytest.raises(WorktreeFailed, match="is not in"):
         _left(order(repository), tmp_path)
     assert sealed(repository) == before
 
@@ -466,7 +466,7 @@ async def test_a_git_that_the_project_brings_is_not_run(
     write(repository, {f"{first}/git": f'#!/bin/sh\ntouch {tmp_path}/ran\nexec /usr/bin/git "$@"\n'})
     monkeypatch.chdir(repository)
     monkeypatch.setenv("PATH", f"{first if first == '.' else repository / first}{os.pathsep}{os.environ['PATH']}")
-    assert look(repository, tmp_path).head
+    assert inspect_checkout(repository, tmp_path).head
     async with working("bubblewrap", tmp_path, order(repository)) as shop:
         shop.edits.write("calc.py", FIXED.encode())
         assert (await shop.check()).passed and shop.keep("Mend add") is not None
@@ -485,9 +485,9 @@ def test_what_stands_in_a_repository_holds_nobody_up(tmp_path: Path, name: str, 
         at.symlink_to("/dev/zero")
     code = (
         "import resource, sys; from pathlib import Path; from ava_roles.errors import RolesError\n"
-        "from ava_roles.worktree.inspect import look\n"
+        "from ava_roles.worktree.inspect import inspect_checkout\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (3 << 29, 3 << 29)); project, home = map(Path, sys.argv[1:])\n"
-        "try: look(project, home)\n"
+        "try: inspect_checkout(project, home)\n"
         "except RolesError as error: print(error)\n"
         "print('ended')"
     )

@@ -19,10 +19,10 @@ from support.projects import git, write
 from support.workshop_as import worked
 from support.workshops import FIXED, RUN, order, project, sealed, working
 
-from ava_roles.errors import WorkshopFailed
+from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.session import keep_left, remove
+from ava_roles.worktree.session import publish_leftover, remove_worktree
 
 SUPPORT = Path(__file__).parents[1] / "support"
 EXPECTED = {
@@ -121,11 +121,11 @@ async def test_a_disk_that_is_full_when_the_trees_are_made_is_said_and_nothing_i
     git(repository, "commit", "-qm", "big")
     before = sealed(repository)
     (small_disk / "worktrees").mkdir()
-    with pytest.raises(WorkshopFailed, match="the disk is full"):
+    with pytest.raises(WorktreeFailed, match="the disk is full"):
         async with working("bubblewrap", small_disk, order(repository)):
             pass
     assert sealed(repository) == before
-    remove(small_disk / "worktrees" / RUN)
+    remove_worktree(small_disk / "worktrees" / RUN)
     assert list((small_disk / "worktrees").iterdir()) == []
 
 
@@ -145,12 +145,12 @@ async def test_a_disk_that_is_full_when_work_is_kept_makes_no_branch_and_the_wor
             except OSError:
                 pass
         before = sealed(repository)
-        with pytest.raises(WorkshopFailed, match="disk is full"):
+        with pytest.raises(WorktreeFailed, match="disk is full"):
             shop.keep("Mend add")
         assert sealed(repository) == before and git(repository, "branch", "--format=%(refname:short)") == "master\n"
         filler.unlink()
         git(repository, "fsck", "--full")
-    branch = keep_left(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Mend add")
+    branch = publish_leftover(order(repository), tmp_path / "worktrees" / RUN, tmp_path / "home", "Mend add")
     assert branch is not None and git(repository, "show", f"{branch.name}:calc.py") == text
 
 
@@ -174,6 +174,6 @@ async def test_a_limit_on_files_is_said_as_a_full_disk(tmp_path: Path) -> None:
         check=False,
     )
     said = done.stdout.decode()
-    assert said.startswith("WorkshopFailed") and "file size" in said, said
+    assert said.startswith("WorktreeFailed") and "file size" in said, said
     assert sealed(repository) == before and resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     assert not (tmp_path / "worktrees" / RUN / "tree").exists()

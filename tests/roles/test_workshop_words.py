@@ -12,7 +12,13 @@ from support.projects import checkout, environment_of, git, write
 from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
-from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, CommandNotFound, find_verify, look
+from ava_roles.worktree.inspect import (
+    CommandAmbiguous,
+    CommandFound,
+    CommandNotFound,
+    find_verify_command,
+    inspect_checkout,
+)
 from ava_roles.worktree.publish import is_test
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of, within
 from ava_roles.worktree.verify import failing_part
@@ -86,7 +92,7 @@ PYTEST = "python3 -m pytest"
     ],
 )
 def test_one_command_that_verifies_a_project_is_found(files: Mapping[str, str], expected: str, tmp_path: Path) -> None:
-    found = find_verify(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
+    found = find_verify_command(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
     assert isinstance(found, CommandFound) and found.command == expected
     assert found.why.split()[-1] in files
 
@@ -102,7 +108,7 @@ def test_one_command_that_verifies_a_project_is_found(files: Mapping[str, str], 
 def test_two_commands_that_fit_equally_are_both_named(
     files: Mapping[str, str], both: list[str], tmp_path: Path
 ) -> None:
-    found = find_verify(checkout(tmp_path / "project", files), tmp_path)
+    found = find_verify_command(checkout(tmp_path / "project", files), tmp_path)
     assert isinstance(found, CommandAmbiguous) and [each.command for each in found.commands] == both
 
 
@@ -115,7 +121,7 @@ def test_two_commands_that_fit_equally_are_both_named(
     ],
 )  # fmt: skip
 def test_a_project_that_says_nothing_has_none(files: Mapping[str, str], tmp_path: Path) -> None:
-    assert find_verify(checkout(tmp_path / "project", files), tmp_path) == CommandNotFound()
+    assert find_verify_command(checkout(tmp_path / "project", files), tmp_path) == CommandNotFound()
 
 
 async def test_pytest_is_run_by_the_projects_own_interpreter_in_the_sandbox(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ async def test_pytest_is_run_by_the_projects_own_interpreter_in_the_sandbox(tmp_
     fake = "import sys\nprint('own pytest', sys.prefix, *sys.argv[1:])\n"
     repository = project(tmp_path / "project", {"tests/test_a.py": "", ".gitignore": ".venv/\n"})
     environment_of(Path("/usr/bin/python3"), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
-    found = find_verify(repository, tmp_path / "home")
+    found = find_verify_command(repository, tmp_path / "home")
     assert isinstance(found, CommandFound) and found == CommandFound(".venv/bin/python -m pytest", "tests/test_a.py")
     async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
         verdict = await shop.check()
@@ -135,19 +141,19 @@ def test_a_look_says_how_a_checkout_stands(tmp_path: Path) -> None:
     inner = project(tmp_path / "inner")
     files = {"a.txt": "a\n", "b.bin": "b\n", ".gitattributes": "*.bin filter=lfs\n*.txt filter=crypt\n"}
     repository = checkout(tmp_path / "project", files)
-    state = look(repository, tmp_path)
+    state = inspect_checkout(repository, tmp_path)
     assert (state.uncommitted, state.submodules, state.lfs, state.filters) == (0, (), 1, ("crypt",))
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
     write(repository, {"a.txt": "changed\n", "new.txt": "new\n", "staged.txt": "staged\n"})
     git(repository, "add", "staged.txt")
     (repository / "staged.txt").unlink()
-    state = look(repository, tmp_path)
+    state = inspect_checkout(repository, tmp_path)
     assert state.head == git(repository, "rev-parse", "HEAD").strip() and state.branch == "master"
     assert state.uncommitted == 3 and state.submodules == ("sub",)
     assert [note.split()[0] for note in state.notes] == ["3", "submodules", "files", "git"]
     git(repository, "checkout", "-q", "--detach")
-    assert look(repository, tmp_path).branch is None
+    assert inspect_checkout(repository, tmp_path).branch is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from support.runtime import DONE, arrived, hand_over, open_lab
 
 from ava_audit.events import Activity
 from ava_audit.store.store import Store
-from ava_roles.tool import Tool, sentence
+from ava_roles.tool import Tool, status_sentence
 from ava_roles.tools.registry import builtin_tools
 from ava_server.runs.history import History
 from ava_server.runs.tools import ReadSubagentResult, run_tools
@@ -70,7 +70,7 @@ def every_tool() -> dict[str, Tool]:
 @pytest.mark.parametrize(("name", "given", "says"), SAYS)
 def test_each_tool_says_what_it_does_in_a_sentence_of_its_own(name: str, given: dict[str, Any], says: str) -> None:
     tool = every_tool()[name]
-    said = sentence(tool.activity(tool.spec.args.model_validate(given)))
+    said = status_sentence(tool.activity(tool.spec.args.model_validate(given)))
     assert said == says
     assert len(said) <= 80 and said.isprintable()
 

@@ -472,7 +472,7 @@ async def test_a_run_whose_files_cannot_be_listed_is_cancelled_all_the_same(tmp_
             assert [(await lab.run(p.subagent_id)).state for p in proposals] == ["cancelled"] * 2
 
 
-async def test_2b_a_good_result_is_not_lost_because_the_files_cannot_be_listed(tmp_path: Path) -> None:
+async def test_a_good_result_is_not_lost_because_the_files_cannot_be_listed(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=hand_over().calls, gate=gate), hand_over(), hand_over()]) as lab:
         run_id = await lab.start()
@@ -480,7 +480,6 @@ async def test_2b_a_good_result_is_not_lost_because_the_files_cannot_be_listed(t
         with unlistable(lab.root / "artifacts" / run_id):
             gate.released.set()
             run = await lab.ended(run_id)
-        print("REQUESTS", len(lab.server.requests))
         assert run.state == "success"
 
 
@@ -494,7 +493,7 @@ async def test_links_and_pipes_among_the_lock_files_are_left_alone(tmp_path: Pat
     assert not outside.exists(), "a file was made where the link leads"
 
 
-async def test_3b_a_pipe_among_the_lock_files_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
+async def test_a_pipe_among_the_lock_files_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
     async with open_lab(tmp_path):
         pass
     os.mkfifo(tmp_path / "data" / "instances" / "0123456789ab.lock")

@@ -248,7 +248,7 @@ def test_what_is_no_note_is_told_and_passed_over_and_steers_no_terminal(root: Pa
     for text in texts:
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
     assert "Skipped: link.md: it is a link." in screen.text
-    assert "Skipped: pipe.md: it is no regular file." in screen.text
+    assert "Skipped: pipe.md: it is not a regular file." in screen.text
     assert "Skipped: latin.md: it is not UTF-8 text." in screen.text
     assert "\nData root: " not in screen.text.partition("\n")[2]
     shown = ava(root, "memory", "show", "link")
@@ -276,7 +276,7 @@ def test_a_link_in_the_place_of_the_folder_is_refused(root: Path, tmp_path: Path
     (root / "memory").symlink_to(tmp_path / "elsewhere")
     for command in (("list",), ("add", "a", "x")):
         done = ava(root, "memory", *command)
-        assert done.returncode == 30 and "is no folder, or a link to one" in done.stderr
+        assert done.returncode == 30 and "is not a folder, or is a link to one" in done.stderr
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 

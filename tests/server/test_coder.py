@@ -152,10 +152,10 @@ async def test_changed_and_removed_tests_are_listed_apart_however_the_verificati
         (("write_file", {"path": "new.py", "content": "x"}), "outside of what this run may change"),
         (("write_file", {"path": "../outside", "content": "x"}), "outside"),
         (("write_file", {"path": ".git/hooks/pre-commit", "content": "#!/bin/sh\n"}), "git's own"),
-        (("run_bash", {"command": "echo x > new.py; echo x >> README.md; rm test_adding.py"}), "was taken back"),
+        (("run_bash", {"command": "echo x > new.py; echo x >> README.md; rm test_adding.py"}), "was undone"),
         (
             ("python_exec", {"code": "open('new.py', 'w').write('x'); open('README.md', 'a').write('x')"}),
-            "was taken back",
+            "was undone",
         ),
     ],
 )

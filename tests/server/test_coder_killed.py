@@ -149,7 +149,7 @@ async def test_a_run_whose_worktree_is_gone_when_it_is_taken_up_is_no_success(tm
             assert (await lab.ended(run_id, within_s=60)).state == "error"
             result = await lab.result(run_id)
     assert result["error"]["kind"] == "workshop"
-    assert "is not there any more" in result["untrusted_result"]["error_text"]
+    assert "is gone, and with it what the run had changed" in result["untrusted_result"]["error_text"]
     assert branches(repository) == {} and len(server.requests) == 2
 
 

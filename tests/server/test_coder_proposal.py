@@ -109,7 +109,7 @@ async def test_a_person_is_told_what_is_changed_where_and_what_decides(tmp_path:
         'may change only these paths: "adding.py", "odd, and free: yes".',
         "a new branch, ava/S-… after its id",
         "your checkout, its branch and its index stay as they are",
-        "2 files have changes that are not committed",
+        "2 files have uncommitted changes",
         f"Its work must pass `{VERIFY}` (given with the call).",
     ):
         assert words in made.message, words

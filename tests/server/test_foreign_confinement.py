@@ -83,9 +83,9 @@ async def test_where_nothing_confines_a_program_is_never_started_and_the_proposa
         answer = await lab.call("spawn_subagent", role="guest", task="x")
         assert "mcp__lab__add" in answer.unavailable_tools and "mcp__lab__add" not in answer.tools
         (why,) = [line for line in answer.message.splitlines() if line.startswith("mcp__lab__add is not there: ")]
-        assert "nothing confines it here" in why and "install bubblewrap" in why
+        assert "nothing can confine it here" in why and "install bubblewrap" in why
         refused = await lab.call("spawn_subagent", role="needy", task="x")
-        assert refused.status == "failed" and "nothing confines it here" in refused.message
+        assert refused.status == "failed" and "nothing can confine it here" in refused.message
     assert not mark.exists()
 
 

@@ -83,7 +83,7 @@ async def test_what_a_role_denies_is_denied_within_a_server_too(tmp_path: Path) 
     [
         ("", "no MCP server lab is configured here"),
         (stdio_server("exits"), "ended before it answered"),
-        (stdio_server("floods"), "lines that nobody asked for"),
+        (stdio_server("floods"), "lines that were not requested"),
         (stdio_server("endless"), "wrote a line of more than 4,000,000 bytes"),
         ('[mcp_servers.lab]\ncommand = "no-such-program-anywhere"\n', "its program is not found"),
         ('[mcp_servers.lab]\nurl = "http://127.0.0.1:9/mcp"\n', "cannot be reached"),
@@ -139,7 +139,7 @@ async def test_ava_is_refused_by_what_it_calls_itself(tmp_path: Path) -> None:
     ],
 )
 def test_ava_is_refused_by_its_command(command: str, args: tuple[str, ...]) -> None:
-    assert ServerEntry("other", command, args).is_ours
+    assert ServerEntry("other", command, args).is_ava
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_ava_is_refused_by_its_command(command: str, args: tuple[str, ...]) -> N
     ],
 )
 def test_others_are_not_taken_for_ava(command: str, args: tuple[str, ...]) -> None:
-    assert not ServerEntry("other", command, args).is_ours
+    assert not ServerEntry("other", command, args).is_ava
 
 
 async def test_ava_is_refused_by_the_mark_in_its_environment(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ async def test_a_tool_that_was_changed_since_the_approval_keeps_the_run_from_sta
         row = await lab.ended(run_id)
         result = await lab.result(run_id)
         assert row.state == "error" and result["error"]["kind"] == "mcp_server"
-        assert "mcp__lab__shift is another tool now" in result["untrusted_result"]["error_text"]
+        assert "has changed mcp__lab__shift since it was approved" in result["untrusted_result"]["error_text"]
         assert lab.server.requests == [] and await lab.facts(run_id, RunStarted) == []
 
 

@@ -32,8 +32,7 @@ from ava_audit.events import ENDINGS, FACTS, Who
 from ava_audit.retention import erase_run
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
-from ava_roles.tools.registry import builtin_tools
-from ava_server.approval.coding import CHANGING
+from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.core.errors import ModelErrorKind
@@ -42,6 +41,8 @@ from ava_server.models.wires.stream import Deadlines
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.service.access import Session
 from ava_server.service.service import Service
+
+CHANGING = [name for name, spec in tool_specs().items() if spec.edits]
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "events.md"

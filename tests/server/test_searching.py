@@ -20,7 +20,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.net import search_engines
 from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchResults, Searxng, asked_to_wait, wait_words
 from ava_roles.tool import ToolContext
-from ava_roles.tools.web_search import WebSearch, WebSearchArgs
+from ava_roles.tools.web import WebSearch, WebSearchArgs
 from ava_server.config.keys import Key
 from ava_server.config.search_engines import ask_engine, engine_of
 from ava_server.config.settings import SearchSettings, load_settings

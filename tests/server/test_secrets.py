@@ -187,7 +187,7 @@ async def test_a_redirect_to_another_host_gets_neither_the_header_nor_the_addres
     ) as at:
         (result,) = await at.results()
         assert not result.success
-        assert f"the secret {NAME} may be sent to {HOST} alone" in result.output
+        assert f"the secret {NAME} may be sent only to {HOST}" in result.output
         assert at.sent == [(HOST, path, f"Bearer {VALUE}")]
 
 
@@ -289,7 +289,7 @@ async def test_a_host_that_was_added_after_the_approval_gets_nothing_from_the_ru
         gate.released.set()
         await at.lab.ended(run_id)
         result, *_ = await at.lab.facts(run_id, ToolResult)
-        assert not result.success and f"may be sent to {HOST} alone" in result.output
+        assert not result.success and f"may be sent only to {HOST}" in result.output
         assert at.sent == []
 
 

@@ -14,7 +14,7 @@ from typing import cast
 import anyio
 
 from ava_roles.sandbox.sandbox import Kind
-from ava_roles.worktree.session import remove
+from ava_roles.worktree.session import remove_worktree
 from support.projects import git, write
 from support.workshops import FIXED, RUN, order, project, run, sealed, working
 
@@ -35,7 +35,7 @@ async def worked(kind: Kind, folder: Path) -> dict[str, object]:
         first, second = await shop.check(), await shop.check()
         branch = shop.keep("Mend add")
     assert branch is not None
-    remove(folder / "worktrees" / RUN)
+    remove_worktree(folder / "worktrees" / RUN)
     git(repository, "fsck", "--full", "--strict")
     return {
         "said": said,

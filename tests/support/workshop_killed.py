@@ -37,7 +37,7 @@ async def _run(kind: Kind, folder: Path) -> None:
     shop = WorktreeSession(
         killed_order(folder), folder / "worktrees" / RUN, sandbox(kind, folder / "state"), home=folder / "home"
     )
-    shop.say = lambda doing: _say({"Making": "make", "Running": "running"}.get(doing.split()[0], doing))
+    shop.say = lambda doing: _say({"Creating": "make", "Running": "running"}.get(doing.split()[0], doing))
     await shop.prepare()
     _say("edit")
     for number in range(50):
@@ -50,7 +50,7 @@ async def _run(kind: Kind, folder: Path) -> None:
     line = "echo x > outside.txt; mkdir .git; for i in 1 2 3 4 5 6 7 8 9; do echo $i > more/$i.txt; sleep 0.02; done"
     box = sandbox(kind, folder / "state")
     await box.run(Command(("/bin/bash", "-c", line), bench.folder, bench.binds, bench.environment, 20.0))
-    await shop.after_command()
+    await shop.bench.after_command()
     _say("check")
     await shop.check()
     _say("keep")

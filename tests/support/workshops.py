@@ -93,7 +93,7 @@ async def run(kind: Kind, aside: Path, shop: WorktreeSession, line: str) -> tupl
     done = await box.run(
         Command(("/bin/bash", "-c", line), bench.folder, bench.binds, bench.environment, timeout_s=30.0)
     )
-    return done, await shop.after_command()
+    return done, await shop.bench.after_command()
 
 
 def _made(folder: Path) -> Path:

@@ -182,9 +182,9 @@ def test_check_names_file_line_and_key_and_ends_with_1_for_a_file_that_cannot_be
     screen = run(root, "check", cwd=project, code=1)
     file, theirs = root / "roles" / "broken.md", project / ".ava" / "roles" / "strict.md"
     assert screen.split("\n")[1:-1] == [
-        f"{theirs}:4: tools: TodoWrite is no tool here, and is passed over",
-        f"{theirs}:6: color: means nothing here, and is passed over",
-        f"{theirs}:7: hooks: means nothing here, and is passed over",
+        f"{theirs}:4: tools: Ava has no tool TodoWrite; ignored",
+        f"{theirs}:6: color: Ava does not use this key; ignored",
+        f"{theirs}:7: hooks: Ava does not use this key; ignored",
         f'{file}:3: timeout: Input should be a valid number; given: "soon"',
         "2 role files checked: 1 cannot be used.",
     ]
@@ -247,7 +247,7 @@ async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(
     assert code == 0
     for shown in (
         "strict-reviewer  (.ava/roles/strict.md, new, sha256 ",
-        "reads files of the workspace, reads the web, runs commands",
+        "it can read files of the workspace and reach the web, run commands, and",
     ):
         assert shown in screen
     assert "strict-reviewer" in names(root, project)

@@ -1,4 +1,8 @@
-"""One connection to a foreign server: greeted, looked at, asked. All waits have deadlines, set by who holds it."""
+"""Connections to MCP servers: starting or reaching one, listing its tools, calling them.
+
+The caller sets a deadline for each wait. Errors that reach a model or a person are in Ava's own words: what a server
+says about itself is not trusted.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,9 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.entry import OWN_NAMES, ServerEntry
-from ava_roles.mcp_client.tools import OfferedTool, offers_of
-from ava_roles.mcp_client.wire import Watch, http_client, only_answers, over_pipes
+from ava_roles.mcp_client.entry import AVA_NAMES, ServerEntry
+from ava_roles.mcp_client.tools import OfferedTool, offered_tools
+from ava_roles.mcp_client.transports import ConnectionState, drop_requests, http_client, open_pipe_streams
 from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable
@@ -30,11 +34,11 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientSession
 
 
-LIFE_S = 24 * 3600.0
-"""No run lasts as long: a server's end is the run's end."""
+MAX_LIFE_S = 24 * 3600.0
+"""Longer than any run: a server ends with its run."""
 
 
-def command_of(
+def build_command(
     entry: ServerEntry,
     env: Mapping[str, str],
     run_id: str,
@@ -43,34 +47,34 @@ def command_of(
     read_only: tuple[Path, ...],
     closed: tuple[Path, ...],
 ) -> Command:
-    """Return how a stdio server is started. Blocking.
+    """Return the command that starts a stdio server. Blocking.
 
-    It sees the system's programs, its own program with the installation that this belongs to, files that its arguments
-    name, `sandbox.read_only`, and its `read_write` folders; its home is a folder of its own, which goes with it.
+    The server sees the system's programs, its own program with the installation around it, the files that its arguments
+    name, `sandbox.read_only`, and its `read_write` folders. Its home is a temporary folder.
 
     Args:
-        entry: What is configured.
-        env: Its environment, secrets put in.
-        run_id: The mark in its environment.
+        entry: Its configuration.
+        env: Its environment, secrets inserted.
+        run_id: The run that uses it; marks its environment.
         folder: Its home, empty.
         read_only: Further folders that confined programs may read.
-        closed: Folders of which it sees nothing but its home.
+        closed: Folders of which it sees only its home.
 
     Raises:
-        ToolFailed: Its program, or a folder, is not there.
+        ToolFailed: Its program, or one of its folders, is missing.
     """
     assert entry.command is not None
     path = env.get("PATH") or os.environ.get("PATH") or os.defpath
     program = shutil.which(entry.command, path=path)
     if program is None:
-        raise ToolFailed("cannot be started: its program is not found (give its whole path as command)")
+        raise ToolFailed("cannot be started: its program is not found (give the full path as command)")
     missing = [each for each in entry.read_write if not each.is_dir()]
     if missing:
-        raise ToolFailed(f"cannot be started: its folder {missing[0]} is not there")
+        raise ToolFailed(f"cannot be started: its folder {missing[0]} does not exist")
     if kept := [each for each in entry.read_write if any(overlap(each.resolve(), one.resolve()) for one in closed)]:
         raise ToolFailed(f"cannot be started: its folder {kept[0]} is, contains or lies in Ava's own folder")
     needed = find_installation(
-        Path(program).absolute(), _named(entry.args), read_only=read_only, home=Path.home(), closed=closed
+        Path(program).absolute(), _files_among(entry.args), read_only=read_only, home=Path.home(), closed=closed
     )
     seen = [Bind(source, PurePosixPath(name)) for name, source in needed.shown.items()]
     seen += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
@@ -80,14 +84,14 @@ def command_of(
         folder=PurePosixPath(folder),
         binds=tuple(seen),
         environment=child_environment(run_id, given),
-        timeout_s=LIFE_S,
+        timeout_s=MAX_LIFE_S,
         network=entry.network,
         stdin=True,
     )
 
 
-def _named(args: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the files that arguments name by their whole path, such as the script of an interpreter."""
+def _files_among(args: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the files that arguments name by their full path, such as an interpreter's script."""
     for arg in args:
         path = Path(arg)
         try:
@@ -97,37 +101,37 @@ def _named(args: tuple[str, ...]) -> Iterator[Path]:
             continue
 
 
-MOST_CHARS = 1_000_000
-"""Of one result; the model is shown much less at once, and reads on where it wants to."""
-MOST_BLOCKS = 500
+MAX_CHARS = 1_000_000
+"""Of one result; the model is shown much less at once, and can read on."""
+MAX_BLOCKS = 500
 
 
-def output_of(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
+def render_result(content: Sequence[Any], structured: Any, *, failed: bool) -> ToolOutput:
     """Return a result for the model.
 
     Args:
         content: The SDK's content blocks.
-        structured: The structured content, any JSON; None where there is none.
-        failed: The tool says that it failed.
+        structured: The structured content, any JSON; None if there is none.
+        failed: The tool reports a failure.
     """
     parts: list[str] = []
     length = 0
     for number, block in enumerate(content):
-        if number == MOST_BLOCKS or length > MOST_CHARS:
+        if number == MAX_BLOCKS or length > MAX_CHARS:
             parts.append(f"[{len(content) - number} more parts are left out]")
             break
-        parts.append(_shown(block))
+        parts.append(_render_block(block))
         length += len(parts[-1])
-    if structured is not None and not _says_it(parts, structured):
+    if structured is not None and not _contains_json(parts, structured):
         parts.append(json.dumps(structured, ensure_ascii=False, default=str))
     text = "\n\n".join(part for part in parts if part)
-    if len(text) > MOST_CHARS:
-        text = f"{text[:MOST_CHARS]}\n[{len(text) - MOST_CHARS:,} more characters are left out]"
-    return ToolOutput(text or "(it answered nothing)", success=not failed)
+    if len(text) > MAX_CHARS:
+        text = f"{text[:MAX_CHARS]}\n[{len(text) - MAX_CHARS:,} more characters are left out]"
+    return ToolOutput(text or "(the answer is empty)", success=not failed)
 
 
-def _says_it(parts: Sequence[str], structured: Any) -> bool:
-    """Tell whether a text has the structured content already, as the protocol wants it for older clients."""
+def _contains_json(parts: Sequence[str], structured: Any) -> bool:
+    """Tell whether a text repeats the structured content, as the protocol asks for older clients."""
     for part in parts:
         if part.lstrip()[:1] in ("{", "["):
             try:
@@ -138,7 +142,7 @@ def _says_it(parts: Sequence[str], structured: Any) -> bool:
     return False
 
 
-def _shown(block: Any) -> str:
+def _render_block(block: Any) -> str:
     kind = getattr(block, "type", "")
     if kind == "text":
         return str(block.text)
@@ -152,31 +156,31 @@ def _shown(block: Any) -> str:
         if text is None:
             return f"[{inner.uri}, {inner.mime_type or 'no text'}, is left out]"
         return f"[{inner.uri}]\n{text}"
-    return "[a part of a kind that is not known here is left out]"
+    return "[a part of an unknown kind is left out]"
 
 
 log = logging.getLogger("ava.foreign")
 
 PROBE_S = 4.0
-"""How long the newer greeting is waited for; an older server may not answer it at all."""
-MOST_PAGES, MOST_TOOLS = 20, 500
-OURS = "is Ava itself, and a subagent starts no subagents"
+"""How long to wait for the newer handshake; an older server may not answer it at all."""
+MAX_PAGES, MAX_TOOLS = 20, 500
+IS_AVA = "is Ava itself, and a subagent starts no subagents"
 
 Fill = Callable[[Mapping[str, str], str | None], Mapping[str, str]]
-"""Puts secrets in the place of placeholders: of values, and the URL that they are sent to (None: a program)."""
+"""Replaces placeholders in values by secrets; the URL is where the values are sent (None: to a program)."""
 
 
 @dataclass(frozen=True)
 class LaunchContext:
-    """What a server is started with, beside its own entry.
+    """What a server is started with, besides its own entry.
 
     Attributes:
-        run_id: Whose it is; the mark in its environment.
+        run_id: The run that uses it; marks its environment.
         sandbox: Confines a stdio server.
         read_only: Further folders that confined programs may read.
-        closed: Folders that are shown in no case.
-        folder: Makes the folder that is its home while it lives; blocking.
-        fill: Puts the values of secrets in; blocking.
+        closed: Folders that are never shown.
+        folder: Creates the temporary folder that is its home; blocking.
+        fill: Inserts the values of secrets; blocking.
     """
 
     run_id: str
@@ -187,121 +191,121 @@ class LaunchContext:
     fill: Fill
 
     def command(self, entry: ServerEntry, env: Mapping[str, str], folder: Path) -> Command:
-        """Return how a stdio server is started. Blocking.
+        """Return the command that starts a stdio server. Blocking.
 
         Raises:
-            ToolFailed: Its program, or a folder, is not there.
+            ToolFailed: Its program, or one of its folders, is missing.
         """
-        return command_of(entry, env, self.run_id, folder, read_only=self.read_only, closed=self.closed)
+        return build_command(entry, env, self.run_id, folder, read_only=self.read_only, closed=self.closed)
 
 
 class McpConnection:
-    """A greeted server."""
+    """A server that has answered the handshake."""
 
-    def __init__(self, entry: ServerEntry, session: ClientSession, watch: Watch) -> None:
-        self.watch = watch
+    def __init__(self, entry: ServerEntry, session: ClientSession, state: ConnectionState) -> None:
+        self.state = state
         self._entry = entry
         self._session = session
 
     async def tools(self) -> tuple[OfferedTool, ...]:
-        """Return what it offers.
+        """Return the tools that it offers.
 
         Raises:
-            ToolFailed: It is Ava.
+            ToolFailed: It is Ava itself.
         """
         from mcp_types import PaginatedRequestParams
 
         listed: list[Any] = []
         cursor: str | None = None
-        for _page in range(MOST_PAGES):
+        for _page in range(MAX_PAGES):
             page = await self._session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
             listed += page.tools
             cursor = page.next_cursor
-            if cursor is None or len(listed) > MOST_TOOLS:
+            if cursor is None or len(listed) > MAX_TOOLS:
                 break
         if {"spawn_subagent", "confirm_spawn"} <= {tool.name for tool in listed}:
-            raise ToolFailed(OURS)
-        return offers_of(self._entry.name, listed[:MOST_TOOLS])
+            raise ToolFailed(IS_AVA)
+        return offered_tools(self._entry.name, listed[:MAX_TOOLS])
 
     async def call(self, tool: str, args: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool; a cancellation is told to the server.
+        """Call a tool; a cancellation is sent to the server.
 
         Raises:
-            ToolFailed: It asked for something that nobody here answers.
+            ToolFailed: The server asked for input from a person or a model.
         """
         from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
         from pydantic import TypeAdapter
 
-        # Not the session's own `call_tool`: it runs the server's output schema, patterns and all, in this process.
+        # Not the session's own `call_tool`: it applies the server's output schema, with its patterns, in this process.
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(args)))
         answers: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
         answer = await self._session.send_request(request, answers)
         if not isinstance(answer, CallToolResult):
-            raise ToolFailed("asked for a person's or a model's answer, and nobody here gives one")
-        return output_of(answer.content, answer.structured_content, failed=bool(answer.is_error))
+            raise ToolFailed("asked for input from a person or a model, and none is given here")
+        return render_result(answer.content, answer.structured_content, failed=bool(answer.is_error))
 
 
 @asynccontextmanager
-async def connected(entry: ServerEntry, means: LaunchContext) -> AsyncGenerator[McpConnection]:
-    """Start or reach a server, and greet it; leaving it leaves nothing of it.
+async def connect(entry: ServerEntry, launch: LaunchContext) -> AsyncGenerator[McpConnection]:
+    """Start or reach a server, and hold the connection; leaving ends the server and removes its home.
 
-    Errors come as the SDK's task groups have them; `why_not` puts all of them into words of ours.
+    Errors come from the SDK's task groups; `describe_failure` explains them.
     """
     from mcp.client.session import ClientSession
     from mcp_types import Implementation
 
-    if entry.is_ours:
-        raise ToolFailed(OURS)
-    watch = Watch()
-    for chatty in ("client", "mcp.client"):  # the SDK's, which write down what a server sent
-        logging.getLogger(chatty).setLevel(logging.CRITICAL)
+    if entry.is_ava:
+        raise ToolFailed(IS_AVA)
+    state = ConnectionState()
+    for name in ("client", "mcp.client"):  # the SDK's loggers, which record what a server sent
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        async with _streams(entry, means, watch) as streams, only_answers(streams, watch) as (received, sent):
+        async with _streams(entry, launch, state) as streams, drop_requests(streams, state) as (received, sent):
             session = ClientSession(received, sent, client_info=Implementation(name="ava-subagent", version="1"))
             async with session:
-                await _greet(session)
+                await _handshake(session)
                 info = session.server_info
-                if info is not None and info.name.strip().casefold() in OWN_NAMES:
-                    raise ToolFailed(OURS)
-                yield McpConnection(entry, session, watch)
+                if info is not None and info.name.strip().casefold() in AVA_NAMES:
+                    raise ToolFailed(IS_AVA)
+                yield McpConnection(entry, session, state)
     except Exception as error:
-        if watch.fault:
-            raise ToolFailed(watch.fault) from error
+        if state.fault:
+            raise ToolFailed(state.fault) from error
         raise
 
 
 @asynccontextmanager
-async def _streams(entry: ServerEntry, means: LaunchContext, watch: Watch) -> AsyncGenerator[Any]:
+async def _streams(entry: ServerEntry, launch: LaunchContext, state: ConnectionState) -> AsyncGenerator[Any]:
     if entry.url is not None:
         from mcp.client.streamable_http import streamable_http_client
 
-        headers = await anyio.to_thread.run_sync(means.fill, entry.headers, entry.url)
+        headers = await anyio.to_thread.run_sync(launch.fill, entry.headers, entry.url)
         async with (
-            http_client(headers, watch) as client,
+            http_client(headers, state) as client,
             streamable_http_client(entry.url, http_client=client) as streams,
         ):
             yield streams
         return
-    if isinstance(means.sandbox, Unavailable):
-        why = f"{means.sandbox.why}; {means.sandbox.what_to_do}"
-        raise ToolFailed(f"cannot be started, because nothing confines it here: {why}")
-    env = await anyio.to_thread.run_sync(means.fill, entry.env, None)
-    folder = await anyio.to_thread.run_sync(means.folder, entry.name)
+    if isinstance(launch.sandbox, Unavailable):
+        why = f"{launch.sandbox.why}; {launch.sandbox.what_to_do}"
+        raise ToolFailed(f"cannot be started, because nothing can confine it here: {why}")
+    env = await anyio.to_thread.run_sync(launch.fill, entry.env, None)
+    folder = await anyio.to_thread.run_sync(launch.folder, entry.name)
     try:
-        command = await anyio.to_thread.run_sync(means.command, entry, env, folder)
-        async with means.sandbox.start(command) as pipes, over_pipes(pipes, watch) as streams:
+        command = await anyio.to_thread.run_sync(launch.command, entry, env, folder)
+        async with launch.sandbox.start(command) as pipes, open_pipe_streams(pipes, state) as streams:
             try:
                 yield streams
             finally:
                 if errors := pipes.errors().strip():
                     log.debug("%s on stderr: %r", entry.name, errors[-500:])
     finally:
-        with anyio.CancelScope(shield=True), suppress(OSError):  # it goes with the run
+        with anyio.CancelScope(shield=True), suppress(OSError):  # it is removed with the run
             await anyio.to_thread.run_sync(remove_tree, folder)
 
 
-async def _greet(session: ClientSession) -> None:
-    """Agree on a protocol: the stateless one where the server has it, else the handshake."""
+async def _handshake(session: ClientSession) -> None:
+    """Agree on a protocol version: the stateless one if the server knows it, otherwise the older handshake."""
     from mcp.shared.exceptions import MCPError
     from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 
@@ -309,21 +313,21 @@ async def _greet(session: ClientSession) -> None:
         try:
             await session.discover()
             return
-        except (MCPError, ValueError, RuntimeError):  # an older one says so in many ways
+        except (MCPError, ValueError, RuntimeError):  # an older server fails in many ways
             pass
     try:
         await session.initialize()
     except MCPError as error:
         if error.code != UNSUPPORTED_PROTOCOL_VERSION:
             raise
-        await session.discover()  # it was slow to start, and has answered the first greeting meanwhile
+        await session.discover()  # it was slow to start, and has answered the first attempt meanwhile
 
 
-def why_not(error: BaseException, watch: Watch | None = None) -> str:
-    """Return what went wrong with a server, in words of ours: what it said itself is nobody's to read here."""
-    if watch is not None and watch.fault:
-        return watch.fault
-    error = _first(error)
+def describe_failure(error: BaseException, state: ConnectionState | None = None) -> str:
+    """Return what went wrong with a server, in Ava's own words: nothing that the server said is repeated."""
+    if state is not None and state.fault:
+        return state.fault
+    error = _unwrap(error)
     if isinstance(error, ToolFailed):
         return str(error)
     from httpx2 import HTTPError
@@ -338,11 +342,11 @@ def why_not(error: BaseException, watch: Watch | None = None) -> str:
         return f"cannot be reached ({type(error).__name__})"
     if isinstance(error, anyio.BrokenResourceError | anyio.ClosedResourceError | anyio.EndOfStream):
         return "ended before it answered"
-    return f"does not speak MCP as it should ({type(error).__name__})"
+    return f"violates the MCP protocol ({type(error).__name__})"
 
 
-def _first(error: BaseException) -> BaseException:
-    """Return what a task group's error is about: ours, where one of them is."""
+def _unwrap(error: BaseException) -> BaseException:
+    """Return the cause inside a task group's error: a ToolFailed, if there is one."""
     while isinstance(error, BaseExceptionGroup):
         within = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
         error = next((each for each in within if isinstance(each, ToolFailed)), within[0])
@@ -350,17 +354,17 @@ def _first(error: BaseException) -> BaseException:
 
 
 LIST_S = 10.0
-"""How long a server may take from its start until its tools are known, while somebody waits for a proposal."""
-REMEMBERED_S, FAULT_REMEMBERED_S = 300.0, 15.0
+"""The longest from a server's start until its tools are known, while a proposal waits for them."""
+CACHE_S, FAULT_CACHE_S = 300.0, 15.0
 
 
 @dataclass(frozen=True)
 class ToolListing:
-    """What one server offers, or why nothing.
+    """The tools of one server, or why it has none.
 
     Attributes:
-        tools: What it offers.
-        fault: Why it cannot be used, in words of ours, to be read after its name; empty where it can.
+        tools: The tools that it offers.
+        fault: Why it cannot be used, in Ava's own words, to follow its name; empty if it can.
     """
 
     tools: tuple[OfferedTool, ...] = ()
@@ -368,19 +372,19 @@ class ToolListing:
 
 
 class ToolDiscovery:
-    """Asks servers what they offer, each configuration once for a while, and never twice at the same time.
+    """Lists the tools of servers, and caches each listing for a while; a server is never asked twice at a time.
 
     Args:
-        means: Makes what a server is started with.
+        launch: Makes what a server is started with.
     """
 
-    def __init__(self, means: Callable[[ServerEntry], Awaitable[LaunchContext]]) -> None:
-        self._means = means
-        self._seen: dict[str, tuple[float, ToolListing]] = {}
+    def __init__(self, launch: Callable[[ServerEntry], Awaitable[LaunchContext]]) -> None:
+        self._launch = launch
+        self._cache: dict[str, tuple[float, ToolListing]] = {}
         self._locks: dict[str, anyio.Lock] = {}
 
     async def offers(self, entries: Iterable[ServerEntry]) -> Mapping[str, ToolListing]:
-        """Return what servers offer, by name; all are asked side by side, each for 10 s at most."""
+        """Return the listings of servers, by name; all are asked side by side, each for at most 10 s."""
         found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
@@ -392,28 +396,28 @@ class ToolDiscovery:
         return found
 
     def forget(self) -> None:
-        """Ask again the next time."""
-        self._seen.clear()
+        """Clear the cache."""
+        self._cache.clear()
 
     async def _one(self, entry: ServerEntry) -> ToolListing:
         async with self._locks.setdefault(entry.digest, anyio.Lock()):
-            until, listing = self._seen.get(entry.digest, (0.0, ToolListing()))
+            until, listing = self._cache.get(entry.digest, (0.0, ToolListing()))
             if time.monotonic() < until:
                 return listing
-            listing = await look(entry, await self._means(entry))
-            kept_s = FAULT_REMEMBERED_S if listing.fault else REMEMBERED_S
-            self._seen[entry.digest] = (time.monotonic() + kept_s, listing)
+            listing = await list_tools(entry, await self._launch(entry))
+            kept_s = FAULT_CACHE_S if listing.fault else CACHE_S
+            self._cache[entry.digest] = (time.monotonic() + kept_s, listing)
             return listing
 
 
-async def look(entry: ServerEntry, means: LaunchContext) -> ToolListing:
-    """Start or reach a server for a moment, and return what it offers."""
+async def list_tools(entry: ServerEntry, launch: LaunchContext) -> ToolListing:
+    """Start or reach a server for a moment, and return the tools that it offers."""
     try:
         with anyio.move_on_after(LIST_S):
-            async with connected(entry, means) as link:
-                return ToolListing(await link.tools())
-    except Exception as error:  # whatever a foreign program does is no fault of whoever asks
-        why = why_not(error)
+            async with connect(entry, launch) as connection:
+                return ToolListing(await connection.tools())
+    except Exception as error:  # whatever a server does, the proposal continues without it
+        why = describe_failure(error)
         log.info("the MCP server %s %s (%s)", entry.name, why, type(error).__name__)
         return ToolListing(fault=why)
     return ToolListing(fault=f"did not answer within {LIST_S:g} s")

@@ -1,4 +1,4 @@
-"""One configured MCP server: how it is reached, what it is given, and whether it is Ava itself."""
+"""A configured MCP server, and the names of its tools."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
-OWN_NAMES = frozenset({"ava", "ava-subagents"})
-"""How Ava is called as a command, as a distribution, and by itself when it is greeted."""
+AVA_NAMES = frozenset({"ava", "ava-subagents"})
+"""Ava's name as a command, as a distribution, and in the MCP handshake."""
 
-_OWN_MODULE = "ava_server"
-_IN_A_SHELL = re.compile(r"(?:\A|[\s/;&|(\"'])(?:ava|ava-subagents)(?:\.exe)?[\"']?\s[^;&|]*\bserve\b")
+_AVA_MODULE = "ava_server"
+_AVA_IN_SHELL = re.compile(r"(?:\A|[\s/;&|(\"'])(?:ava|ava-subagents)(?:\.exe)?[\"']?\s[^;&|]*\bserve\b")
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class ServerEntry:
     """An MCP server as it is configured.
 
     Attributes:
-        name: As `mcp__NAME__tool` has it.
-        command: The program of a stdio server; None for one that is reached by `url`.
+        name: The NAME in `mcp__NAME__tool`.
+        command: The program of a stdio server; None for a server with a `url`.
         args: The program's arguments.
-        env: What is added to its environment; `{{secret:NAME}}` stands for a stored secret.
+        env: Variables that are added to its environment; `{{secret:NAME}}` stands for a stored secret.
         url: The address of a server that is reached over HTTP.
-        headers: Headers for that address, with placeholders too.
+        headers: Headers for that address; placeholders work there too.
         network: The program gets this machine's network.
         read_write: Folders that the program may write to.
     """
@@ -43,17 +43,17 @@ class ServerEntry:
 
     @property
     def reaches_out(self) -> bool:
-        """Whether what is handed to it can leave this machine."""
+        """Whether what is passed to it can leave this machine."""
         return self.network or self.url is not None
 
     @property
     def where(self) -> str:
-        """How it is reached, in a few words: its program, or its address."""
+        """Its program or its address, in a few words."""
         return f"program {PurePath(self.command).name}" if self.command is not None else str(self.url)
 
     @property
     def digest(self) -> str:
-        """What tells this configuration from another one; placeholders are in it, and no secret's value."""
+        """A digest of the configuration, with placeholders and without values of secrets."""
         parts = [
             self.name, self.command, self.args, sorted(self.env.items()), self.url, sorted(self.headers.items()),
             self.network, [str(folder) for folder in self.read_write],
@@ -61,47 +61,47 @@ class ServerEntry:
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode("utf-8", "replace")).hexdigest()
 
     @property
-    def is_ours(self) -> bool:
-        """Whether its command starts Ava: a subagent starts no subagents. Its greeting is looked at as well."""
+    def is_ava(self) -> bool:
+        """Whether its command starts Ava, for a subagent starts no subagents. The handshake is checked as well."""
         if self.command is None:
             return False
-        if PurePath(self.command.replace("\\", "/")).name.lower().removesuffix(".exe") in OWN_NAMES:
+        if PurePath(self.command.replace("\\", "/")).name.lower().removesuffix(".exe") in AVA_NAMES:
             return True
         for word in self.args:
-            if word == _OWN_MODULE or word.startswith(f"{_OWN_MODULE}.") or re.match(r"ava-subagents(?![\w/-])", word):
+            if word == _AVA_MODULE or word.startswith(f"{_AVA_MODULE}.") or re.match(r"ava-subagents(?![\w/-])", word):
                 return True
-        return _IN_A_SHELL.search(" ".join((self.command, *self.args))) is not None
+        return _AVA_IN_SHELL.search(" ".join((self.command, *self.args))) is not None
 
 
 PREFIX = "mcp__"
-LONGEST = 64
-"""Characters of a tool's name that every provider takes."""
+MAX_NAME_CHARS = 64
+"""Characters of a tool's name that every provider accepts."""
 SERVER_NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-]){0,31}")
-"""A server's name; two `_` in a row would make `mcp__server__tool` ambiguous."""
+"""The form of a server's name; two `_` in a row would make `mcp__server__tool` ambiguous."""
 
-_REFUSED = re.compile(r"[^A-Za-z0-9_-]")
-_SUFFIX = 6
+_NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
+_HASH_CHARS = 6
 
 
 def server_of(name: str) -> str | None:
-    """Return the server that a role's word for foreign tools names; None for a word that is none."""
+    """Return the server that a name or pattern of foreign tools belongs to; None for other names."""
     if not name.startswith(PREFIX):
         return None
     return name.removeprefix(PREFIX).split("__")[0]
 
 
 def is_wildcard(name: str) -> bool:
-    """Tell whether a role's word stands for several tools: `mcp__server`, `mcp__server__*`, `mcp__server__get_*`."""
+    """Tell whether a pattern stands for several tools: `mcp__server`, `mcp__server__*`, `mcp__server__get_*`."""
     return name.startswith(PREFIX) and ("*" in name or "__" not in name.removeprefix(PREFIX))
 
 
 def covers(word: str, name: str, tool: str) -> bool:
-    """Tell whether a role's word stands for a tool.
+    """Tell whether a name or pattern stands for a tool.
 
     Args:
-        word: What the role, or the spawn, says.
+        word: The name or pattern in a role or a spawn.
         name: The tool's full name, as models spell it.
-        tool: As its server spells it.
+        tool: The tool's name, as its server spells it.
     """
     if "*" in word:
         return fnmatchcase(name, word)
@@ -111,19 +111,19 @@ def covers(word: str, name: str, tool: str) -> bool:
 
 
 def full_names(server: str, tools: Iterable[str]) -> Mapping[str, str]:
-    """Return for each tool of a server the name under which models know it: allowed characters, at most 64.
+    """Return the name that models know for each tool of a server: allowed characters, at most 64.
 
-    What had to be changed so that it would not tell two tools apart any more, or was cut, ends in a few digits of its
-    own hash, so that a name means the same tool in every run.
+    A name that had to be cut, or that would be the same for two tools, ends in a few digits of its own hash, so that it
+    means the same tool in every run.
     """
-    plain = {tool: f"{PREFIX}{server}__{_REFUSED.sub('_', tool)}" for tool in tools}
+    plain = {tool: f"{PREFIX}{server}__{_NOT_ALLOWED.sub('_', tool)}" for tool in tools}
     taken: dict[str, int] = {}
     for name in plain.values():
         taken[name] = taken.get(name, 0) + 1
     found: dict[str, str] = {}
     for tool, name in plain.items():
-        if len(name) > LONGEST or (taken[name] > 1 and _REFUSED.search(tool)):
-            mark = hashlib.sha256(tool.encode("utf-8", "replace")).hexdigest()[:_SUFFIX]
-            name = f"{name[: LONGEST - _SUFFIX - 1]}_{mark}"
+        if len(name) > MAX_NAME_CHARS or (taken[name] > 1 and _NOT_ALLOWED.search(tool)):
+            mark = hashlib.sha256(tool.encode("utf-8", "replace")).hexdigest()[:_HASH_CHARS]
+            name = f"{name[: MAX_NAME_CHARS - _HASH_CHARS - 1]}_{mark}"
         found[tool] = name
     return found

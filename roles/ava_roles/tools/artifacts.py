@@ -36,7 +36,9 @@ class SaveArtifact:
         ),
         args=SaveArtifactArgs,
         read_only=False,
+        artifacts=True,
         writes=True,
+        common=True,
     )
 
     def activity(self, args: SaveArtifactArgs) -> str:

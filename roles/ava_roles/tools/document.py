@@ -25,16 +25,16 @@ class Region(NamedTuple):
     new_to: int
 
 
-def shown_change(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
+def render_changes(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
     """Return the first regions, and where the others are."""
-    parts = [change(old, new, region) for region in regions[:_REGIONS]]
+    parts = [render_change(old, new, region) for region in regions[:_REGIONS]]
     if rest := regions[_REGIONS:]:
         numbers = ", ".join(f"{region.new_from + 1:,}" for region in rest[:20]) + (", …" if len(rest) > 20 else "")
         parts.append(f"and in lines {numbers}")
     return "\n".join(parts)
 
 
-def change(old: Sequence[str], new: Sequence[str], region: Region) -> str:
+def render_change(old: Sequence[str], new: Sequence[str], region: Region) -> str:
     """Return one region: `-` and `+` before what went and came, with the lines around it."""
     trimmed = _trimmed(old, new, region)
     before = [(" ", at, new[at]) for at in range(max(0, trimmed.new_from - AROUND), trimmed.new_from)]
@@ -44,7 +44,7 @@ def change(old: Sequence[str], new: Sequence[str], region: Region) -> str:
     return "\n".join((*_listed(before), *_listed(gone), *_listed(came), *_listed(after)))
 
 
-def counted(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
+def describe_counts(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
     """Return how many lines went and came."""
     trimmed = [_trimmed(old, new, region) for region in regions]
     removed = sum(min(each.old_to, len(old)) - min(each.old_from, len(old)) for each in trimmed)
@@ -52,7 +52,7 @@ def counted(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -
     return f"{removed:,} {'line' if removed == 1 else 'lines'} removed, {added:,} added"
 
 
-def numbered(sign: str, at: int, line: str) -> str:
+def numbered_line(sign: str, at: int, line: str) -> str:
     """Return one line with its number, cut where it is long."""
     shown = line if len(line) <= _CHARS else f"{line[:_CHARS]}… ({len(line):,} characters)"
     return f"{sign}{at + 1:>5}  {shown}".rstrip(" ") if not shown else f"{sign}{at + 1:>5}  {shown}"
@@ -71,17 +71,17 @@ def _trimmed(old: Sequence[str], new: Sequence[str], region: Region) -> Region:
 
 def _listed(lines: Sequence[tuple[str, int, str]]) -> list[str]:
     if len(lines) <= _LINES:
-        return [numbered(*line) for line in lines]
+        return [numbered_line(*line) for line in lines]
     head, tail = lines[: _LINES - 4], lines[-3:]
     left_out = f"{lines[0][0]}       … {len(lines) - len(head) - len(tail):,} lines …"
-    return [*(numbered(*line) for line in head), left_out, *(numbered(*line) for line in tail)]
+    return [*(numbered_line(*line) for line in head), left_out, *(numbered_line(*line) for line in tail)]
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _WIDE = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-class NoDocument(Exception):
+class NotEditable(Exception):
     """Raised for bytes that cannot be edited as text; says what they are."""
 
 
@@ -110,14 +110,14 @@ class Document:
             NoDocument: They are not UTF-8.
         """
         if data.startswith(_WIDE):
-            raise NoDocument("it is UTF-16 or UTF-32, and only UTF-8 is edited")
+            raise NotEditable("it is UTF-16 or UTF-32, and only UTF-8 is edited")
         if b"\0" in data:
-            raise NoDocument("it is binary")
+            raise NotEditable("it is binary")
         mark = data.startswith(codecs.BOM_UTF8)
         try:
             text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise NoDocument(f"it is not UTF-8 (byte {data[error.start + 3 * mark]:#04x})") from None
+            raise NotEditable(f"it is not UTF-8 (byte {data[error.start + 3 * mark]:#04x})") from None
         if "\r" not in text:
             return cls(text, ("\n",) * text.count("\n"), mark)
         return cls(_LINE_END.sub("\n", text), tuple(_LINE_END.findall(text)), mark)
@@ -209,6 +209,6 @@ class Document:
         return self.ends[-1] if self.ends else "\n"
 
 
-def with_plain_ends(text: str) -> str:
+def normalize_line_ends(text: str) -> str:
     r"""Return a text whose lines all end in `\n`."""
     return _LINE_END.sub("\n", text) if "\r" in text else text

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from xml.parsers import expat
 
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.text_files import decoded
+from ava_roles.tools.text_files import decode_text
 
 if TYPE_CHECKING:
     from docx.table import Table
@@ -32,7 +32,7 @@ _CHUNK = 65_536
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
-def refuse_bomb(data: bytes) -> None:
+def check_office_file(data: bytes) -> None:
     """Return if an office file may be handed to its parser. Blocks.
 
     Raises:
@@ -212,7 +212,7 @@ def read_docx(data: bytes) -> str:
         import docx
         from docx.table import Table
 
-        refuse_bomb(data)
+        check_office_file(data)
         until = time.monotonic() + _SECONDS
         parts: list[str] = []
         marks: dict[str | None, str] = {}
@@ -223,7 +223,7 @@ def read_docx(data: bytes) -> str:
                 parts.append("(cut here: the rest is too long to read)")
                 break
             if isinstance(block, Table):
-                text = table(_rows(block), room)
+                text = render_table(_rows(block), room)
                 room -= len(text)
             else:
                 style = block._p.style  # pyright: ignore[reportPrivateUsage]  # finding a style's name takes long
@@ -264,7 +264,7 @@ def read_xlsx(data: bytes) -> str:
     def read() -> str:
         import openpyxl
 
-        refuse_bomb(data)
+        check_office_file(data)
         until = time.monotonic() + _SECONDS
         book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
         try:
@@ -280,7 +280,7 @@ def read_xlsx(data: bytes) -> str:
                     [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
                     for row in sheet.iter_rows(max_col=_COLUMNS_MAX + 1, values_only=True)
                 )
-                parts.append(f"## Sheet {sheet.title}\n\n{table(rows, room)}")
+                parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room)}")
                 room -= len(parts[-1])
             return "\n\n".join(parts)
         finally:
@@ -295,13 +295,13 @@ def read_csv(data: bytes) -> str:
     Raises:
         ToolFailed: It is no text.
     """
-    text = decoded(data)
+    text = decode_text(data)
     if text is None:
         raise ToolFailed("this file is named like a CSV but is no text; choose another file")
 
     def read() -> str:
         beginning = text[:_CSV_CHARS]
-        shown = table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
+        shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
         if len(text) > len(beginning):
             shown += f"\n(only the first {_CSV_CHARS:,} characters were looked at)"
         return shown
@@ -315,7 +315,7 @@ def _separator(text: str) -> str:
     return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
 
 
-def table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str:
+def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str:
     """Return rows as a Markdown table, and say what of it is not shown.
 
     Empty rows are left out. Shown are at most 2,000 rows, 200 columns and `room` characters, and what can be read

@@ -18,13 +18,13 @@ from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_edits
 from ava_roles.tools.document import (
     Document,
-    NoDocument,
+    NotEditable,
     Region,
-    change,
-    counted,
-    numbered,
-    shown_change,
-    with_plain_ends,
+    describe_counts,
+    normalize_line_ends,
+    numbered_line,
+    render_change,
+    render_changes,
 )
 from ava_roles.worktree.edits import BYTES_MAX, Edits
 from ava_roles.wrap import INVISIBLE
@@ -101,7 +101,7 @@ def _told(lines: Sequence[str], start: int, wanted: Sequence[str]) -> str:
     first, why = _difference(here, wanted, start)
     head = f"lines {start + 1:,} to {start + len(here):,}" if len(here) > 1 else f"line {start + 1:,}"
     begin = max(0, min(first - 3, len(here) - _SHOWN))
-    shown = [numbered(" ", start + at, here[at]) for at in range(begin, min(begin + _SHOWN, len(here)))]
+    shown = [numbered_line(" ", start + at, here[at]) for at in range(begin, min(begin + _SHOWN, len(here)))]
     if begin or len(here) > _SHOWN:
         head += f", of which {len(shown)} are shown"
     return "\n".join([f"{head}{f' ({why})' if why else ''}:", *shown])
@@ -206,8 +206,9 @@ class EditFile:
         args=EditFileArgs,
         read_only=False,
         files=True,
-        writes=True,
         edits=True,
+        writes=True,
+        aliases=("Edit",),
     )
 
     def activity(self, args: EditFileArgs) -> str:
@@ -238,8 +239,9 @@ class WriteFile:
         args=WriteFileArgs,
         read_only=False,
         files=True,
-        writes=True,
         edits=True,
+        writes=True,
+        aliases=("Write",),
     )
 
     def activity(self, args: WriteFileArgs) -> str:
@@ -253,7 +255,7 @@ class WriteFile:
 
 def _edit(edits: Edits, args: EditFileArgs) -> ToolOutput:
     name = edits.allowed(args.path)
-    old, new = with_plain_ends(args.old), with_plain_ends(args.new)
+    old, new = normalize_line_ends(args.old), normalize_line_ends(args.new)
     _refuse_unfit(new)
     if not old:
         raise ToolFailed("old is empty; quote the text to be replaced, or write a new file with write_file")
@@ -276,8 +278,8 @@ def _edit(edits: Edits, args: EditFileArgs) -> ToolOutput:
     edited, regions = document.replaced(starts, old, new)
     edits.write(name, edited.data())
     places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
-    head = f"edited {shown(name)}: {places}, {counted(document.lines, edited.lines, regions)}"
-    text = shown_change(document.lines, edited.lines, regions) + _at_the_end(document, edited)
+    head = f"edited {shown(name)}: {places}, {describe_counts(document.lines, edited.lines, regions)}"
+    text = render_changes(document.lines, edited.lines, regions) + _at_the_end(document, edited)
     return ToolOutput(f"{head}\n{text}", count=len(starts))
 
 
@@ -296,7 +298,7 @@ def _write(edits: Edits, args: WriteFileArgs) -> ToolOutput:
         return ToolOutput(f"wrote {shown(name)}: a new file, {_lines(lines)}, {_bytes(data)}", count=1)
     try:
         before = Document.of(there)
-    except NoDocument as why:
+    except NotEditable as why:
         edits.write(name, data)
         lines = len(Document.of(data).lines)
         replaced = f"in the place of {_bytes(there)} ({why})"
@@ -309,15 +311,15 @@ def _write(edits: Edits, args: WriteFileArgs) -> ToolOutput:
     head = f"wrote {shown(name)}: {_lines(len(after.lines))} in the place of {_lines(len(before.lines))}"
     if after.data() != data:
         head += "; the file's line endings and mark at its beginning are kept"
-    changed = change(before.lines, after.lines, whole)
-    counts = counted(before.lines, after.lines, (whole,))
+    changed = render_change(before.lines, after.lines, whole)
+    counts = describe_counts(before.lines, after.lines, (whole,))
     return ToolOutput(f"{head}; {counts}\n{changed}{_at_the_end(before, after)}", count=1)
 
 
 def _document(name: str, data: bytes) -> Document:
     try:
         return Document.of(data)
-    except NoDocument as why:
+    except NotEditable as why:
         raise ToolFailed(
             f"{shown(name)} cannot be edited: {why}; leave it as it is, or replace it as a whole"
         ) from None

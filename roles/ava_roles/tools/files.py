@@ -12,7 +12,7 @@ from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents
-from ava_roles.tools.text_files import decoded, window
+from ava_roles.tools.text_files import decode_text, take_lines
 
 _BYTES_MAX = 20_000_000
 _ENTRIES_MAX = 500
@@ -38,6 +38,8 @@ class ReadFile:
         ),
         args=ReadFileArgs,
         files=True,
+        default=True,
+        aliases=("Read",),
     )
 
     def activity(self, args: ReadFileArgs) -> str:
@@ -69,7 +71,7 @@ def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
     lines = text.splitlines()
     if args.offset > max(len(lines), 1):
         raise ToolFailed(f"{shown(name)} has {len(lines):,} lines; give an offset up to that")
-    part = window(lines, args.offset, args.limit, room)
+    part = take_lines(lines, args.offset, args.limit, room)
     head = f"{shown(name)} ({what}, {size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
     if part.cut:
         head += f"; cut at 4,000 characters: line {', '.join(map(str, part.cut[:20]))}"
@@ -87,7 +89,7 @@ def _text(suffix: str, data: bytes, cut: bool) -> tuple[str, str | None]:
         return "workbook", documents.read_xlsx(data)
     if suffix in (".csv", ".tsv"):
         return "CSV as a table", documents.read_csv(data)
-    return "text", decoded(data, cut=cut)
+    return "text", decode_text(data, cut=cut)
 
 
 def _pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:

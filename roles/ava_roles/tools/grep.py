@@ -19,7 +19,7 @@ from pathlib import Path
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.sandbox.paths import Root
-from ava_roles.tools.text_files import WalkFilter, decoded, patterns
+from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
 
 FILE_MAX = 2_000_000
 ENTRIES_MAX = 20_000
@@ -103,7 +103,7 @@ def _readable(root: Root, name: str, size: int) -> str | None:
         data, more = root.read(name, FILE_MAX)
     except ToolFailed:
         return None
-    return None if more else decoded(data)
+    return None if more else decode_text(data)
 
 
 def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:

@@ -41,6 +41,8 @@ class Recall:
         "A note is no source: quote what it points to.",
         args=RecallArgs,
         timeout_s=20,
+        memory=True,
+        common=True,
     )
 
     def activity(self, args: RecallArgs) -> str:

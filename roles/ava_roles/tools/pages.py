@@ -133,7 +133,7 @@ _BLOCKS = frozenset(
 )
 
 
-def whole_page(html: str) -> tuple[str, bool]:
+def page_words(html: str) -> tuple[str, bool]:
     """Return every word of a page, a line per block, and whether it is hollow: scripts would fill it."""
     lxml_html: Any = import_module("lxml.html")  # has no types
     etree: Any = import_module("lxml.etree")
@@ -228,7 +228,7 @@ def _html(got: Response) -> Page:
 
     html = got.text()
     if html.count("<") > _TAGS_MAX:
-        words, _hollow = whole_page(html[:_HUGE_CHARS])
+        words, _hollow = page_words(html[:_HUGE_CHARS])
         return Page(words, note="it is very large: these are the words of its beginning, without headings and links")
     found: Document | None = None
     try:
@@ -241,7 +241,7 @@ def _html(got: Response) -> Page:
     text = (text or "").strip()
     note = None
     if len(text) < _THIN:
-        whole, hollow = whole_page(html)
+        whole, hollow = page_words(html)
         text = whole if len(whole) > len(text) else text
         if hollow:
             note = "it seems to need JavaScript, which is not run here; look for another source"

@@ -1,28 +1,32 @@
-"""The tools that are built in, by name."""
+"""The tools that a role may name, in the order in which a role that does not choose gets them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 
-from ava_roles.tool import Tool
+from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.artifacts import SaveArtifact
 from ava_roles.tools.edits import EditFile, WriteFile
 from ava_roles.tools.files import ReadFile
 from ava_roles.tools.memory import Recall
+from ava_roles.tools.run_tools import RUN_SPECS
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
 from ava_roles.tools.shell import PythonExec, RunBash
-from ava_roles.tools.web import HttpGet, ReadWebpages
-from ava_roles.tools.web_search import WebSearch
+from ava_roles.tools.web import HttpGet, ReadWebpages, WebSearch
 
 
 def builtin_tools() -> Mapping[str, Tool]:
-    """Return the built-in tools; make them once for all runs, so that a site's robots.txt is asked once."""
+    """Return the tools that need nothing of the server, by name.
+
+    Call this once per process, so that all runs share what was fetched of each site's robots.txt.
+    """
     tools: tuple[Tool, ...] = (
+        WebSearch(),
+        ReadWebpages(),
         ReadFile(),
         SearchCodebase(),
         SearchAndRead(),
-        WebSearch(),
-        ReadWebpages(),
         HttpGet(),
         EditFile(),
         WriteFile(),
@@ -32,3 +36,15 @@ def builtin_tools() -> Mapping[str, Tool]:
         Recall(),
     )
     return {tool.spec.name: tool for tool in tools}
+
+
+def specs_of(names: Iterable[str], tools: Mapping[str, Tool]) -> list[ToolSpec]:
+    """Return the specs of tools by name: of those given, else of those in the registry; unknown names are left out."""
+    known = {**tool_specs(), **{name: tool.spec for name, tool in tools.items()}}
+    return [known[name] for name in names if name in known]
+
+
+@cache
+def tool_specs() -> Mapping[str, ToolSpec]:
+    """Return the spec of every tool that a role may name, available here or not; MCP servers' tools are not known."""
+    return {spec.name: spec for spec in (*(tool.spec for tool in builtin_tools().values()), *RUN_SPECS)}

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
 
 import anyio
 from anyio.from_thread import check_cancelled
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
+from ava_roles.passages import FileMatch, Passage, PassageIndex, query_words, split_passages
 from ava_roles.sandbox.environment import child_environment
+from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
-from ava_roles.tools import grep, passages
+from ava_roles.tools import documents, grep
+from ava_roles.tools.text_files import WalkFilter, decode_text
+
+_MAX_FILE_BYTES = 2_000_000
+_MAX_DOCUMENT_BYTES = 10_000_000
+_MAX_DOCUMENTS = 20
+_MAX_TOTAL_BYTES = 40_000_000
+_MAX_ENTRIES = 20_000
 
 
 class SearchArgs(ToolArgs):
@@ -41,6 +52,8 @@ class SearchCodebase:
         ),
         args=SearchArgs,
         files=True,
+        default=True,
+        aliases=("Grep", "Glob"),
     )
 
     def activity(self, args: SearchArgs) -> str:
@@ -128,6 +141,7 @@ class SearchAndRead:
         ),
         args=SearchAndReadArgs,
         files=True,
+        default=True,
     )
 
     def activity(self, args: SearchAndReadArgs) -> str:
@@ -137,7 +151,7 @@ class SearchAndRead:
     async def __call__(self, args: SearchAndReadArgs, at: ToolContext) -> ToolOutput:
         """Search, rank and quote."""
         root = need_files(at)
-        found = await run_sync(passages.best, root, args.query, args.path, args.max_files, check_cancelled)
+        found = await run_sync(search_passages, root, args.query, args.path, args.max_files, check_cancelled)
         head = f"{len(found.files)} files fit best ({found.searched:,} searched)"
         if found.cut:
             head += "; not all files were searched, there are too many: give a path"
@@ -155,7 +169,7 @@ class SearchAndRead:
         return ToolOutput("\n\n".join(parts), count=len(sources), sources=sources)
 
 
-def _quoted(file: passages.File, share: int) -> str:
+def _quoted(file: FileMatch, share: int) -> str:
     """Return a file's passages, as many as fit; the best one in any case."""
     text = f"## {shown(file.path)}"
     for number, passage in enumerate(file.passages):
@@ -164,3 +178,72 @@ def _quoted(file: passages.File, share: int) -> str:
             break
         text += more
     return text
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The files that match a query best.
+
+    Attributes:
+        files: The best first.
+        words: The words that were searched for.
+        searched: How many files were read.
+        cut: Some files were not read: there are too many, or they are too large together.
+    """
+
+    files: tuple[FileMatch, ...]
+    words: tuple[str, ...]
+    searched: int
+    cut: bool
+
+
+def search_passages(root: Root, query: str, path: str, max_files: int, check: Callable[[], None]) -> SearchResult:
+    """Return the files whose passages match a query's words best. Blocks.
+
+    Args:
+        root: The workspace.
+        query: Words or a question.
+        path: The folder to search.
+        max_files: The most files to return.
+        check: Called for each file; raises to stop.
+
+    Raises:
+        ToolFailed: The path cannot be searched.
+    """
+    words = query_words(query)
+    walk = WalkFilter(root, check)
+    searched = size = read_documents = 0
+    cut = False
+    with closing(PassageIndex()) as index:
+        for entry in root.walk(path, limit=_MAX_ENTRIES, keep=walk):
+            if size > _MAX_TOTAL_BYTES:
+                cut = True
+                break
+            is_document = PurePosixPath(entry.name).suffix.lower() in (".pdf", ".docx")
+            read_documents += is_document
+            if not words or read_documents > _MAX_DOCUMENTS:
+                cut = cut or bool(words)
+                continue
+            if found := _passages_of(root, entry, is_document):
+                searched += 1
+                size += sum(len(passage.text) for passage in found)
+                index.add(entry.name, found)
+        files = index.best(words, max_files)
+    return SearchResult(files, tuple(words), searched, cut or walk.asked >= _MAX_ENTRIES)
+
+
+def _passages_of(root: Root, entry: Entry, is_document: bool) -> list[Passage]:
+    """Return the passages of a file; none if it cannot be read."""
+    limit = _MAX_DOCUMENT_BYTES if is_document else _MAX_FILE_BYTES
+    if entry.size > limit:
+        return []
+    try:
+        data, more = root.read(entry.name, limit)
+        if not is_document:
+            return list(split_passages((None if more else decode_text(data)) or ""))
+        if not documents.is_pdf(data):
+            return list(split_passages(documents.read_docx(data)))
+        pages = documents.read_pdf(data, count=100).pages
+        return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
+    except ToolFailed:
+        return []

@@ -59,9 +59,10 @@ class RunBash:
         args=RunBashArgs,
         read_only=False,
         timeout_s=_CALL_S,
+        both_ends=True,
         files=True,
         commands=True,
-        both_ends=True,
+        aliases=("Bash",),
     )
 
     def __init__(self, *, in_worktree: bool = False) -> None:

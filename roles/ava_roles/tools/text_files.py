@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _LONGEST_LINE = 4_000
 
 
-def decoded(data: bytes, *, cut: bool = False) -> str | None:
+def decode_text(data: bytes, *, cut: bool = False) -> str | None:
     """Return the text that bytes hold, or None when they are no text.
 
     UTF-8 and UTF-16 with a mark are known; anything else without a zero byte is read as Windows-1252.
@@ -39,7 +39,7 @@ def decoded(data: bytes, *, cut: bool = False) -> str | None:
         return data.decode("cp1252", "replace")
 
 
-class Window(NamedTuple):
+class LineWindow(NamedTuple):
     """A range of lines that fits an answer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Window(NamedTuple):
     cut: tuple[int, ...]
 
 
-def window(lines: Sequence[str], offset: int, limit: int | None, max_chars: int) -> Window:
+def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: int) -> LineWindow:
     """Return the lines from `offset` (from 1) on that fit, at least one where there is one."""
     taken: list[str] = []
     cut: list[int] = []
@@ -70,7 +70,7 @@ def window(lines: Sequence[str], offset: int, limit: int | None, max_chars: int)
             break
         room -= len(line) + 1
         taken.append(line)
-    return Window("\n".join(taken), offset, offset + len(taken) - 1, tuple(cut))
+    return LineWindow("\n".join(taken), offset, offset + len(taken) - 1, tuple(cut))
 
 
 _HIDDEN = frozenset({".git", ".hg", ".svn"})
@@ -116,7 +116,7 @@ class WalkFilter:
         if folder not in self._specs:
             try:
                 data, _ = self._root.read(f"{folder}/.gitignore" if folder else ".gitignore", 100_000)
-                self._specs[folder] = patterns(*(decoded(data) or "").splitlines())
+                self._specs[folder] = patterns(*(decode_text(data) or "").splitlines())
             except ToolFailed:
                 self._specs[folder] = None
         return self._specs[folder]

@@ -14,11 +14,80 @@ from pydantic import AfterValidator, Field
 from ava_roles.errors import ToolFailed
 from ava_roles.net.addresses import host_and_path, masked
 from ava_roles.net.fetch import Fetcher, Response
-from ava_roles.net.search_engines import asked_to_wait, wait_words
-from ava_roles.placeholders import in_header, in_query, only_to
+from ava_roles.net.search_engines import MOST_HITS, SearchResults, asked_to_wait, wait_words
+from ava_roles.net.secret_hosts import allow_only_hosts_of
+from ava_roles.placeholders import fill_header, fill_query
 from ava_roles.threads import run_sync
-from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_fetch
+from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_fetch, need_search
 from ava_roles.tools.pages import Page, Robots, is_text, read_page
+
+NAME = "web_search"
+_WORDS_MOST = 50  # as Brave has it; no search needs more
+
+
+def _few_words(query: str) -> str:
+    words = query.split()
+    if not words:
+        raise ValueError("only white space was given; give the words to look for")
+    if len(words) > _WORDS_MOST:
+        raise ValueError(f"a search has at most {_WORDS_MOST} words; leave out all that does not tell pages apart")
+    return " ".join(words)
+
+
+class WebSearchArgs(ToolArgs):
+    """Arguments of `web_search`."""
+
+    query: Annotated[str, AfterValidator(_few_words)] = Field(
+        min_length=1, max_length=400, description="A few words that the pages would contain."
+    )
+    count: int = Field(default=8, ge=1, le=MOST_HITS, description="Results at most.")
+
+
+class WebSearch:
+    """Searches the web."""
+
+    spec = ToolSpec(
+        name=NAME,
+        description=(
+            "Search the web: a numbered list of pages with title, address, date where known, and a few of their words."
+            " Read the best ones with read_webpages before you rely on them."
+        ),
+        args=WebSearchArgs,
+        timeout_s=30,
+        network=True,
+        search=True,
+        default=True,
+        aliases=("WebSearch",),
+    )
+
+    def activity(self, args: WebSearchArgs) -> str:
+        """Return `Searching the web for WORDS`."""
+        return f"Searching the web for {args.query}"
+
+    async def __call__(self, args: WebSearchArgs, at: ToolContext) -> ToolOutput:
+        """Search."""
+        found = await need_search(at)(args.query, args.count)
+        return ToolOutput(
+            _listed(found),
+            count=len(found.hits),
+            sources=tuple(Source(hit.url, hit.title or None) for hit in found.hits),
+        )
+
+
+def _listed(found: SearchResults) -> str:
+    """Return the hits as the model is shown them. The query is not repeated: its words are no page's."""
+    count = len(found.hits)
+    head = f"{found.engine}: {'no results' if not count else '1 result' if count == 1 else f'{count} results'}"
+    if found.note:
+        head += f"\nNote: {found.note}"
+    if not count:
+        return f"{head}\nTry other words, or fewer."
+    entries: list[str] = []
+    for number, hit in enumerate(found.hits, 1):
+        lines = [f"{number}. {hit.title or '(no title)'}", hit.url, hit.date, hit.snippet]
+        entries.append("\n   ".join(line for line in lines if line))
+    return "\n\n".join([head, *entries])
+
 
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
 _PAGE_BYTES = 5_000_000
@@ -78,6 +147,8 @@ class ReadWebpages:
         ),
         args=ReadWebpagesArgs,
         network=True,
+        default=True,
+        aliases=("WebFetch",),
     )
 
     def __init__(self, robots: Robots | None = None) -> None:
@@ -248,10 +319,10 @@ class HttpGet:
         """Fetch it."""
         url, headers, before = args.url.strip(), dict(args.headers), None
         if at.secrets:
-            before = only_to(at.secrets)
+            before = allow_only_hosts_of(at.secrets)
             await before(url.partition("?")[0])  # before a value is anywhere; redirects are asked for on the way
-            url = in_query(url, at.secrets)
-            headers = {name: in_header(text, at.secrets) for name, text in headers.items()}
+            url = fill_query(url, at.secrets)
+            headers = {name: fill_header(text, at.secrets) for name, text in headers.items()}
         got = await need_fetch(at).get(
             url,
             accept=headers.pop("Accept", None),

@@ -1,4 +1,8 @@
-"""git, called with a git directory of ours, and what it means when it fails."""
+"""git, run with a git directory that Ava makes: nothing of the user's configuration can run anything.
+
+`Git` runs it and explains failures. `UserRepository` is the user's checkout; `git_folder` makes a directory with its
+objects.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ava_roles.errors import NoRepository, WorkshopFailed
+from ava_roles.errors import NoRepository, WorktreeFailed
 from ava_roles.sandbox.git import (
     SAFE_CONFIG,
     GitOutput,
@@ -27,50 +31,45 @@ from ava_roles.sandbox.git import (
 from ava_roles.sandbox.path_access import read_small
 
 GIT_S = 120.0
-"""The most that one call of git may take: writing a tree of 20,000 files takes seconds."""
-_ROOM = 200_000
-_TOO_LARGE = getattr(signal, "SIGXFSZ", 0) or 1_000
+"""The longest that one git command may take; writing a tree of 20,000 files takes seconds."""
+_FULL_DISK_BYTES = 200_000
+_FILE_SIZE_SIGNAL = getattr(signal, "SIGXFSZ", 0) or 1_000
 
 
 @contextmanager
-def told(doing: str) -> Generator[None]:
-    """Say what a system error means for what was being done.
-
-    Raises:
-        WorkshopFailed: There was one.
-    """
+def translate_os_errors(doing: str) -> Generator[None]:
+    """Turn an OSError into a WorktreeFailed that says what failed, e.g. `reading the index`."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise WorkshopFailed(f"{doing} failed: the disk is full; make room there, and start again") from error
+            raise WorktreeFailed(f"{doing} failed: the disk is full; make room there, and start again") from error
         place = f" ({error.filename})" if error.filename else ""
-        raise WorkshopFailed(f"{doing} failed: {error.strerror or error}{place}") from error
+        raise WorktreeFailed(f"{doing} failed: {error.strerror or error}{place}") from error
 
 
 @contextmanager
-def folder_aside(doing: str) -> Generator[Path]:
-    """Hold a folder for the time of one piece of work; `doing` says what, as for `told`.
-
-    Raises:
-        WorkshopFailed: It cannot be made, or what is done in it failed.
-    """
-    with told(doing), tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as folder:
+def temporary_folder(doing: str) -> Generator[Path]:
+    """Hold a temporary folder; an OSError becomes a WorktreeFailed, as in `translate_os_errors`."""
+    with (
+        translate_os_errors(doing),
+        tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as folder,
+    ):
         yield Path(folder)
 
 
 @dataclass(frozen=True)
 class Git:
-    """Calls git with one git directory of ours.
+    """Runs git with one git directory of Ava's.
 
     Attributes:
-        program: Where git is.
+        program: The path of git.
         own: The git directory.
-        tree: The work tree; None is none.
-        index: The index; None is the directory's own.
-        variables: Further variables.
-        check: Called again and again while git works.
-        held: Descriptors that every git holds as long as it lives.
+        tree: The work tree, if any.
+        index: The index; None uses the directory's own.
+        variables: Further environment variables.
+        check: Called repeatedly while git runs; raises to stop it.
+        inherited: Descriptors that each git process inherits.
     """
 
     program: str
@@ -79,21 +78,21 @@ class Git:
     index: Path | None = None
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
     check: Callable[[], None] = lambda: None
-    held: tuple[int, ...] = ()
+    inherited: tuple[int, ...] = ()
 
-    def said(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Call git, and return how it ended.
+    def run(self, *words: str, stdin: bytes = b"") -> GitOutput:
+        """Run git, and return how it ended.
 
         Raises:
-            WorkshopFailed: It could not be started, or took too long.
+            WorktreeFailed: It could not be started, or took too long.
         """
         at = [f"--git-dir={self.own}", *([f"--work-tree={self.tree}"] if self.tree is not None else [])]
         settings = [part for each in SAFE_CONFIG for part in ("-c", each)]
         index = {"GIT_INDEX_FILE": str(self.index)} if self.index is not None else {}
         ended = False
         try:
-            with told(f"git {words[0]}"):
-                said = run_git(
+            with translate_os_errors(f"git {words[0]}"):
+                done = run_git(
                     [self.program, *at, *settings, *words],
                     folder=self.tree or self.own,
                     env={**git_environment(self.own), **index, **self.variables},
@@ -101,73 +100,82 @@ class Git:
                     within_s=GIT_S,
                     check=self.check,
                     stdin=stdin,
-                    held=self.held,
+                    held=self.inherited,
                 )
-            ended = said.code is not None
+            ended = done.code is not None
         finally:
-            if self.index is not None and not ended:  # killed, it leaves its lock
+            if self.index is not None and not ended:  # a killed git leaves its lock
                 self.index.with_name(f"{self.index.name}.lock").unlink(missing_ok=True)
-        if said.code is None:
-            raise WorkshopFailed(f"git {words[0]} did not end within {GIT_S:g} s; look whether the disk is very slow")
-        return said
+        if done.code is None:
+            raise WorktreeFailed(f"git {words[0]} did not end within {GIT_S:g} s; check whether the disk is very slow")
+        return done
 
     def __call__(self, *words: str, stdin: bytes = b"") -> GitOutput:
-        """Call git, which must not fail.
+        """Run git, which must succeed.
 
         Raises:
-            WorkshopFailed: It failed; says what git said.
+            WorktreeFailed: It failed; quotes git.
         """
-        said = self.said(*words, stdin=stdin)
-        if said.code != 0:
+        done = self.run(*words, stdin=stdin)
+        if done.code != 0:
             places = [self.own, *(Path(place) for place in self.variables.values() if place.startswith("/"))]
-            raise WorkshopFailed(_failed(words[0], said, full=any(map(_is_full, places))))
-        return said
+            raise WorktreeFailed(_explain_failure(words[0], done, full=any(map(_is_full, places))))
+        return done
 
     def line(self, *words: str, stdin: bytes = b"") -> str:
-        """Call git, which must not fail, and return the one line that it prints."""
+        """Run git, which must succeed, and return the line that it prints."""
         return os.fsdecode(self(*words, stdin=stdin).out).strip()
 
     def on(self, tree: Path, index: Path) -> Git:
-        """Return the same for a work tree and its index."""
+        """Return the same git for a work tree and its index."""
         return replace(self, tree=tree, index=index)
 
 
+@contextmanager
+def temporary_index(git: Git) -> Generator[Git]:
+    """Hold the same git with an index of its own, which is removed afterwards."""
+    index = git.own / f"index-{os.urandom(6).hex()}"
+    try:
+        yield replace(git, index=index)
+    finally:
+        index.unlink(missing_ok=True)
+
+
 def _is_full(place: Path) -> bool:
-    """Tell whether hardly anything can be written any more."""
     with suppress(OSError):
-        return shutil.disk_usage(place).free < _ROOM
+        return shutil.disk_usage(place).free < _FULL_DISK_BYTES
     return False
 
 
-def _failed(what: str, said: GitOutput, *, full: bool) -> str:
-    """Say what it means that git failed."""
-    why = " ".join(said.errors.split())[:400] or f"exit code {said.code}"
-    if said.code == -_TOO_LARGE:
-        why = "File too large, for there is a limit on the file size here"
+def _explain_failure(what: str, done: GitOutput, *, full: bool) -> str:
+    """Return what failed, why, and what to do."""
+    why = " ".join(done.errors.split())[:400] or f"exit code {done.code}"
+    if done.code == -_FILE_SIZE_SIGNAL:
+        why = "File too large: a limit on the file size is set here"
     if full or "No space left" in why or "File too large" in why:
         return f"git {what} failed: the disk is full; make room there, and start again ({why})"
     if any(sign in why for sign in ("unable to read sha1", "unable to read tree", "missing", "bad object", "not our")):
         return (
-            f"git {what} failed, because the repository does not have all that its commit consists of ({why});"
-            " a partial clone has to fetch it first (git fetch --refetch, or a checkout of the whole tree)"
+            f"git {what} failed, because objects of the commit are missing from the repository ({why}); a partial clone"
+            " has to fetch them first (git fetch --refetch, or a checkout of the whole tree)"
         )
     return f"git {what} failed: {why}"
 
 
-_KEPT = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
-"""What of the user's configuration says how files are written; nothing in it can run anything."""
-_NO_GIT = "git is not installed here; have a person install it, or choose a role that needs no worktree"
+_COPIED_SETTINGS = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
+"""Settings of the user that say how files are written; none of them can run anything."""
+_NO_GIT = "git is not installed here; ask a person to install it, or choose a role that needs no worktree"
 
 
 @dataclass(frozen=True)
 class UserRepository:
-    """A repository of the user.
+    """A checkout of the user, and its repository.
 
     Attributes:
         root: The root of the checkout.
-        folder: What `.git` there is, or leads to: it has HEAD and the index of this checkout.
-        common: What all checkouts of it share: objects, branches, configuration.
-        program: Where git is.
+        folder: What `.git` is or points to: it contains HEAD and the index of this checkout.
+        common: What all checkouts share: objects, branches, configuration.
+        program: The path of git.
         home: The user's home folder.
     """
 
@@ -182,17 +190,17 @@ class UserRepository:
         """Return the repository of a checkout.
 
         Raises:
-            NoRepository: It is not the root of a checkout; says what to do.
-            WorkshopFailed: git is not there.
+            NoRepository: The folder is not the root of a checkout; says what to do.
+            WorktreeFailed: git is not installed.
         """
         if not root.is_dir():
-            raise NoRepository(f"{root} is no folder; give the root of a git checkout as workspace")
+            raise NoRepository(f"{root} is not a folder; give the root of a git checkout as workspace")
         git = root / ".git"
         if not git.exists():
             _refuse(root)
         program = git_program(root)
         if program is None:
-            raise WorkshopFailed(_NO_GIT)
+            raise WorktreeFailed(_NO_GIT)
         try:
             folder, common = git_folders(root)
         except NoGitFolder as error:
@@ -201,49 +209,49 @@ class UserRepository:
             raise NoRepository(f"{git} cannot be read ({error.strerror}); give a checkout that is your own") from None
         for place in (folder / "HEAD", common / "objects"):
             if not os.path.lexists(place):
-                raise NoRepository(f"{root} is no git checkout any more ({place} is not there); repair it, or clone it")
+                raise NoRepository(f"{root} is not a git checkout any more ({place} is missing); repair or clone it")
         return cls(root, folder.resolve(), common.resolve(), program, home)
 
     @cached_property
     def settings(self) -> Mapping[str, str]:
-        """The whole configuration that git has here, the user's own too: read, and never worked with.
+        """The whole git configuration, the user's own included. It is only read: git never runs with it.
 
         Raises:
-            WorkshopFailed: git cannot read it.
+            WorktreeFailed: git cannot read it.
         """
-        with folder_aside("reading git's configuration") as aside:
+        with temporary_folder("reading git's configuration") as aside:
             env = {**git_environment(self.folder), "HOME": str(self.home)}
             for name in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL"):
                 del env[name]
-            said = run_git(
+            done = run_git(
                 [self.program, f"--git-dir={self.folder}", "config", "--list", "-z"],
                 folder=Path("/"),
                 env=env,
                 aside=Path(aside),
                 within_s=10,
             )
-        if said.code != 0:
-            raise WorkshopFailed(f"git cannot read the configuration of {self.root}: {said.errors[:300]}; mend it")
-        pairs = (os.fsdecode(each).partition("\n") for each in said.out.split(b"\0") if each)
+        if done.code != 0:
+            raise WorktreeFailed(f"git cannot read the configuration of {self.root}: {done.errors[:300]}; repair it")
+        pairs = (os.fsdecode(each).partition("\n") for each in done.out.split(b"\0") if each)
         return {key.lower(): value for key, _newline, value in pairs}
 
     @property
     def objects(self) -> Path:
-        """Where its objects are."""
+        """The folder of its objects."""
         return self.common / "objects"
 
     def git_folder(self, own: Path, *, joined: bool) -> Git:
-        """Make a git directory of ours that has this repository's objects.
+        """Create a git directory that has this repository's objects, and none of its configuration.
 
         Args:
-            own: The folder, which is not there yet.
-            joined: It has this repository's branches and HEAD too, and what is written goes there; nothing else is
-                theirs, and no configuration. Otherwise it has none, and objects of its own.
+            own: The new folder.
+            joined: It shares this repository's branches, HEAD and object store. Otherwise it has no branches, and
+                stores new objects itself.
 
         Raises:
-            WorkshopFailed: It cannot be made.
+            WorktreeFailed: It cannot be created.
         """
-        with told("making a git directory"):
+        with translate_os_errors("creating a git directory"):
             for name in ("objects/info", "info", *(() if joined else ("refs/heads",))):
                 (own / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             (own / "config").write_text(self._configuration(joined), "utf-8")
@@ -264,12 +272,12 @@ class UserRepository:
 
     @contextmanager
     def joined(self) -> Generator[Git]:
-        """Hold a git directory of ours that has this repository's objects, branches and HEAD."""
-        with folder_aside("working with the repository") as aside:
+        """Hold a temporary git directory that shares this repository's objects, branches and HEAD."""
+        with temporary_folder("working with the repository") as aside:
             yield self.git_folder(aside / "git", joined=True)
 
     def head(self, git: Git) -> tuple[str, str | None]:
-        """Return the commit that is checked out, and its branch; None is none.
+        """Return the commit that is checked out, and its branch; None for a detached HEAD.
 
         Args:
             git: A git directory that is joined to this repository.
@@ -277,21 +285,21 @@ class UserRepository:
         Raises:
             NoRepository: There is no commit.
         """
-        said = git.said("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        branch = git.said("symbolic-ref", "--quiet", "HEAD")
+        commit = git.run("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        branch = git.run("symbolic-ref", "--quiet", "HEAD")
         name = os.fsdecode(branch.out).strip().removeprefix("refs/heads/") if branch.code == 0 else None
-        if said.code == 0:
-            return os.fsdecode(said.out).strip(), name
-        at = os.fsdecode(git.said("rev-parse", "--verify", "--quiet", "HEAD").out).strip()
-        if at:
-            raise NoRepository(f"{self.root} does not have the commit {at} that it is at; repair it (git fsck)")
+        if commit.code == 0:
+            return os.fsdecode(commit.out).strip(), name
+        missing = os.fsdecode(git.run("rev-parse", "--verify", "--quiet", "HEAD").out).strip()
+        if missing:
+            raise NoRepository(f"{self.root} does not have the commit {missing} that HEAD names; repair it (git fsck)")
         on = f" on {name}" if name else ""
         raise NoRepository(
-            f"{self.root} has no commit{on} that work could begin at; commit something first (git add, git commit)"
+            f"{self.root} has no commit{on} that work could start from; commit something first (git add, git commit)"
         )
 
     def excludes(self) -> str:
-        """Return the file of names that the user has git ignore everywhere."""
+        """Return the path of the user's own ignore file."""
         given = self.settings.get("core.excludesfile", "")
         if not given:
             return str(self.home / ".config" / "git" / "ignore")
@@ -304,7 +312,7 @@ class UserRepository:
         return read_small(head, 5_000)
 
     def _configuration(self, joined: bool) -> str:
-        """Return a configuration that says how objects and files are written, and nothing that runs."""
+        """Return a configuration that says how objects and files are written, and runs nothing."""
         extensions = {
             name: self.settings[f"extensions.{name}"]
             for name in ("objectformat", "refstorage")
@@ -314,7 +322,7 @@ class UserRepository:
         logs = self.settings.get("core.logallrefupdates", "true") if (self.common / "logs").is_dir() else "false"
         lines.append(f"\tlogallrefupdates = {_value(logs if joined else 'false')}")
         lines.append(f"\texcludesfile = {_value(self.excludes())}")
-        for name in _KEPT:
+        for name in _COPIED_SETTINGS:
             if name in self.settings:
                 lines.append(f"\t{name.partition('.')[2]} = {_value(self.settings[name])}")
         if extensions:
@@ -323,31 +331,26 @@ class UserRepository:
 
 
 def _refuse(root: Path) -> None:
-    """Say what a folder without `.git` is.
-
-    Raises:
-        NoRepository: Always.
-    """
+    """Raise NoRepository for a folder without `.git`, and say what the folder is."""
     if (root / "HEAD").is_file() and (root / "objects").is_dir():
         raise NoRepository(f"{root} is a bare repository, without files; clone it, and give the clone as workspace")
     for above in root.parents:
         if (above / ".git").exists():
             raise NoRepository(
-                f"{root} lies in the git checkout {above}; give that as workspace, and {root.name} in the namespace"
+                f"{root} is inside the git checkout {above}; give that as workspace, and {root.name} in the namespace"
             )
     raise NoRepository(
-        f"{root} is no git repository; run git init and commit in it first, or give another as workspace"
+        f"{root} is not a git repository; run git init and commit in it first, or give another as workspace"
     )
 
 
 def _value(text: str) -> str:
-    """Return a value as a configuration file has it."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
     return f'"{escaped}"'
 
 
 def _quoted(path: bytes) -> bytes:
-    """Return a path as `alternates` has it; one that would be read otherwise in quotes."""
+    """Return a path as the `alternates` file takes it: in quotes if it would be misread."""
     if not path.startswith((b'"', b"#")) and b"\n" not in path:
         return path
     escaped = path.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")

@@ -1,7 +1,7 @@
-"""How work becomes a branch of the user's repository: its objects first, then one reference, and nothing else.
+"""Publication of work: its objects go into the user's repository, then one branch points to them, and nothing else.
 
-The reference is made through a git directory of ours that has their branches and none of their configuration, so that
-no hook runs; git itself locks what has to be locked.
+The branch is made through a git directory of Ava's that shares the user's branches and none of their configuration, so
+no hook runs. git itself takes the locks.
 """
 
 from __future__ import annotations
@@ -13,259 +13,241 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from ava_roles.errors import WorkshopFailed
-from ava_roles.worktree.git import Git, UserRepository, told
+from ava_roles.errors import WorktreeFailed
+from ava_roles.worktree.attributes import filtered_files
+from ava_roles.worktree.git import Git, UserRepository, translate_os_errors
 from ava_roles.worktree.spec import Branch, ChangedFile
 from ava_roles.worktree.state import WorktreeRecord
 from ava_roles.worktree.trees import Trees
-from ava_roles.worktree.verify import filters
 
-_PLAIN = ("--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=all")
+_DIFF_OPTIONS = ("--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=all")
 _Kind = Literal["added", "changed", "removed"]
 _KINDS: dict[str, _Kind] = {"A": "added", "D": "removed"}
-_DECIDES = frozenset(
+_TEST_SETTINGS = frozenset(
     {
         "conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml",
         "pyproject.toml", "tox.ini", "setup.cfg", "setup.py", "noxfile.py",
         "sitecustomize.py", "usercustomize.py", ".coveragerc", "package.json", ".npmrc", ".mocharc.json", ".mocharc.js",
-        ".mocharc.cjs",
-        ".mocharc.yml", ".mocharc.yaml", "makefile", "gnumakefile", "justfile", "cargo.toml", "build.rs",
-        "go.mod", "go.work", "cmakelists.txt", "tsconfig.json", ".gitattributes", ".gitignore",
+        ".mocharc.cjs", ".mocharc.yml", ".mocharc.yaml", "makefile", "gnumakefile", "justfile", "cargo.toml",
+        "build.rs", "go.mod", "go.work", "cmakelists.txt", "tsconfig.json", ".gitattributes", ".gitignore",
     }
 )  # fmt: skip
-_CONFIGURED = re.compile(r"(jest|vitest|vite|karma|playwright|cypress|ava|babel|nyc)(\.[a-z]+)*\.config\.[a-z]+", re.I)
-_FOLDERS = frozenset(
+"""Files that can change what a verify command runs, wherever they are."""
+_TEST_CONFIG = re.compile(r"(jest|vitest|vite|karma|playwright|cypress|ava|babel|nyc)(\.[a-z]+)*\.config\.[a-z]+", re.I)
+_TEST_FOLDERS = frozenset(
     {"test", "tests", "__tests__", "spec", "specs", "testing", "testdata", "__snapshots__", "__mocks__"}
 )
-_TEST = re.compile(
+_TEST_FILE = re.compile(
     r"(test_.*|.*_test|.*_spec|tests?|.*[._-](test|tests|spec))\.[a-z0-9]+|.*(Test|Tests|Spec|IT)\.(java|kt|scala|cs|swift)",
 )
-
-
-_SAYS = (
+_RUNNERS = (
     "Makefile", "makefile", "GNUmakefile", "justfile", "package.json", "tox.ini", "noxfile.py", "pyproject.toml",
     "setup.cfg",
 )  # fmt: skip
-"""Files at the root that say what a command such as `make test` runs."""
-_NO_PART = re.compile(r"[\s;&|()<>'\"=,:\[\]{}`$]+")
-_SAID_MOST = 200_000
+"""Files at the root that define what a command such as `make test` runs."""
+_SEPARATORS = re.compile(r"[\s;&|()<>'\"=,:\[\]{}`$]+")
+_MAX_FILE_CHARS = 200_000
+_MAX_BRANCHES = 50
+_FALLBACK_AUTHOR = ("Ava", "ava@localhost")
 
 
 def is_test(path: str, words: Iterable[str] = ()) -> bool:
-    """Tell whether a path is a test, or decides what a verify command runs.
+    """Tell whether a file is a test, or controls what a verify command runs.
 
     Args:
         path: The file, relative to the root.
-        words: The words of the commands, and of files that say what these run: a path, a program or a module.
+        words: The words of the commands, and of the files that define what these run: paths, programs or modules.
     """
-    if any(_is_meant(path, word) for word in words):
+    if any(_names_file(word, path) for word in words):
         return True
     *folders, name = path.split("/")
-    if name.lower() in _DECIDES or _CONFIGURED.fullmatch(name) or path.startswith(".cargo/"):
+    if name.lower() in _TEST_SETTINGS or _TEST_CONFIG.fullmatch(name) or path.startswith(".cargo/"):
         return True
-    return not _FOLDERS.isdisjoint(folder.lower() for folder in folders) or _TEST.fullmatch(name) is not None
+    return not _TEST_FOLDERS.isdisjoint(map(str.lower, folders)) or _TEST_FILE.fullmatch(name) is not None
 
 
-def _is_meant(path: str, word: str) -> bool:
-    """Tell whether a word of a command means a file: by its path, or as a program or module that the file shadows."""
+def _names_file(word: str, path: str) -> bool:
+    """Tell whether a word of a command means a file: its path, or a program or module that the file shadows."""
     word = word.removeprefix("./")
     if path == word:
         return True
     module = word.replace(".", "/")
-    return "/" not in word and path in (f"{module}.py", *(f"{module}/{part}.py" for part in ("__main__", "__init__")))
+    return "/" not in word and path in (f"{module}.py", f"{module}/__main__.py", f"{module}/__init__.py")
 
 
-def _words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
-    """Return the words of commands, and of what they name or take their orders from, as a commit has it."""
-    words = {word for line in commands for word in _NO_PART.split(line) if word}
-    there = set(git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names())
-    says = [name for name in {*_SAYS, *(word.removeprefix("./") for word in words)} if name in there]
-    for name in says:
-        said = git("cat-file", "blob", f"{commit}:{name}").out[:_SAID_MOST].decode("utf-8", "replace")
-        words |= {word.removeprefix("./") for word in _NO_PART.split(said) if "/" in word or "." in word}
+def _command_words(git: Git, commit: str, commands: Sequence[str]) -> set[str]:
+    """Return the words of commands, and of the files of a commit that they name or that define what they run."""
+    words = {word for line in commands for word in _SEPARATORS.split(line) if word}
+    files = set(git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit).names())
+    for name in files & {*_RUNNERS, *(word.removeprefix("./") for word in words)}:
+        text = git("cat-file", "blob", f"{commit}:{name}").out[:_MAX_FILE_CHARS].decode("utf-8", "replace")
+        words |= {word.removeprefix("./") for word in _SEPARATORS.split(text) if "/" in word or "." in word}
     return words
 
 
-def changes(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
-    """Return what differs between two commits or trees, file by file; a renamed one is removed and added.
+def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) -> tuple[ChangedFile, ...]:
+    """Return the files that differ between two commits or trees; a renamed file is removed and added.
 
     Args:
-        git: git, with our directory.
+        git: git, with Ava's directory.
         base: What the work began at.
-        head: What it came to.
+        head: What it became.
         commands: The command lines that decide whether the work passes.
     """
-    status = git("diff-tree", "-r", "-z", "--name-status", *_PLAIN, base, head).names()
-    kinds: dict[str, _Kind] = {}
-    for letter, name in zip(status[::2], status[1::2], strict=True):
-        kinds[name] = _KINDS.get(letter, "changed")
-    counted: dict[str, tuple[int, int]] = {}
-    for line in git("diff-tree", "-r", "-z", "--numstat", *_PLAIN, base, head).names():
+    status = git("diff-tree", "-r", "-z", "--name-status", *_DIFF_OPTIONS, base, head).names()
+    kinds = {name: _KINDS.get(letter, "changed") for letter, name in zip(status[::2], status[1::2], strict=True)}
+    counts: dict[str, tuple[int, int]] = {}
+    for line in git("diff-tree", "-r", "-z", "--numstat", *_DIFF_OPTIONS, base, head).names():
         added, removed, name = line.split("\t", 2)
-        counted[name] = (int(added) if added.isdigit() else 0, int(removed) if removed.isdigit() else 0)
-    words = _words(git, base, commands)
+        counts[name] = (int(added) if added.isdigit() else 0, int(removed) if removed.isdigit() else 0)
+    words = _command_words(git, base, commands)
     return tuple(
-        ChangedFile(name, *counted.get(name, (0, 0)), kind, is_test(name, words))
-        for name, kind in sorted(kinds.items())
+        ChangedFile(name, *counts.get(name, (0, 0)), kind, is_test(name, words)) for name, kind in sorted(kinds.items())
     )
 
 
-def diff_of(git: Git, base: str, head: str) -> str:
+def unified_diff(git: Git, base: str, head: str) -> str:
     """Return the unified diff of two commits."""
-    said = git("diff-tree", "-r", "-p", "-M", "--no-color", "--no-ext-diff", "--no-textconv", base, head)
-    return said.out.decode("utf-8", "replace")
+    done = git("diff-tree", "-r", "-p", "-M", "--no-color", "--no-ext-diff", "--no-textconv", base, head)
+    return done.out.decode("utf-8", "replace")
 
 
-_NAMES = 50
-_FALLBACK = ("Ava", "ava@localhost")
+def publish_branch(trees: Trees, message: str) -> Branch | None:
+    """Commit what differs from the base, and make the branch; None if nothing differs. Blocking.
 
-
-def keep(trees: Trees, message: str) -> Branch | None:
-    """Commit what differs from the base, and make the branch; None where nothing differs. Blocking.
-
-    Called again, after a crash or not, it leads to the same branch; where more has been done since, the branch goes on.
+    Calling it again, also after a crash, leads to the same branch; after further work the branch moves on.
 
     Raises:
-        WorkshopFailed: It cannot be kept.
+        WorktreeFailed: The work cannot be published.
     """
     tree = trees.candidate()
-    kept = trees.place.known()
+    record = trees.folder.record()
     git = trees.git
-    if tree == git.line("rev-parse", f"{kept.base}^{{tree}}"):
+    if tree == git.line("rev-parse", f"{record.base}^{{tree}}"):
         return None
     notes: list[str] = []
-    head = kept.head
+    head = record.head
     if head is None or _tree_of(git, head) != tree:
-        head = _committed(trees.theirs, git, tree, kept.base, message, notes)
-    with trees.theirs.joined() as joined:
-        there = _branches(joined)
-        kept = _named(trees, kept, head, there)
-        assert kept.branch is not None
-        found = changes(git, kept.base, head, (trees.order.verify, trees.order.setup or ""))
-        _bring(trees, joined, git, kept.base, head)
-        _refer(trees.theirs, joined, kept.branch, head, there.get(kept.branch))
-    if through := filters(
-        git, head, [each.path for each in found if each.kind != "removed"]
-    ):  # no names: not our words
-        files = "1 changed file" if len(through) == 1 else f"{len(through):,} changed files"
-        notes.append(f"no git filter was run, and {files} would have gone through one")
-    return Branch(kept.branch, kept.base, head, found, tree, tuple(notes))
+        head = _commit(trees.repository, git, tree, record.base, message, notes)
+    with trees.repository.joined() as joined:
+        branches = _list_branches(joined)
+        record = _record_branch(trees, record, head, branches)
+        assert record.branch is not None
+        changed = changed_files(git, record.base, head, (trees.spec.verify, trees.spec.setup or ""))
+        _copy_objects(trees.repository, joined, git, record.base, head)
+        _update_branch(trees.repository, joined, record.branch, head, branches.get(record.branch))
+    if filtered := filtered_files(git, head, [each.path for each in changed if each.kind != "removed"]):
+        # Only their number: the model chose the names.
+        files = "1 changed file" if len(filtered) == 1 else f"{len(filtered):,} changed files"
+        notes.append(f"no git filter was run, although {files} would pass through one")
+    return Branch(record.branch, record.base, head, changed, tree, tuple(notes))
 
 
-def _committed(theirs: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
-    """Make the commit, in our own objects, in the name of the user."""
-    settings = theirs.settings
-    name, email = _usable(settings.get("user.name", "")), _usable(settings.get("user.email", ""))
+def _commit(repository: UserRepository, git: Git, tree: str, base: str, message: str, notes: list[str]) -> str:
+    """Make the commit in Ava's git directory, in the name of the user."""
+    settings = repository.settings
+    name, email = _valid_ident(settings.get("user.name", "")), _valid_ident(settings.get("user.email", ""))
     if not name or not email:
-        name, email = name or _FALLBACK[0], email or _FALLBACK[1]
+        name, email = name or _FALLBACK_AUTHOR[0], email or _FALLBACK_AUTHOR[1]
         notes.append(f"git has no user.name or user.email here, so the commit's author is {name} <{email}>")
     when = f"{int(time.time())} {time.strftime('%z')}"
     variables = {**git.variables}
     for who in ("author", "committer"):
         variables |= {
-            f"GIT_{who.upper()}_NAME": _usable(settings.get(f"{who}.name", "")) or name,
-            f"GIT_{who.upper()}_EMAIL": _usable(settings.get(f"{who}.email", "")) or email,
+            f"GIT_{who.upper()}_NAME": _valid_ident(settings.get(f"{who}.name", "")) or name,
+            f"GIT_{who.upper()}_EMAIL": _valid_ident(settings.get(f"{who}.email", "")) or email,
             f"GIT_{who.upper()}_DATE": when,
         }
-    ours = Git(git.program, git.own, variables=variables, held=git.held)
-    return ours.line("commit-tree", tree, "-p", base, stdin=_clean(message).encode("utf-8", "replace"))
+    plain = Git(git.program, git.own, variables=variables, inherited=git.inherited)
+    text = message.replace("\0", "").strip() + "\n"
+    return plain.line("commit-tree", tree, "-p", base, stdin=text.encode("utf-8", "replace"))
 
 
-def _usable(who: str) -> str:
-    """Return a name or an address; nothing where git would refuse it, for being only signs that it strips off."""
-    return who if any(char > " " and char not in ".,:;<>\"\\'" for char in who) else ""
-
-
-def _clean(message: str) -> str:
-    return message.replace("\0", "").strip() + "\n"
+def _valid_ident(text: str) -> str:
+    """Return a name or an address; empty if it only has characters that git strips, because git would refuse it."""
+    return text if any(char > " " and char not in ".,:;<>\"\\'" for char in text) else ""
 
 
 def _tree_of(git: Git, commit: str) -> str:
-    """Return the tree of a commit; empty where it is not there."""
-    said = git.said("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
-    return os.fsdecode(said.out).strip() if said.code == 0 else ""
+    """Return the tree of a commit; empty if the commit is missing."""
+    done = git.run("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
+    return os.fsdecode(done.out).strip() if done.code == 0 else ""
 
 
-def _named(trees: Trees, kept: WorktreeRecord, head: str, there: Mapping[str, str]) -> WorktreeRecord:
-    """Find the branch's name, and write it down before the branch is there."""
-    if kept.branch is not None:
-        at = there.get(kept.branch)
-        if at in (kept.head, kept.previous) if at is not None else _free(kept.branch, there):
-            return kept if kept.head == head else trees.place.note(head=head, previous=at)
-    run_id = trees.order.run_id
+def _record_branch(trees: Trees, record: WorktreeRecord, head: str, branches: Mapping[str, str]) -> WorktreeRecord:
+    """Choose the branch's name, and save it before the branch is made."""
+    if record.branch is not None:
+        at = branches.get(record.branch)
+        if at in (record.head, record.previous) if at is not None else _is_free(record.branch, branches):
+            return record if record.head == head else trees.folder.update(head=head, previous=at)
+    run_id = trees.spec.run_id
     first = (f"ava/{run_id}", f"ava-{run_id}")
-    further = (f"{name}-{number}" for number in range(2, _NAMES) for name in first)
-    name = next((name for name in (*first, *further) if _free(name, there)), None)
+    numbered = (f"{name}-{number}" for number in range(2, _MAX_BRANCHES) for name in first)
+    name = next((name for name in (*first, *numbered) if _is_free(name, branches)), None)
     if name is None:
-        raise WorkshopFailed(f"{trees.theirs.root} has all of the branches ava/{run_id} to -{_NAMES - 1}; remove some")
-    return trees.place.note(branch=name, head=head, previous=None)
+        raise WorktreeFailed(
+            f"{trees.repository.root} already has all branches from ava/{run_id} to -{_MAX_BRANCHES - 1}; remove some"
+        )
+    return trees.folder.update(branch=name, head=head, previous=None)
 
 
-def _branches(joined: Git) -> dict[str, str]:
-    said = joined("for-each-ref", "--format=%(refname)%00%(objectname)%00", "refs/heads/").out
-    words = os.fsdecode(said).replace("\n", "").split("\0")
-    pairs = zip(words[::2], words[1::2], strict=False)
+def _list_branches(joined: Git) -> dict[str, str]:
+    out = joined("for-each-ref", "--format=%(refname)%00%(objectname)%00", "refs/heads/").out
+    fields = os.fsdecode(out).replace("\n", "").split("\0")
+    pairs = zip(fields[::2], fields[1::2], strict=False)
     return {name.removeprefix("refs/heads/"): object_id for name, object_id in pairs}
 
 
-def _free(name: str, there: Iterable[str]) -> bool:
-    """Tell whether a branch of this name can be: no other is called so, lies above it or beneath it."""
-    low = name.lower()
-    names = [each.lower() for each in there]  # as a file system has them that knows no case
-    return not any(each == low or each.startswith(f"{low}/") or low.startswith(f"{each}/") for each in names)
+def _is_free(name: str, branches: Iterable[str]) -> bool:
+    """Tell whether a branch can have this name: none has it, is above it or is below it."""
+    low = name.lower()  # a file system may ignore case
+    others = [each.lower() for each in branches]
+    return not any(each == low or each.startswith(f"{low}/") or low.startswith(f"{each}/") for each in others)
 
 
-def _bring(trees: Trees, joined: Git, git: Git, base: str, head: str) -> None:
-    """Bring a commit's objects into the user's repository; what is there already stays as it is."""
+def _copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
+    """Copy a commit's objects into the user's repository, except those that it has."""
     raw = git("diff-tree", "-r", "-t", "-z", "--raw", "--no-abbrev", "--no-renames", base, head).names()
     new = [words[3] for entry in raw[::2] if (words := entry.split())[1] != "160000" and set(words[3]) != {"0"}]
     wanted = list(dict.fromkeys([head, git.line("rev-parse", f"{head}^{{tree}}"), *new]))
-    asked = joined("cat-file", "--batch-check=%(objectname)", stdin=_ids(wanted)).out.decode().splitlines()
-    missing = [each.removesuffix(" missing") for each in asked if each.endswith(" missing")]
+    listed = joined("cat-file", "--batch-check=%(objectname)", stdin=_lines(wanted)).out.decode().splitlines()
+    missing = [each.removesuffix(" missing") for each in listed if each.endswith(" missing")]
     if not missing:
         return
-    packed = git("pack-objects", "--stdout", "-q", "--window=0", stdin=_ids(missing)).out
-    made = _made(trees.theirs, missing)
+    packed = git("pack-objects", "--stdout", "-q", "--window=0", stdin=_lines(missing)).out
+    folders = sorted({repository.objects / each[:2] for each in missing})
+    files = [repository.objects / each[:2] / each[2:] for each in missing]
+    created = [path for path in (*folders, *files) if not path.exists()]
     joined("unpack-objects", "-q", stdin=packed)
-    _hand_over(trees.theirs, made)
+    _give_to_owner(repository, created)
 
 
-def _refer(theirs: UserRepository, joined: Git, name: str, head: str, at: str | None) -> None:
-    """Make the branch, or move our own on from where it was seen to be."""
+def _update_branch(repository: UserRepository, joined: Git, name: str, head: str, at: str | None) -> None:
+    """Make the branch, or move it on from the commit where it was seen."""
     if at == head:
         return
-    made = [theirs.common / above / part for above in ("refs/heads", "logs/refs/heads") for part in _ways(name)]
-    new = [path for path in made if not path.exists()]
-    with told("making the branch"):  # nobody else makes it, so a lock on it is what a crash has left
-        (theirs.common / "refs/heads" / f"{name}.lock").unlink(missing_ok=True)
-    joined("update-ref", "--no-deref", "-m", "ava", f"refs/heads/{name}", head, at or "0" * len(head))
-    _hand_over(theirs, new)
-
-
-def _ways(name: str) -> list[str]:
     parts = name.split("/")
-    return ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+    ways = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
+    paths = [repository.common / above / way for above in ("refs/heads", "logs/refs/heads") for way in ways]
+    created = [path for path in paths if not path.exists()]
+    with translate_os_errors("making the branch"):  # only this run makes it, so a lock is left over from a crash
+        (repository.common / "refs/heads" / f"{name}.lock").unlink(missing_ok=True)
+    joined("update-ref", "--no-deref", "-m", "ava", f"refs/heads/{name}", head, at or "0" * len(head))
+    _give_to_owner(repository, created)
 
 
-def _ids(objects: Sequence[str]) -> bytes:
+def _lines(objects: Sequence[str]) -> bytes:
     return "".join(f"{each}\n" for each in objects).encode()
 
 
-def _made(theirs: UserRepository, objects: Sequence[str]) -> list[Path]:
-    """Return the files and folders that objects are going to be, as far as they are not there yet."""
-    folders = {theirs.objects / each[:2] for each in objects}
-    files = [theirs.objects / each[:2] / each[2:] for each in objects]
-    return [path for path in (*sorted(folders), *files) if not path.exists()]
-
-
-def _hand_over(theirs: UserRepository, made: Sequence[Path]) -> None:
-    """Give what root has made in a repository to the user whose it is."""
+def _give_to_owner(repository: UserRepository, created: Sequence[Path]) -> None:
+    """Give what root created in a repository to the repository's owner."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return
-    with told("handing the branch over"):
-        owner = theirs.objects.stat()
+    with translate_os_errors("changing the owner of the branch"):
+        owner = repository.objects.stat()
         if owner.st_uid == 0 and owner.st_gid == 0:
             return
-        for path in made:
+        for path in created:
             if path.exists():
                 os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)

@@ -1,4 +1,4 @@
-"""A workshop: the worktree that a run changes, the tree that its changes are checked in, and the branch that stays."""
+"""One run's work on a repository: its worktree, the verification of its changes, and the branch that is published."""
 
 from __future__ import annotations
 
@@ -7,37 +7,49 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 import anyio
 from anyio.from_thread import check_cancelled
 
-from ava_roles.errors import WorkshopFailed
+from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandSandbox
 from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Command, Sandbox
 from ava_roles.threads import run_sync
-from ava_roles.worktree import publish
 from ava_roles.worktree.edits import Edits
-from ava_roles.worktree.git import UserRepository, told
-from ava_roles.worktree.publish import diff_of
+from ava_roles.worktree.git import UserRepository, translate_os_errors
+from ava_roles.worktree.publish import publish_branch, unified_diff
 from ava_roles.worktree.spec import Baseline, Branch, WorktreeSpec
 from ava_roles.worktree.state import WorktreeFolder
-from ava_roles.worktree.trees import Trees, WorktreeSandboxes, remove_workshop
-from ava_roles.worktree.verify import Verdict, mark_of
+from ava_roles.worktree.trees import Trees, WorktreeSandboxes
+from ava_roles.worktree.verify import Verdict, manifests_digest
 
-_KEPT_OUTPUT = 400_000
+_MAX_OUTPUT_BYTES = 400_000
+_SEVERAL = ""
+"""Stands for the checked candidate in the record once there were several; no tree has this name."""
+
+
+class PreparedWorktree(NamedTuple):
+    """A worktree that is ready for work."""
+
+    trees: Trees
+    sandboxes: WorktreeSandboxes
+    files: Root
+    edits: Edits
 
 
 class WorktreeSession:
-    """Surrounds the work of one run on one repository.
+    """One run's work on one repository.
 
     Args:
-        order: What was approved.
-        here: The folder for it; what an earlier owner of the run left there is taken up.
-        sandbox: What runs commands.
+        spec: What was approved.
+        path: The folder for it; what an earlier owner of the run left there is used again.
+        sandbox: Runs commands.
         home: The user's home folder.
         read_only: Folders of toolchains that the settings name.
-        closed: Folders that are shown in no case.
+        closed: Folders that are never shown.
         network: Commands reach the host's network.
 
     Attributes:
@@ -46,8 +58,8 @@ class WorktreeSession:
 
     def __init__(
         self,
-        order: WorktreeSpec,
-        here: Path,
+        spec: WorktreeSpec,
+        path: Path,
         sandbox: Sandbox,
         *,
         home: Path,
@@ -56,175 +68,160 @@ class WorktreeSession:
         network: bool = False,
     ) -> None:
         self.say: Callable[[str], None] = lambda _doing: None
-        self._order, self._here, self._sandbox = order, here, sandbox
+        self._spec, self._path, self._sandbox = spec, path, sandbox
         self._home, self._read_only, self._closed, self._network = home, tuple(read_only), tuple(closed), network
-        self._place: WorktreeFolder | None = None
-        self._made: tuple[Trees, WorktreeSandboxes, Root, Edits] | None = None
-        self._bench = WorktreeSandbox(self, network)
-        self._closing = False
-        self._keeping = Lock()
+        self._folder: WorktreeFolder | None = None
+        self._prepared: PreparedWorktree | None = None
+        self._publishing = Lock()
+        self.bench = WorktreeSandbox(self, network)
 
     async def prepare(self, *, baseline: bool = True, resumed: bool = False) -> Baseline:
-        """Make both trees, or take up those that are there; run the setup and the verify command once.
+        """Create both trees, or use those that exist; run the setup and the verify command once.
 
         Args:
             baseline: Run the commands; a resumed run has had its baseline.
-            resumed: The run has worked in its worktree: another one would be without that work.
+            resumed: The run has worked in its worktree: a new one would lack that work.
 
         Raises:
             NoRepository: There is no commit to begin at.
-            BadNamespace: It names what cannot be changed here, such as a path in a submodule.
-            WorkshopFailed: The trees cannot be made; says what to do.
+            BadNamespace: The namespace names what cannot be changed here, such as a path in a submodule.
+            WorktreeFailed: The trees cannot be created; says what to do.
             ToolFailed: No command can be started.
         """
-        self.say("Taking up the worktree" if resumed else "Making the worktree")
+        self.say("Opening the worktree again" if resumed else "Creating the worktree")
         await run_sync(self._prepare, resumed, abandon_on_cancel=False)
-        trees, benches, _files, _edits = self.made
-        base = trees.place.known().base
+        trees, sandboxes, _files, _edits = self.prepared
+        base = trees.folder.record().base
         if not baseline:
-            return Baseline(base, benches.notes())
+            return Baseline(base, sandboxes.notes())
         tree = await run_sync(trees.base_tree, check_cancelled)
-        await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
-        setup = await self._set_up(tree)
-        return Baseline(base, benches.notes(), setup, await self._ran(self._order.verify, tree))
+        await run_sync(trees.check_out, tree, check_cancelled, abandon_on_cancel=False)
+        setup = await self._run_setup(tree)
+        return Baseline(base, sandboxes.notes(), setup, await self._run(self._spec.verify, tree))
 
     @property
     def files(self) -> Root:
         """The worktree, open."""
-        return self.made[2]
+        return self.prepared.files
 
     @property
     def edits(self) -> Edits:
         """What edit_file and write_file use."""
-        return self.made[3]
-
-    @property
-    def bench(self) -> WorktreeSandbox:
-        """Where commands work."""
-        return self._bench
-
-    @property
-    def made(self) -> tuple[Trees, WorktreeSandboxes, Root, Edits]:
-        """What there is once `prepare` has been awaited."""
-        if self._made is None:
-            raise WorkshopFailed("the worktree is not there; it has to be prepared first")
-        return self._made
-
-    async def after_command(self) -> str:
-        """As `WorktreeBench.after_command`."""
-        return await self._bench.after_command()
+        return self.prepared.edits
 
     async def check(self) -> Verdict:
-        """Bring the check tree to what would be committed, and run the verify command there.
+        """Run the verify command on what would be committed, in the check tree.
 
-        Where a setup command is given, it runs before, if it has not passed since what the project depends on changed.
-        What passes after another candidate was at work in that tree is run again in one made anew: only that counts.
+        The setup command runs before, unless it has passed since the project's dependencies changed. If a candidate
+        passes after others were checked in the same tree, it is checked again in an empty one: only that counts.
 
         Raises:
-            WorkshopFailed: The trees cannot be read or written.
+            WorktreeFailed: The trees cannot be read or written.
             ToolFailed: The command cannot be started.
         """
-        trees = self.made[0]
+        trees = self.prepared.trees
         tree = await run_sync(trees.candidate, check_cancelled, abandon_on_cancel=False)
-        known = await run_sync(trees.place.known)
-        if known.checked in (None, tree):
-            await run_sync(lambda: trees.place.note(checked=tree))
-            return await self._checked(tree)
-        await run_sync(lambda: trees.place.note(checked=""))  # no tree is called so: there were several
-        verdict = await self._checked(tree)
-        if not verdict.passed:
+        checked = (await run_sync(trees.folder.record)).checked
+        only = checked in (None, tree)
+        await run_sync(lambda: trees.folder.update(checked=tree if only else _SEVERAL))
+        verdict = await self._check(tree)
+        if only or not verdict.passed:
             return verdict
-        self.say("Making the tree for the check anew")
-        await run_sync(trees.anew, tree, abandon_on_cancel=False)
-        return await self._checked(tree)
-
-    async def _checked(self, tree: str) -> Verdict:
-        """Run the setup and the verify command on a candidate."""
-        trees = self.made[0]
-        await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
-        setup = await self._set_up(tree)
-        if setup is not None and not setup.passed:
-            return replace(setup, output=f"[the setup command failed: {self._order.setup}]\n{setup.output}")
-        return await self._ran(self._order.verify, tree)
+        self.say("Emptying the check tree")
+        await run_sync(trees.reset_check, tree, abandon_on_cancel=False)
+        return await self._check(tree)
 
     def keep(self, message: str) -> Branch | None:
-        """Commit what differs, and make the branch; None when nothing differs. Blocking.
+        """Commit what differs, and make the branch; None if nothing differs. Blocking.
 
         Raises:
-            WorkshopFailed: It cannot be kept; the worktree is as it was.
+            WorktreeFailed: It cannot be published; the worktree is unchanged.
         """
-        with self._keeping:
-            return publish.keep(self.made[0], message)
+        with self._publishing:
+            return publish_branch(self.prepared.trees, message)
 
     def close(self) -> None:
-        """Close what is open; nothing is removed. Blocks while the work is being kept, which has to have its lock."""
-        self._closing = True
-        with self._keeping:
-            self._close()
-
-    def _close(self) -> None:
-        made, self._made = self._made, None
-        if made is not None:
-            made[2].close()
-        place, self._place = self._place, None
-        if place is not None:
-            place.close()
+        """Close the worktree; nothing is removed. Blocks while the branch is being made."""
+        with self._publishing:
+            prepared, self._prepared = self._prepared, None
+            if prepared is not None:
+                prepared.files.close()
+            folder, self._folder = self._folder, None
+            if folder is not None:
+                folder.close()
 
     def base_tree(self) -> str:
-        """Return what the work began at, as git calls such a tree. Blocking."""
-        return self.made[0].base_tree()
+        """Return the git tree that the work began at. Blocking."""
+        return self.prepared.trees.base_tree()
+
+    @property
+    def prepared(self) -> PreparedWorktree:
+        """What exists once `prepare` has ended.
+
+        Raises:
+            WorktreeFailed: It has not.
+        """
+        if self._prepared is None:
+            raise WorktreeFailed("the worktree does not exist; prepare it first")
+        return self._prepared
 
     def _prepare(self, resumed: bool) -> None:
-        if self._made is not None:
+        if self._prepared is not None:
             return
-        theirs = UserRepository.at(self._order.repository, self._home)
-        self._place = place = self._place or WorktreeFolder(self._here)
-        trees = Trees(self._order, place, theirs)
-        if trees.take_up() is None:
+        repository = UserRepository.at(self._spec.repository, self._home)
+        self._folder = folder = self._folder or WorktreeFolder(self._path)
+        trees = Trees(self._spec, folder, repository)
+        if trees.reopen() is None:
             if resumed:
-                raise WorkshopFailed(
-                    f"the worktree {self._here} is not there any more, and what the run had changed in it is lost"
-                )
-            trees.make(check_cancelled)
-        benches = WorktreeSandboxes(
+                raise WorktreeFailed(f"the worktree {self._path} is gone, and with it what the run had changed")
+            trees.create(check_cancelled)
+        sandboxes = WorktreeSandboxes(
             trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled
         )
-        with told("opening the worktree"):
-            root = Root.open(place.tree)
-            edits = Edits(root, self._order.namespace, place.edits, trees.submodules)
-            self._made = trees, benches, root, edits
+        with translate_os_errors("opening the worktree"):
+            root = Root.open(folder.tree)
+            edits = Edits(root, self._spec.namespace, folder.edits, trees.submodules)
+            self._prepared = PreparedWorktree(trees, sandboxes, root, edits)
 
-    async def _set_up(self, tree: str) -> Verdict | None:
-        """Run the setup command where it has to be; None where not."""
-        line = self._order.setup
+    async def _check(self, tree: str) -> Verdict:
+        """Run the setup and the verify command on a candidate."""
+        await run_sync(self.prepared.trees.check_out, tree, check_cancelled, abandon_on_cancel=False)
+        setup = await self._run_setup(tree)
+        if setup is not None and not setup.passed:
+            return replace(setup, output=f"[the setup command failed: {self._spec.setup}]\n{setup.output}")
+        return await self._run(self._spec.verify, tree)
+
+    async def _run_setup(self, tree: str) -> Verdict | None:
+        """Run the setup command if there is one and it has not passed for these manifests; otherwise return None."""
+        line = self._spec.setup
         if line is None:
             return None
-        trees = self.made[0]
-        mark = await run_sync(mark_of, trees.git, tree)
-        known = await run_sync(trees.place.known)
-        if known.setup == mark:
+        trees = self.prepared.trees
+        digest = await run_sync(manifests_digest, trees.git, tree)
+        record = await run_sync(trees.folder.record)
+        if record.setup == digest:
             return None
-        verdict = await self._ran(line, tree)
+        verdict = await self._run(line, tree)
         if verdict.passed:
-            beside = known.beside if known.setup is not None else await run_sync(trees.beside)
-            await run_sync(lambda: trees.place.note(setup=mark, beside=beside))
-        await run_sync(trees.bring, tree, check_cancelled, abandon_on_cancel=False)
+            beside = record.beside if record.setup is not None else await run_sync(trees.setup_files)
+            await run_sync(lambda: trees.folder.update(setup=digest, beside=beside))
+        await run_sync(trees.check_out, tree, check_cancelled, abandon_on_cancel=False)
         return verdict
 
-    async def _ran(self, line: str, tree: str) -> Verdict:
-        """Run a command line in the tree for checks."""
+    async def _run(self, line: str, tree: str) -> Verdict:
+        """Run a command line in the check tree."""
         self.say(f"Running {line}")
-        bench = await run_sync(self.made[1].for_check, abandon_on_cancel=False)
+        sandbox = await run_sync(self.prepared.sandboxes.for_check, abandon_on_cancel=False)
         finished = await self._sandbox.run(
             Command(
                 argv=("/bin/bash", "-c", line),
-                folder=bench.folder,
-                binds=bench.binds,
-                environment=bench.environment,
-                timeout_s=self._order.verify_timeout_s,
-                max_output=_KEPT_OUTPUT,
+                folder=sandbox.folder,
+                binds=sandbox.binds,
+                environment=sandbox.environment,
+                timeout_s=self._spec.verify_timeout_s,
+                max_output=_MAX_OUTPUT_BYTES,
                 network=self._network,
-                cpu_s=math.ceil(self._order.verify_timeout_s),
+                cpu_s=math.ceil(self._spec.verify_timeout_s),
             )
         )
         passed = finished.ended == "exited" and finished.code == 0
@@ -232,91 +229,92 @@ class WorktreeSession:
 
 
 class WorktreeSandbox:
-    """Where the commands of a run with a workshop work: its worktree. Stands where a CopiedWorkspace stands.
+    """Where the commands of a run with a worktree run: in the worktree. Used in place of a CopiedWorkspace.
 
     Args:
-        workshop: The workshop.
+        session: The session.
         network: Commands reach the host's network.
     """
 
-    def __init__(self, workshop: WorktreeSession, network: bool) -> None:
+    def __init__(self, session: WorktreeSession, network: bool) -> None:
         self.network = network
-        self._workshop = workshop
-        self._told = False
-        self._turn = anyio.Lock()
+        self._session = session
+        self._announced = False
+        self._lock = anyio.Lock()
 
     async def ready(self) -> tuple[CommandSandbox, bool]:
-        """Return what commands are given, and whether the model has not been told of it yet."""
-        bench = await run_sync(self._workshop.made[1].for_model, abandon_on_cancel=False)
-        fresh, self._told = not self._told, True
-        return bench, fresh
+        """Return what commands get, and whether the model has yet to be told of it."""
+        sandbox = await run_sync(self._session.prepared.sandboxes.for_model, abandon_on_cancel=False)
+        fresh, self._announced = not self._announced, True
+        return sandbox, fresh
 
     async def renew(self) -> str:
-        """Make room: remove what git ignores, and what commands keep in their home. The work itself stays.
+        """Free space: remove ignored files, and the home of the commands. The work itself stays.
 
         Raises:
-            WorkshopFailed: It cannot be removed.
+            WorktreeFailed: They cannot be removed.
         """
-        async with self._turn:
-            await run_sync(self._workshop.made[0].clear, abandon_on_cancel=False)
-        return "what git ignores, and your home folder, were emptied to make room"
+        async with self._lock:
+            await run_sync(self._session.prepared.trees.free_space, abandon_on_cancel=False)
+        return "ignored files, and your home folder, were removed to free space"
 
     async def after_command(self) -> str:
-        """Take back what a command changed outside of the namespace; a sentence for the model, or nothing.
+        """Undo what a command changed outside of the namespace; return a sentence for the model, or an empty text.
 
-        Also removes what has no business in a worktree: `.git`, pipes, devices; and setuid bits.
+        Also remove what cannot be in a worktree: `.git`, pipes, devices; and setuid bits.
 
         Raises:
-            WorkshopFailed: The worktree cannot be read or written.
+            WorktreeFailed: The worktree cannot be read or written.
         """
-        async with self._turn:
-            return await run_sync(self._workshop.made[0].tidy, check_cancelled, abandon_on_cancel=False)
+        async with self._lock:
+            return await run_sync(self._session.prepared.trees.undo_outside, check_cancelled, abandon_on_cancel=False)
 
     def close(self) -> None:
         """Do nothing: the worktree outlives its commands."""
 
 
-def keep_left(order: WorktreeSpec, here: Path, home: Path, message: str) -> Branch | None:
-    """Keep what a run that has ended left in its worktree; None where there is nothing. Blocking, without a sandbox.
+def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -> Branch | None:
+    """Publish what an ended run left in its worktree; None if there is nothing. Blocking; needs no sandbox.
 
     Raises:
-        WorkshopFailed: It cannot be kept; the worktree is as it was.
+        WorktreeFailed: It cannot be published; the worktree is unchanged.
     """
-    if not (here / "kept.json").is_file():
+    if not (path / "kept.json").is_file():
         return None
-    theirs = UserRepository.at(order.repository, home)
-    place = WorktreeFolder(here)
+    repository = UserRepository.at(spec.repository, home)
+    folder = WorktreeFolder(path)
     try:
-        trees = Trees(order, place, theirs)
-        return publish.keep(trees, message) if trees.take_up() is not None else None
+        trees = Trees(spec, folder, repository)
+        return publish_branch(trees, message) if trees.reopen() is not None else None
     finally:
-        place.close()
+        folder.close()
 
 
-def remove(here: Path) -> None:
-    """Remove a workshop's folder, with what commands have left in it. Blocking; what is gone already is no fault.
+def remove_worktree(path: Path) -> None:
+    """Remove a session's folder, with what commands left in it. Blocking; a missing folder is fine.
 
     Raises:
-        WorkshopFailed: Something of it cannot be removed, or is still worked with.
+        WorktreeFailed: It cannot be removed, or is still in use.
     """
-    if not here.exists():
+    if not path.exists():
         return
-    place = WorktreeFolder(here)
+    folder = WorktreeFolder(path)
     try:
-        remove_workshop(here)
+        with translate_os_errors(f"removing {path}"):
+            remove_tree(path)
     finally:
-        place.close()
+        folder.close()
 
 
-def diff(repository: Path, base: str, head: str, home: Path) -> str:
+def branch_diff(repository: Path, base: str, head: str, home: Path) -> str:
     """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
 
     Raises:
-        NoRepository: There is no repository any more.
-        WorkshopFailed: One of the commits is not there any more, or git cannot tell.
+        NoRepository: The repository is gone.
+        WorktreeFailed: One of the commits is gone, or git fails.
     """
     for commit in (base, head):
         if not commit or not all(char in "0123456789abcdef" for char in commit):
-            raise WorkshopFailed(f"{commit!r:.80} is no commit's id")
+            raise WorktreeFailed(f"{commit!r:.80} is not the id of a commit")
     with UserRepository.at(repository, home).joined() as git:
-        return diff_of(git, base, head)
+        return unified_diff(git, base, head)

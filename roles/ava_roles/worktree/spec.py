@@ -1,4 +1,4 @@
-"""What was approved of the work on a repository: where, which paths, and the command that decides."""
+"""Values of work on a repository: what was approved, how it started, and the branch that it became."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ava_roles.errors import BadNamespace
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.verify import Verdict
 
-_MOST, _LONGEST = 200, 1_000
+_MAX_PATHS, _MAX_CHARS = 200, 1_000
 _DRIVE = re.compile(r"[A-Za-z]:")
 
 
 @dataclass(frozen=True)
 class WorktreeSpec:
-    """What was approved.
+    """What was approved of the work on a repository.
 
     Attributes:
-        run_id: Whose work it is.
-        repository: The root of the user's checkout: the folder that has `.git`.
+        run_id: The run that does the work.
+        repository: The root of the user's checkout: the folder that contains `.git`.
         namespace: What may be changed, as `namespace_of` returns it.
-        verify: One command line, run by bash, that decides.
-        base: The commit that the work begins at; None is the one that is checked out when the worktree is made.
-        setup: One command line that makes a tree ready for it.
+        verify: The command line, run by bash, that the work must pass.
+        base: The commit that the work begins at; None takes the one that is checked out when the worktree is made.
+        setup: The command line that prepares a tree for it.
         carry: Further folders of the checkout that are shown as they are.
-        verify_timeout_s: How long the one or the other may take.
+        verify_timeout_s: The longest that either command may take.
     """
 
     run_id: str
@@ -44,16 +44,16 @@ class WorktreeSpec:
 def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return paths in their normal form: relative to the repository's root, with `/`; "." is all of it.
 
-    A path within another one of them is left out.
+    A path inside another one of them is left out.
 
     Raises:
-        BadNamespace: One of them is no such path; says what is wrong.
+        BadNamespace: One of them cannot be used; says why.
     """
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:
         raise BadNamespace('it names nothing; give the files or folders that may be changed, such as "src/parser"')
-    if len(texts) > _MOST:
-        raise BadNamespace(f"it names {len(texts)} paths, and {_MOST} are the most; name the folders that they lie in")
+    if len(texts) > _MAX_PATHS:
+        raise BadNamespace(f"it names {len(texts)} paths, and at most {_MAX_PATHS} are allowed; name their folders")
     found = dict.fromkeys(map(_normal, texts))
     if "." in found:
         return (".",)
@@ -61,40 +61,40 @@ def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def within(namespace: Sequence[str], path: str) -> bool:
-    """Tell whether a path, relative to the repository's root, lies in a namespace."""
+    """Tell whether a path, relative to the repository's root, is in a namespace."""
     return any(each in (".", path) or path.startswith(f"{each}/") for each in namespace)
 
 
 def _normal(text: str) -> str:
-    said = repr(shown(text))
+    name = repr(shown(text))
     if not text.strip():
         raise BadNamespace('an empty path; give one relative to the repository\'s root, or "." for all of it')
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
-        raise BadNamespace(f"{said} has a control character in it; give the path as it is")
-    if len(text) > _LONGEST:
-        raise BadNamespace(f"{said} is longer than {_LONGEST} characters; name the folder that it lies in")
+        raise BadNamespace(f"{name} has a control character in it; give the path as it is")
+    if len(text) > _MAX_CHARS:
+        raise BadNamespace(f"{name} is longer than {_MAX_CHARS} characters; name the folder that it lies in")
     if text.startswith(("/", "~", "\\")) or _DRIVE.match(text):
-        raise BadNamespace(f"{said} is not relative; give it as it is called from the repository's root")
+        raise BadNamespace(f"{name} is not relative; give it as it is called from the repository's root")
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise BadNamespace(f'{said} has ".." in it; give it as it is called from the repository\'s root')
+        raise BadNamespace(f'{name} has ".." in it; give it as it is called from the repository\'s root')
     if any(part.lower() == ".git" for part in parts):
-        raise BadNamespace(f"{said} lies in .git, which is git's own; name files of the project")
+        raise BadNamespace(f"{name} lies in .git, which is git's own; name files of the project")
     if any("*" in part or "?" in part for part in parts):
-        raise BadNamespace(f"{said} is a pattern, and only plain paths are understood; name the folder")
+        raise BadNamespace(f"{name} is a pattern, and only plain paths are understood; name the folder")
     return "/".join(parts) or "."
 
 
 @dataclass(frozen=True)
 class ChangedFile:
-    """A file that differs.
+    """A file that the work changed.
 
     Attributes:
         path: Its path, relative to the repository's root.
         added: Lines; 0 for a binary file.
         removed: Lines; 0 for a binary file.
         kind: What happened to it.
-        test: It is a test, or decides what the verify command runs.
+        test: It is a test, or controls what the verify command runs.
     """
 
     path: str
@@ -106,15 +106,15 @@ class ChangedFile:
 
 @dataclass(frozen=True)
 class Branch:
-    """Where the work is kept.
+    """The branch that holds the work.
 
     Attributes:
         name: The branch, without `refs/heads/`.
-        base: The commit that it began at.
-        head: The commit that it is.
-        changed: What differs between the two.
-        tree: What the head consists of; the `tree` of the verdict that it was checked with.
-        notes: What there is to know about it, in sentences.
+        base: The commit that the work began at.
+        head: The commit that it points to.
+        changed: The files that differ between the two.
+        tree: The git tree of the head; the `tree` of the verdict that it was checked with.
+        notes: What the user should know about it, one sentence each.
     """
 
     name: str
@@ -127,13 +127,13 @@ class Branch:
 
 @dataclass(frozen=True)
 class Baseline:
-    """How things stood before the work.
+    """The state before the work.
 
     Attributes:
         base: The commit that the work begins at.
-        notes: What there is to know about the worktree, for the model.
-        setup: How the setup command ended; None where there is none, or it was not run.
-        verify: How the verify command ended; None where it was not run.
+        notes: What the model should know about the worktree.
+        setup: How the setup command ended; None if it was not run.
+        verify: How the verify command ended; None if it was not run.
     """
 
     base: str

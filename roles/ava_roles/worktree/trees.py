@@ -1,8 +1,8 @@
-"""The two trees of a workshop: the worktree, and the tree that its changes are checked in.
+"""The two trees of a run: the worktree that it changes, and the check tree in which its changes are verified.
 
-Both are written by git from commits, through a git directory of ours; nothing is registered in the user's repository
-while the work goes on. What would be committed (the candidate) is made of the base and of what differs in the worktree
-within the namespace.
+git writes both from commits, through a git directory of Ava's; nothing is registered in the user's repository while the
+work goes on. The candidate is what would be committed: the base, with what differs in the worktree within the
+namespace.
 """
 
 from __future__ import annotations
@@ -16,284 +16,274 @@ from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 
-from ava_roles.errors import BadNamespace, NoRepository, WorkshopFailed
+from ava_roles.errors import BadNamespace, NoRepository, WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandLayout, CommandSandbox, bindable_dependencies, read_only_note
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
-from ava_roles.worktree.cleanup import is_gits, remove_names, sweep
-from ava_roles.worktree.git import Git, UserRepository, told
+from ava_roles.worktree.attributes import ProtectedPaths, find_protected_paths, is_as_written
+from ava_roles.worktree.cleanup import is_git_name, remove_names, remove_unwanted
+from ava_roles.worktree.git import Git, UserRepository, translate_os_errors
 from ava_roles.worktree.spec import WorktreeSpec, within
 from ava_roles.worktree.state import WorktreeFolder, WorktreeRecord
-from ava_roles.worktree.verify import ProtectedPaths, protected, same_as_written
 
-_SHOWN = 8
-_COARSE_S = 0.05
-"""By so much the times of files are behind the clock, or less."""
-_RULES = (".gitignore", ".gitattributes")
+_MAX_SHOWN = 8
+_CLOCK_TOLERANCE_S = 0.05
+"""File times lag behind the clock by this much at most."""
+_RULE_FILES = (".gitignore", ".gitattributes")
+
+
+def _no_check() -> None:
+    """Never stop: the default of `check` parameters, which are called repeatedly and raise to stop the work."""
 
 
 class Trees:
     """The trees of one run. Everything here blocks.
 
     Args:
-        order: What was approved.
-        place: Where they are, taken hold of.
-        theirs: The user's repository.
-        check: Called again and again while git works.
+        spec: What was approved.
+        folder: The folder that holds them, locked.
+        repository: The user's repository.
     """
 
-    def __init__(self, order: WorktreeSpec, place: WorktreeFolder, theirs: UserRepository) -> None:
-        self.order, self.place, self.theirs = order, place, theirs
+    def __init__(self, spec: WorktreeSpec, folder: WorktreeFolder, repository: UserRepository) -> None:
+        self.spec, self.folder, self.repository = spec, folder, repository
         self.dependencies: tuple[str, ...] = ()
-        self._turn = RLock()
+        self._lock = RLock()
         self._git: Git | None = None
         self._protected = ProtectedPaths()
+        self._base_index, self._check_index = folder.git / "index-base", folder.git / "index-check"
 
     @property
     def git(self) -> Git:
-        """git, with our directory."""
-        assert self._git is not None, "the trees are there"
+        """git, with Ava's directory."""
+        assert self._git is not None, "the trees exist"
         return self._git
 
     @property
     def submodules(self) -> frozenset[str]:
-        """The repositories of their own in it."""
+        """The folders of submodules."""
         return self._protected.submodules
 
-    # -- making -------------------------------------------------------------------------------------------------------
+    # -- creating -----------------------------------------------------------------------------------------------------
 
-    def take_up(self) -> WorktreeRecord | None:
-        """Take up the trees that an earlier owner left; None where there are none, or only a part of them."""
-        kept = self.place.kept()
-        if kept is None or kept.repository != str(self.theirs.root):
+    def reopen(self) -> WorktreeRecord | None:
+        """Open the trees that an earlier owner left; None if there are none, or they are incomplete."""
+        record = self.folder.load()
+        if record is None or record.repository != str(self.repository.root):
             return None
-        self._git = Git(self.theirs.program, self.place.git, held=self.place.held)
-        with told("taking up the worktree"):
-            for lock in self.place.git.glob("*.lock"):
+        self._git = Git(self.repository.program, self.folder.git, inherited=self.folder.inherited)
+        with translate_os_errors("opening the worktree again"):
+            for lock in self.folder.git.glob("*.lock"):
                 lock.unlink()
-        if self.git.said("cat-file", "-e", f"{kept.base}^{{commit}}").code != 0:
-            raise WorkshopFailed(
-                f"the commit {kept.base} that this run began at is not in {self.theirs.root} any more (a git gc has"
+        if self.git.run("cat-file", "-e", f"{record.base}^{{commit}}").code != 0:
+            raise WorktreeFailed(
+                f"the commit {record.base} that this run began at is not in {self.repository.root} any more (git gc has"
                 " removed it, or the repository is another one); start the run again"
             )
-        self._know(kept.base)
-        self.dependencies = kept.dependencies
-        return kept
+        self._protect(record.base)
+        self.dependencies = record.dependencies
+        return record
 
-    def make(self, check: Callable[[], None] = lambda: None) -> WorktreeRecord:
-        """Make both trees from the commit that was approved, else from what the user has checked out.
+    def create(self, check: Callable[[], None] = _no_check) -> WorktreeRecord:
+        """Create both trees from the approved commit, or from the commit that is checked out.
 
         Raises:
             NoRepository: There is no commit.
-            BadNamespace: It lies in a submodule.
-            WorkshopFailed: They cannot be made; nothing of them is left.
+            BadNamespace: A path of the namespace is in a submodule.
+            WorktreeFailed: They cannot be created; nothing of them is left.
         """
-        with self.theirs.joined() as joined:
-            base = self.order.base or self.theirs.head(joined)[0]
-            if joined.said("cat-file", "-e", f"{base}^{{commit}}").code != 0:
+        with self.repository.joined() as joined:
+            base = self.spec.base or self.repository.head(joined)[0]
+            if joined.run("cat-file", "-e", f"{base}^{{commit}}").code != 0:
                 raise NoRepository(
-                    f"the commit {base} that was approved is not in {self.theirs.root} any more; have it proposed anew"
+                    f"the commit {base} that was approved is not in {self.repository.root} any more; propose it again"
                 )
         try:
-            with told("making the worktree"):
-                self.place.clear()
-                git = self.theirs.git_folder(self.place.git, joined=False)
-                (self.place.git / "HEAD").write_text(f"{base}\n")
-                self._git = replace(git, held=self.place.held, check=check)
-                for tree, index in ((self.place.tree, self._base_index), (self.place.check, self._check_index)):
+            with translate_os_errors("creating the worktree"):
+                self.folder.clear()
+                git = replace(
+                    self.repository.git_folder(self.folder.git, joined=False), inherited=self.folder.inherited
+                )
+                (self.folder.git / "HEAD").write_text(f"{base}\n")
+                self._git = replace(git, check=check)
+                for tree, index in ((self.folder.tree, self._base_index), (self.folder.check, self._check_index)):
                     tree.mkdir(mode=0o755)
                     self.git.on(tree, index)("read-tree", "--reset", "-u", base)
-                self._know(base, self.place.tree)
-                kept = WorktreeRecord(base=base, repository=str(self.theirs.root))
-                self.place.keep(kept)
+                self._protect(base, self.folder.tree)
+                record = WorktreeRecord(base=base, repository=str(self.repository.root))
+                self.folder.save(record)
         except BaseException:
-            self.place.clear()
+            self.folder.clear()
             raise
-        self._git = replace(git, held=self.place.held)
-        return kept
+        self._git = git
+        return record
 
-    def _know(self, base: str, tree: Path | None = None) -> None:
-        """Look which paths are not to be touched."""
-        self._protected = protected(self.git, base, tree)
-        for path in self.order.namespace:
+    def _protect(self, base: str, tree: Path | None = None) -> None:
+        """Find the paths that may not be changed."""
+        self._protected = find_protected_paths(self.git, base, tree)
+        for path in self.spec.namespace:
             inside = next((name for name in self._protected.submodules if within((name,), path)), None)
             if inside is not None:
                 raise BadNamespace(
-                    f"{shown(path)} lies in the submodule {shown(inside)}, a repository of its own; give that as"
+                    f"{shown(path)} is in the submodule {shown(inside)}, a repository of its own; give that as"
                     " workspace to change it"
                 )
 
-    @property
-    def _base_index(self) -> Path:
-        return self.place.git / "index-base"
-
-    @property
-    def _check_index(self) -> Path:
-        return self.place.git / "index-check"
-
     # -- the worktree -------------------------------------------------------------------------------------------------
 
-    def tidy(self, check: Callable[[], None] = lambda: None) -> str:
-        """Take back what was changed outside of the namespace, and return what that was, as a sentence or nothing."""
-        with self._turn, told("tidying the worktree"):
-            removed = sweep(self.place.tree, self.place.trash, check)
-            git = replace(self.git, check=check).on(self.place.tree, self._base_index)
-            git.said("update-index", "-q", "--really-refresh")  # it fails for every name that is to be looked at
-            back = [name for name in self._touched(git) if not self.may_change(name)]
-            if back:
-                git("checkout-index", "--force", "--index", "-z", "--stdin", stdin=_lines(back))
-            rules = [name for name in self._rules(git) if not self.may_change(name)]
-            remove_names(self.place.tree, rules, self.place.trash)
-            others = [name for name in self._others(git) if not self.may_change(name)]
-            remove_names(self.place.tree, others, self.place.trash)
-        return self._told_back(removed, back, [*rules, *others])
+    def undo_outside(self, check: Callable[[], None] = _no_check) -> str:
+        """Undo changes outside of the namespace, and return a sentence about them; empty if there were none."""
+        with self._lock, translate_os_errors("tidying the worktree"):
+            removed = remove_unwanted(self.folder.tree, self.folder.trash, check)
+            git = replace(self.git, check=check).on(self.folder.tree, self._base_index)
+            git.run("update-index", "-q", "--really-refresh")  # fails for each name that differs
+            restored = self._outside(self._changed(git))
+            if restored:
+                git("checkout-index", "--force", "--index", "-z", "--stdin", stdin=_lines(restored))
+            # Rule files go first: they would hide others.
+            rules = self._outside(self._rule_files(git))
+            remove_names(self.folder.tree, rules, self.folder.trash)
+            others = self._outside(self._untracked(git))
+            remove_names(self.folder.tree, others, self.folder.trash)
+        undone = [*(f"{shown(name)} (as it was)" for name in restored)]
+        undone += [f"{shown(name)} (removed)" for name in (*rules, *others)]
+        parts: list[str] = []
+        if undone:
+            where = ", ".join(map(shown, self.spec.namespace[:_MAX_SHOWN]))
+            parts.append(f"only {where} may be changed, and this was undone: {_some(undone)}")
+        if removed:
+            parts.append(f"removed, because it cannot be in a worktree: {_some([shown(name) for name in removed])}")
+        return "; ".join(parts)
 
-    def clear(self) -> None:
-        """Remove what git ignores of the worktree, and the home of its commands: none of it is part of the work."""
-        with self._turn, told("making room in the worktree"):
-            git = self.git.on(self.place.tree, self._base_index)
+    def free_space(self) -> None:
+        """Remove the ignored files of the worktree, and the home of its commands: neither is part of the work."""
+        with self._lock, translate_os_errors("freeing space in the worktree"):
+            git = self.git.on(self.folder.tree, self._base_index)
             ignored = git("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory").names()
-            remove_names(self.place.tree, self._ours(name.rstrip("/") for name in ignored), self.place.trash)
-            remove_tree(self.place.home)
+            names = self._without_dependencies(name.rstrip("/") for name in ignored)
+            remove_names(self.folder.tree, names, self.folder.trash)
+            remove_tree(self.folder.home)
 
     def may_change(self, name: str) -> bool:
-        """Tell whether a path may be changed."""
+        """Tell whether the run may change a path."""
         return (
-            within(self.order.namespace, name)
+            within(self.spec.namespace, name)
             and name not in self._protected.pointers
             and not any(within((each,), name) for each in self._protected.submodules)
         )
 
-    def candidate(self, check: Callable[[], None] = lambda: None) -> str:
-        """Return what would be committed, as a tree: the base, and what differs within the namespace."""
-        with self._turn:
-            self.tidy(check)
+    def candidate(self, check: Callable[[], None] = _no_check) -> str:
+        """Return the git tree of what would be committed."""
+        with self._lock:
+            self.undo_outside(check)
             git = replace(self.git, check=check)
-            base = git.on(self.place.tree, self._base_index)
-            index = self.place.git / "index-candidate"
-            with told("reading the worktree"):
+            index = self.folder.git / "index-candidate"
+            with translate_os_errors("reading the worktree"):
                 shutil.copyfile(self._base_index, index)
-            now = git.on(self.place.tree, index)
+            staged = git.on(self.folder.tree, index)
             update = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
-            if others := list(filter(self.may_change, self._others(base))):
-                now(*update, stdin=_lines(others))
-            if touched := list(filter(self.may_change, self._touched(now))):
-                now(*update, stdin=_lines(touched))
-            return now.line("write-tree")
+            if untracked := list(filter(self.may_change, self._untracked(git.on(self.folder.tree, self._base_index)))):
+                staged(*update, stdin=_lines(untracked))
+            if changed := list(filter(self.may_change, self._changed(staged))):
+                staged(*update, stdin=_lines(changed))
+            return staged.line("write-tree")
 
-    def _touched(self, git: Git) -> list[str]:
-        """Return the names of the index that differ in the tree, or are gone from it."""
-        found = self._ours(git("ls-files", "-z", "--modified", "--deleted").names())
+    def _outside(self, names: Iterable[str]) -> list[str]:
+        return [name for name in names if not self.may_change(name)]
+
+    def _changed(self, git: Git) -> list[str]:
+        """Return the names of the index whose files differ, or are missing."""
+        found = self._without_dependencies(git("ls-files", "-z", "--modified", "--deleted").names())
         written = self._protected.written
         if not written or git.tree is None:
             return found
         root = Root.open(git.tree)
         try:
-            return [name for name in found if name not in written or not same_as_written(root, name, written[name])]
+            return [name for name in found if name not in written or not is_as_written(root, name, written[name])]
         finally:
             root.close()
 
-    def _others(self, git: Git) -> list[str]:
-        """Return what is in the tree and not in the index, and is not ignored."""
-        found = self._ours(git("ls-files", "-z", "--others", "--exclude-standard").names())
-        return [name for name in found if not any(map(is_gits, name.split("/")))]
+    def _untracked(self, git: Git) -> list[str]:
+        """Return the files that are neither in the index nor ignored."""
+        found = self._without_dependencies(git("ls-files", "-z", "--others", "--exclude-standard").names())
+        return [name for name in found if not any(map(is_git_name, name.split("/")))]
 
-    def _rules(self, git: Git) -> list[str]:
-        """Return files that would tell git what to ignore, and are not in the index, beside files that are.
+    def _rule_files(self, git: Git) -> list[str]:
+        """Return untracked files that would tell git what to ignore, in folders with tracked files.
 
-        One beside nothing that is tracked is a tool's own, such as in a folder of caches, and tells only of that.
+        In other folders, such as a tool's cache, such a file belongs to the tool and affects only its own files.
         """
-        found = git("ls-files", "-z", "--others", "--", *(f":(glob)**/{name}" for name in _RULES)).names()
+        found = git("ls-files", "-z", "--others", "--", *(f":(glob)**/{name}" for name in _RULE_FILES)).names()
         if not found:
             return []
         folders = {""}
         for name in git("ls-files", "-z").names():
             while (name := name.rpartition("/")[0]) and name not in folders:
                 folders.add(name)
-        return [name for name in self._ours(found) if name.rpartition("/")[0] in folders]
+        return [name for name in self._without_dependencies(found) if name.rpartition("/")[0] in folders]
 
-    def _ours(self, names: Iterable[str]) -> list[str]:
-        """Leave out what is laid over the tree to be read only."""
+    def _without_dependencies(self, names: Iterable[str]) -> list[str]:
+        """Leave out the folders that are mounted over the tree, read-only."""
         return [name for name in dict.fromkeys(names) if not any(within((each,), name) for each in self.dependencies)]
 
-    def _told_back(self, removed: Sequence[str], back: Sequence[str], others: Sequence[str]) -> str:
-        parts: list[str] = []
-        outside = [*(f"{shown(name)} (as it was)" for name in back), *(f"{shown(name)} (removed)" for name in others)]
-        if outside:
-            where = ", ".join(map(shown, self.order.namespace[:_SHOWN]))
-            parts.append(f"only {where} may be changed, and this was taken back: {_some(outside)}")
-        if removed:
-            parts.append(f"removed, because no worktree has it: {_some([shown(name) for name in removed])}")
-        return "; ".join(parts)
+    # -- the check tree -----------------------------------------------------------------------------------------------
 
-    # -- the tree for checks ------------------------------------------------------------------------------------------
+    def check_out(self, candidate: str, check: Callable[[], None] = _no_check) -> None:
+        """Make the check tree equal to a candidate, without other files.
 
-    def bring(self, candidate: str, check: Callable[[], None] = lambda: None) -> None:
-        """Bring the tree for checks to a candidate: what is tracked as it is there, and nothing besides.
-
-        What the candidate has git ignore stays from check to check, such as what a compiler has made.
+        Ignored files stay from check to check, such as a compiler's output.
         """
-        with self._turn, told("making the tree for the check"):
-            tree, trash = self.place.check, self.place.trash
-            tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have come after it was removed
-            sweep(tree, trash, check)
+        with self._lock, translate_os_errors("preparing the check tree"):
+            tree, trash = self.folder.check, self.folder.trash
+            tree.mkdir(mode=0o755, exist_ok=True)  # a crash may have left it removed
+            remove_unwanted(tree, trash, check)
             git = replace(self.git, check=check).on(tree, self._check_index)
             before = self._check_index.stat().st_mtime
-            git.said("update-index", "-q", "--really-refresh")
+            git.run("update-index", "-q", "--really-refresh")
             if git.line("write-tree") != candidate:
-                _let_a_second_pass(int(before), check)
+                _wait_for_next_second(int(before), check)
             git("read-tree", "--reset", "-u", candidate)
-            remove_names(tree, self._rules(git), trash)
-            beside = set(self.place.known().beside)
-            remove_names(tree, (name for name in self._others(git) if name not in beside), trash)
-            if wrong := self._touched(git):
-                raise WorkshopFailed(f"the tree for the check cannot be written: {_some(list(map(shown, wrong)))}")
+            remove_names(tree, self._rule_files(git), trash)
+            keep = set(self.folder.record().beside)
+            remove_names(tree, (name for name in self._untracked(git) if name not in keep), trash)
+            if wrong := self._changed(git):
+                raise WorktreeFailed(f"the check tree cannot be written: {_some(list(map(shown, wrong)))}")
 
-    def anew(self, candidate: str) -> None:
-        """Empty the tree for checks, and the home of its commands: what other candidates have left is gone.
+    def reset_check(self, candidate: str) -> None:
+        """Empty the check tree and the home of its commands, so that nothing of other candidates is left.
 
-        What is written down comes last, so that a crash on the way leads here again.
+        The record is saved last, so that a crash in between leads here again.
         """
-        with self._turn, told("making the tree for the check anew"):
-            self.place.note(setup=None, beside=())
-            remove_tree(self.place.check_home)
-            remove_tree(self.place.check)
-            self.place.check.mkdir(mode=0o755)
-            self.place.note(checked=candidate)
+        with self._lock, translate_os_errors("emptying the check tree"):
+            self.folder.update(setup=None, beside=())
+            remove_tree(self.folder.check_home)
+            remove_tree(self.folder.check)
+            self.folder.check.mkdir(mode=0o755)
+            self.folder.update(checked=candidate)
 
-    def beside(self) -> tuple[str, ...]:
-        """Return what is in the tree for checks besides, and is not ignored: what the setup command has made."""
-        return tuple(self._others(self.git.on(self.place.check, self._check_index)))
+    def setup_files(self) -> tuple[str, ...]:
+        """Return the untracked files of the check tree: what the setup command created."""
+        return tuple(self._untracked(self.git.on(self.folder.check, self._check_index)))
 
-    def base_tree(self, check: Callable[[], None] = lambda: None) -> str:
-        """Return what the base consists of."""
+    def base_tree(self, check: Callable[[], None] = _no_check) -> str:
+        """Return the git tree of the base."""
         check()
-        return self.git.line("rev-parse", f"{self.place.known().base}^{{tree}}")
+        return self.git.line("rev-parse", f"{self.folder.record().base}^{{tree}}")
 
     def has_files(self, name: str) -> bool:
-        """Tell whether the base has files in a folder; a submodule is none."""
-        said = self.git("ls-tree", "-r", "-z", "--full-tree", self.place.known().base, "--", name).names()
-        return any(not entry.startswith("160000 ") for entry in said)
+        """Tell whether the base has files in a folder; a submodule does not count."""
+        listed = self.git("ls-tree", "-r", "-z", "--full-tree", self.folder.record().base, "--", name).names()
+        return any(not entry.startswith("160000 ") for entry in listed)
 
 
-def remove_workshop(here: Path) -> None:
-    """Remove all of it.
+def _wait_for_next_second(before: int, check: Callable[[], None]) -> None:
+    """Wait until files that are written now get another time than those of the check before.
 
-    Raises:
-        WorkshopFailed: Something of it cannot be removed.
+    Python takes a compiled file for that of a new source if size and second are equal.
     """
-    with told(f"removing {here}"):
-        remove_tree(here)
-
-
-def _let_a_second_pass(before: int, check: Callable[[], None]) -> None:
-    """Wait until files that are written now have another time than those of the check before.
-
-    What was compiled of a file stays, and Python takes it for that of the new one where size and second are equal.
-    """
-    while before <= time.time() < before + 1 + _COARSE_S:
+    while before <= time.time() < before + 1 + _CLOCK_TOLERANCE_S:
         check()
         time.sleep(0.02)
 
@@ -303,59 +293,20 @@ def _lines(names: Iterable[str]) -> bytes:
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
-
-
-def stand(tree: Path, project: Path, names: Sequence[str], trash: Path, *, mounts: bool) -> tuple[str, ...]:
-    """Make ready where folders of packages are to stand, through no link; return those that can.
-
-    Args:
-        tree: The tree, in which no process is at work.
-        project: Where the packages are.
-        names: The folders, relative to both.
-        trash: A folder that is not there, on the tree's file system; it is gone afterwards.
-        mounts: They are laid over an empty folder; otherwise linked.
-
-    Raises:
-        OSError: The tree cannot be read or written.
-    """
-    return tuple(name for name in names if _stands(tree, project, name, trash, mounts))
-
-
-def _stands(tree: Path, project: Path, name: str, trash: Path, mounts: bool) -> bool:
-    *above, last = name.split("/")
-    here = tree
-    for part in above:
-        here = here / part
-        here.mkdir(mode=0o755, exist_ok=True) if not os.path.lexists(here) else None
-        if not stat.S_ISDIR(here.lstat().st_mode):
-            return False
-    place = here / last
-    if mounts:
-        if os.path.lexists(place) and not stat.S_ISDIR(place.lstat().st_mode):
-            remove_names(tree, [name], trash)
-        here.mkdir(mode=0o755, exist_ok=True)
-        place.mkdir(mode=0o755, exist_ok=True)
-        return True
-    if not place.is_symlink() or place.readlink() != project / name:
-        if os.path.lexists(place):
-            remove_names(tree, [name], trash)
-        here.mkdir(mode=0o755, parents=True, exist_ok=True)
-        place.symlink_to(project / name)
-    return True
+    more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+    return f"{', '.join(names[:_MAX_SHOWN])}{more}"
 
 
 class WorktreeSandboxes:
-    """Both of them. Everything here blocks.
+    """Where commands run: in the worktree and in the check tree. Everything here blocks.
 
     Args:
-        trees: The trees, which are there.
-        mounts: Commands can be shown a folder under another path than its own.
+        trees: The trees, which exist.
+        mounts: Commands can see a folder under another path than its own.
         home: The user's home folder.
         read_only: Folders of toolchains that the settings name.
-        closed: Folders that are shown in no case.
-        check: Called again and again.
+        closed: Folders that are never shown.
+        check: Called repeatedly; raises to stop.
     """
 
     def __init__(
@@ -368,69 +319,99 @@ class WorktreeSandboxes:
         check: Callable[[], None],
     ) -> None:
         self._trees, self._mounts = trees, mounts
-        self._project = trees.theirs.root
+        self._project = trees.repository.root
         self._notes: list[str] = []
         self._size: int | None = None
-        with told("looking for the project's packages"):
-            trees.dependencies = self._dependencies(home, check)
-            trees.place.note(dependencies=trees.dependencies)
+        with translate_os_errors("looking for the project's packages"):
+            trees.dependencies = self._find_dependencies(home, check)
+            trees.folder.update(dependencies=trees.dependencies)
             self._tools: Toolchains = find_toolchains(
                 self._project, trees.dependencies, read_only=read_only, home=home, closed=closed
             )
 
     def for_model(self) -> CommandSandbox:
-        """Return what the model's commands are given; what they write counts from the first of them on."""
-        place = self._trees.place
-        bench = self._bench(place.tree, place.home, self.notes(), measured=self._size is None)
-        self._size = bench.size if self._size is None else self._size
-        return replace(bench, size=self._size)
+        """Return what the model's commands get; the space that they use counts from the first of them on."""
+        folder = self._trees.folder
+        made = self._lay_out(folder.tree, folder.home, self.notes(), measured=self._size is None)
+        self._size = made.size if self._size is None else self._size
+        return replace(made, size=self._size)
 
     def for_check(self) -> CommandSandbox:
-        """Return what the setup and the verify command are given."""
-        place = self._trees.place
-        return self._bench(place.check, place.check_home, "", measured=False)
+        """Return what the setup and the verify command get."""
+        folder = self._trees.folder
+        return self._lay_out(folder.check, folder.check_home, "", measured=False)
 
     def notes(self) -> str:
-        """Return what there is to know about the worktree, for the model."""
-        order = self._trees.order
-        may = ", ".join(map(shown, order.namespace[:20]))
+        """Return what the model should know about the worktree."""
+        namespace = self._trees.spec.namespace
+        may = ", ".join(map(shown, namespace[:20]))
         notes = [
             f"it works in the worktree of this run, which is {shown(str(self._project))} at its last commit, without"
             " .git",
-            f"only {may} may be changed: what a command changes elsewhere is taken back"
-            if order.namespace != (".",)
+            f"only {may} may be changed: what a command changes elsewhere is undone"
+            if namespace != (".",)
             else "all of it may be changed",
-            "what git ignores is no part of the result",
+            "ignored files are not part of the result",
+            *read_only_note(self._trees.dependencies),
         ]
-        notes += read_only_note(self._trees.dependencies)
         return f"[{'; '.join([*notes, *self._notes, *self._tools.refused])}]"
 
-    def _bench(self, work: Path, home: Path, notes: str, *, measured: bool) -> CommandSandbox:
-        place = self._trees.place
-        with told("laying out the worktree"):
-            for folder in (home / "tmp", place.code):
-                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            standing = stand(work, self._project, self._trees.dependencies, place.trash, mounts=self._mounts)
-            laying = CommandLayout(self._mounts, self._trees.order.run_id, home, place.code)
-            seen, binds = laying.show_project(work, self._project, standing)
-        return laying.command_sandbox(seen, binds, self._tools, notes, measured=measured)
+    def _lay_out(self, work: Path, home: Path, notes: str, *, measured: bool) -> CommandSandbox:
+        folder = self._trees.folder
+        with translate_os_errors("laying out the worktree"):
+            for path in (home / "tmp", folder.code):
+                path.mkdir(mode=0o755, parents=True, exist_ok=True)
+            dependencies = [name for name in self._trees.dependencies if self._place_dependency(work, name)]
+            layout = CommandLayout(self._mounts, self._trees.spec.run_id, home, folder.code)
+            seen, binds = layout.show_project(work, self._project, dependencies)
+        return layout.command_sandbox(seen, binds, self._tools, notes, measured=measured)
 
-    def _dependencies(self, home: Path, check: Callable[[], None]) -> tuple[str, ...]:
-        """Return the folders of packages of the user's checkout; none that the commit itself has files in."""
-        aside = self._trees.place.here / "aside"
+    def _place_dependency(self, tree: Path, name: str) -> bool:
+        """Prepare the place of a package folder in a tree: an empty folder to mount over, or a link.
+
+        Returns:
+            False if a folder above it is a file or a link.
+        """
+        *above, last = name.split("/")
+        folder = tree
+        for part in above:
+            folder = folder / part
+            if not os.path.lexists(folder):
+                folder.mkdir(mode=0o755, exist_ok=True)
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                return False
+        place, source = folder / last, self._project / name
+        exists = os.path.lexists(place)
+        ready = exists and (
+            stat.S_ISDIR(place.lstat().st_mode) if self._mounts else place.is_symlink() and place.readlink() == source
+        )
+        if ready:
+            return True
+        if exists:
+            remove_names(tree, [name], self._trees.folder.trash)
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if self._mounts:
+            place.mkdir(mode=0o755, exist_ok=True)
+        else:
+            place.symlink_to(source)
+        return True
+
+    def _find_dependencies(self, home: Path, check: Callable[[], None]) -> tuple[str, ...]:
+        """Return the package folders of the user's checkout, except those in which the commit has files."""
+        aside = self._trees.folder.path / "aside"
         remove_tree(aside)
         aside.mkdir(mode=0o700)
         root = Root.open(self._project)
         try:
             found = find_dependencies(
-                root, aside, repository=self._project, home=home, carry=self._trees.order.carry, check=check
+                root, aside, repository=self._project, home=home, carry=self._trees.spec.carry, check=check
             )
             found.dependencies = tuple(
                 name for name in found.dependencies if not self._trees.has_files(name) and ".git" not in name.split("/")
             )
-            kept = bindable_dependencies(self._project, found, check)
+            dependencies = bindable_dependencies(self._project, found, check)
         finally:
             root.close()
             remove_tree(aside)
         self._notes += [f"left out: {count:,} {why}" for why, count in found.left_out.items()]
-        return kept
+        return dependencies

@@ -13,19 +13,17 @@ from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
-from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, find_verify, look
+from ava_roles.tools.registry import specs_of, tool_specs
+from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, find_verify_command, inspect_checkout
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import BadInput, Refused
 
-CHANGING = ("edit_file", "write_file")
-"""The tools that change files."""
-
 
 def changes_files(names: Iterable[str]) -> bool:
     """Tell whether a run with these tools changes files."""
-    return not frozenset(CHANGING).isdisjoint(names)
+    return any(spec.edits for spec in specs_of(names, {}))
 
 
 def resolve_coding(
@@ -71,7 +69,7 @@ def resolve_coding(
         )
         raise Refused(f"{role.name} changes files of a git repository: give its root in workspace ({why})")
     try:
-        state = look(workspace.path, home)
+        state = inspect_checkout(workspace.path, home)
         verify, verify_from = _verify(args, role, workspace.path, home)
     except RolesError as error:
         raise Refused(f"workspace: {error}") from error
@@ -109,7 +107,8 @@ def _refuse_unconfined(role: Role, sandbox: Sandbox | Unavailable | None) -> Non
     Raises:
         Refused: Nothing confines commands.
     """
-    without = f"with blocked_tools {list(CHANGING)} it only reads" if role.name != "coder" else "use code_reviewer"
+    changing = [name for name, spec in tool_specs().items() if spec.edits]
+    without = f"with blocked_tools {changing} it only reads" if role.name != "coder" else "use code_reviewer"
     if isinstance(sandbox, Unavailable):
         raise Refused(
             f"{role.name} changes files, and what it writes runs when it is verified, which cannot be confined here:"
@@ -148,7 +147,7 @@ def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[
             raise BadInput(f"verify: it {error}") from error
     if role.verify is not None:
         return role.verify, "from the role file"
-    found = find_verify(repository, home)
+    found = find_verify_command(repository, home)
     if isinstance(found, CommandFound):
         return found.command, f"found: {found.why}"
     if isinstance(found, CommandAmbiguous):

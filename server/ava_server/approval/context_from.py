@@ -12,10 +12,11 @@ from typing import Any
 from ava_audit.events import SubagentComplete
 from ava_audit.rows import RunRow
 from ava_audit.view import View
+from ava_roles.tools.run_tools import READ_SUBAGENT_RESULT
 from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
 
-NAME = "read_subagent_result"
+NAME = READ_SUBAGENT_RESULT.name
 
 
 def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:

@@ -20,6 +20,7 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 from ava_roles.tool import Tool
 from ava_roles.tools.memory import NAME as RECALL
+from ava_roles.tools.registry import specs_of, tool_specs
 from ava_server.approval.coding import changes_files, resolve_coding
 from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.output_schema import check_schema
@@ -32,7 +33,7 @@ from ava_server.approval.scope import (
     runs_commands,
     sandbox_for,
 )
-from ava_server.approval.summary import reach
+from ava_server.approval.summary import RunReach, reach
 from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, EarlierRun, RunConfig, Texts
 from ava_server.budget.user_limits import workspace_over_http
 from ava_server.config.secrets import Secret
@@ -200,7 +201,7 @@ def resolve_run_config(
     commands = not isinstance(sandbox, Unavailable)
     tools = _usable(wanted, around, files_open=files_open, commands=commands)
     unavailable = tuple(name for name in wanted if name not in tools)
-    if earlier and READ_RESULT not in tools:
+    if earlier and not any(spec.results for spec in specs_of(tools, around.tools)):
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
     lacks: list[str] = []
     for need in (*foreign_needs, *role.needs):
@@ -219,7 +220,7 @@ def resolve_run_config(
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
     if choice.wire == "offline":  # it uses no memory
-        tools = tuple(name for name in tools if name != RECALL)
+        tools = tuple(name for name in tools if name not in _with_memory())
     reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
     runs = coding is not None or needs_sandbox(tools, around.tools)
     confinement = confinement_of(around.sandbox() if runs else None)
@@ -233,7 +234,8 @@ def resolve_run_config(
     plan = role.plan if args.plan is None else args.plan
     if plan and choice.wire != "offline":
         _refuse_short_plan(caps["max_iterations"])
-    search = around.search if "web_search" in tools else None
+    specs = specs_of(tools, around.tools)
+    search = around.search if any(spec.search for spec in specs) else None
     config = RunConfig(
         role=role.name,
         role_source=role.source,
@@ -260,9 +262,7 @@ def resolve_run_config(
         foreign=foreign.uses(tools),
         foreign_notes=foreign.notes(unavailable),
         coding=coding,
-        reach=reach(
-            tools, around.tools, reading, len(earlier), confinement, network, coding.namespace if coding else ()
-        ),
+        reach=reach(specs, RunReach(reading, len(earlier), confinement, network, coding.namespace if coding else ())),
         workspace_given=workspace.given,
         workspace_named=workspace.named,
         confinement=confinement,
@@ -353,12 +353,13 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
         unknown = [name for name in names if name not in role.tools]
         if unknown:
             raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
+    specs, memory = tool_specs(), _with_memory()
     return tuple(
         name
         for name in role.tools
         if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
-        if name != READ_RESULT or args.context_from
-        if name != RECALL or around.notes or name in (args.tools or ())
+        if args.context_from or name not in specs or not specs[name].results
+        if name not in memory or around.notes or name in (args.tools or ())
     )
 
 
@@ -379,8 +380,13 @@ def _usable(wanted: Sequence[str], around: ResolveContext, *, files_open: bool, 
         or (
             name in tools and (files_open or not tools[name].spec.files) and (commands or not tools[name].spec.commands)
         )
-        if name != RECALL or around.notes
+        if around.notes or name not in _with_memory()
     )
+
+
+def _with_memory() -> frozenset[str]:
+    """Return the tools that read the notes in memory."""
+    return frozenset(name for name, spec in tool_specs().items() if spec.memory)
 
 
 def _secrets(role: Role, tools: Sequence[str], around: ResolveContext) -> dict[str, tuple[str, ...] | None]:

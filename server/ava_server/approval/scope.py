@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from ava_audit.rows import RunRow
 from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.entry import ServerEntry, covers, is_wildcard, server_of
-from ava_roles.mcp_client.running import McpTool, RunMcpServers
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
@@ -91,12 +91,14 @@ def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
 
 
 def commands_reach(
-    specs: Sequence[ToolSpec], confinement: str, *, copy: Literal["copy", "worktree"] | None, network: bool
+    specs: Collection[ToolSpec], confinement: str | None, *, copy: Literal["copy", "worktree"] | None, network: bool
 ) -> str:
     """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace."""
     what = "run Python"
     if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
         what = "run commands"
+    if confinement is None:  # it depends on the run
+        return what
     where = "on an empty folder" if copy is None else f"on a {copy} of it"
     if confinement == "none":
         return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ava_audit.units import format_usd
 from ava_roles.catalog import BUILT_IN_SOURCE
 from ava_roles.mcp_client.entry import server_of
-from ava_roles.tool import Tool, ToolSpec
-from ava_roles.tools.memory import NAME as RECALL
+from ava_roles.tool import ToolSpec
 from ava_server.approval.context_from import list_earlier
 from ava_server.approval.scope import commands_reach
 from ava_server.budget.run_config import PLAN_TURNS, Coding, ForeignUse, RunConfig, Texts
@@ -46,53 +46,84 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     return _line(f"{config.role}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
 
 
-def reach(
-    tools: Sequence[str],
-    known: Mapping[str, Tool],
-    workspace: str | None,
-    earlier: int,
-    confinement: str,
-    network: bool,
-    namespace: Sequence[str] = (),
-) -> str:
-    """Return what a run may read, reach and change, in a few words, from what its tools say of themselves."""
-    specs = [known[name].spec for name in tools if name in known]
-    web = any(spec.network and spec.foreign is None for spec in specs)
+@dataclass(frozen=True)
+class RunReach:
+    """What a proposal knows of its run, and a role file does not.
+
+    Attributes:
+        workspace: The folder that it reads.
+        earlier: Earlier subagents whose results it may read.
+        confinement: What confines its commands.
+        network: Its commands reach the network.
+        namespace: The paths of the folder that it may change.
+    """
+
+    workspace: str | None
+    earlier: int
+    confinement: str
+    network: bool
+    namespace: Sequence[str] = ()
+
+
+def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
+    """Return what tools may read, reach and change, in a few words, from the flags of their specs.
+
+    The proposal and the role trust screen both say it in these words, so that they cannot disagree.
+
+    Args:
+        specs: The tools, those of MCP servers included.
+        run: The run that has them; None says what they could do in any run.
+    """
+    edits = any(spec.edits for spec in specs)
+    foreign = [spec for spec in specs if spec.foreign is not None]
+    web = any(spec.network for spec in specs if spec.foreign is None)
+    if run is None:
+        folder = "files of the workspace" if any(spec.files or spec.commands for spec in specs) else None
+        changed = "files" if edits else ""
+    else:
+        folder, changed = run.workspace, _paths(run.namespace) if run.namespace else ""
     parts: list[str] = []
-    if workspace is not None:
-        changes = f", change {_paths(namespace)} on a new branch of it" if namespace else ""
-        parts.append(f"can read {workspace}{changes}" + (" and reach the web" if web else ""))
+    if folder is not None:
+        changes = f", change {changed} on a new branch of it" if changed else ""
+        parts.append(f"read {folder}{changes}" + (" and reach the web" if web else ""))
     elif web:
-        parts.append("can search and read the web" if "web_search" in tools else "can read the web")
-    if namespace or any(spec.commands for spec in specs):  # what was changed is verified by a command
-        runs = commands_reach(
-            specs,
-            confinement,
-            copy="worktree" if namespace else "copy" if workspace is not None else None,
-            network=network,
+        parts.append("search and read the web" if any(spec.search for spec in specs) else "read the web")
+    if changed or any(spec.commands for spec in specs):  # what was changed is verified by a command
+        parts.append(
+            commands_reach(
+                specs,
+                run.confinement if run is not None else None,
+                copy="worktree" if changed else "copy" if folder is not None else None,
+                network=run is not None and run.network,
+            )
         )
-        parts.append(runs if parts else f"can {runs}")
-    if foreign := [spec for spec in specs if spec.foreign is not None]:
-        uses = _reach_of_servers(foreign, confinement)
-        parts.append(uses if parts else f"can {uses}")
-    words = ["the notes in memory"] if RECALL in tools else []
-    if earlier:
-        results = "the result of 1 earlier subagent" if earlier == 1 else f"the results of {earlier} earlier subagents"
-        words.insert(0, results)
+    if foreign:
+        parts.append(_reach_of_servers(foreign, run.confinement if run is not None else None))
+    if others := [spec.name for spec in specs if spec.changes and spec.foreign is None]:
+        parts.append(f"change things with {' and '.join(others)}")
+    words: list[str] = []
+    if run is not None and run.earlier == 1:
+        words.append("the result of 1 earlier subagent")
+    elif run is not None and run.earlier:
+        words.append(f"the results of {run.earlier} earlier subagents")
+    elif any(spec.results for spec in specs):
+        words.append("the results of earlier subagents")
+    words += ["the notes in memory"] if any(spec.memory for spec in specs) else []
     if not words:
-        return ", ".join(parts) or "can reach neither files nor the web"
+        return f"can {', '.join(parts)}" if parts else "can reach neither files nor the web"
     if not parts:
         return f"can read {' and '.join(words)}, and reach neither files nor the web"
-    return f"{', '.join(parts)}, and read {' and '.join(words)}"
+    return f"can {', '.join(parts)}, and read {' and '.join(words)}"
 
 
-def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str) -> str:
+def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str | None) -> str:
     """Return which MCP servers a run may use, and what the worst of their tools may do."""
     names = sorted({server_of(spec.name) or "" for spec in specs})
     loose = confinement == "none" and any(spec.program for spec in specs)
     may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if loose else []
     may += ["reaches the network"] if any(spec.network for spec in specs) else []
     may += ["can change things"] if any(spec.writes for spec in specs) else []
+    may += [f"each proposal says what {'it' if len(names) == 1 else 'they'} can do"] if confinement is None else []
     which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
     return f"use {which}" + (f" ({', '.join(may)})" if may else "")
 

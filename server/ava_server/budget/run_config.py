@@ -10,11 +10,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ava_roles.mcp_client.tools import OfferedTool
+from ava_roles.tools.run_tools import RUN_SPECS
 from ava_server.models.pricing.prices import Price
 
 PLAN_TURNS = 3
 """Turns of planning before the work: analysis, plan, review."""
-RUN_TOOLS = ("scratchpad", "read_tool_result", "read_subagent_result")
+RUN_TOOLS = tuple(spec.name for spec in RUN_SPECS)
 """Tools that read the run's own log. Every run has them; the last one only with results of earlier runs."""
 NO_COMMANDS = "none needed"
 """The confinement of a run that runs neither commands nor programs of MCP servers."""

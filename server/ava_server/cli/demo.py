@@ -143,12 +143,16 @@ class _DemoHost:
 
     async def run(self) -> int:
         """Go from proposal to log, and return the exit code."""
+        from ava_roles.tools.registry import tool_specs
+
+        specs = tool_specs().values()
+        reads_files = [spec.name for spec in specs if spec.default and not spec.network]
         proposal = await self._call(
             "spawn_subagent",
             role="researcher",
             task=self._demo.task,
             workspace=str(self._demo.folder),
-            tools=_TOOLS,
+            tools=[*reads_files, "scratchpad"],
             name="demo",
         )
         say("\n-- Proposed (spawn_subagent). Nothing has started. --")
@@ -316,7 +320,7 @@ def _texts(folder: Path) -> Iterator[str]:
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import documents
-    from ava_roles.tools.text_files import WalkFilter, decoded
+    from ava_roles.tools.text_files import WalkFilter, decode_text
 
     try:
         root = Root.open(folder)
@@ -333,7 +337,7 @@ def _texts(folder: Path) -> Iterator[str]:
             try:
                 if not document:
                     data, cut_off = root.read(entry.name, CHARS_MOST)
-                    yield decoded(data, cut=cut_off) or ""
+                    yield decode_text(data, cut=cut_off) or ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
                     pages = documents.read_pdf(data, count=10).pages if documents.is_pdf(data) else ()

@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.role import first_sentence
+from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import builtin_tools
+from ava_roles.tools.run_tools import RUN_SPECS
 from ava_roles.wrap import clean
-from ava_server.approval.summary import minutes
+from ava_server.approval.summary import minutes, reach
 from ava_server.cli.terminal import wrapped
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, UntrustedFile
     from ava_roles.role import Role
-    from ava_roles.tool import ToolSpec
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
     from ava_server.models.listing import TierMeaning
 
 WIDTH = 80
-Specs = Mapping[str, "ToolSpec"]
+
+Specs = Mapping[str, ToolSpec]
 
 
 def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> list[str]:
@@ -71,7 +73,7 @@ def role_screen(role: Role, meant: TierMeaning | None, settings: Settings, why: 
     if meant is not None and meant.error is not None:
         lines += _indent(str(meant.error))
     lines += _indent(f"limits: {_limits(role)}", *_clamps(role, meant, settings))
-    lines += [*_tool_lines(role, known), *_indent(*_features(role))]
+    lines += [*_tool_lines(role, known), *_indent(f"it {_reach(role)}", *_features(role))]
     if role.ignored_keys:
         lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored_keys)}")
     text, invisible = clean(role.text)
@@ -90,23 +92,16 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
         return [f"{untrusted.file.source}  ({state})", *_indent(f"is not a role file, and is not trusted: {problem}")]
     lines = [f"{role.name}  ({untrusted.file.source}, {state}, sha256 {untrusted.file.sha256[:12]})"]
     lines += _indent(first_sentence(role.description), f"model: {role.model}; limits: {_limits(role)}")
-    lines += [*_tool_lines(role, known), *_indent(f"it {reach(role)}", *_features(role))]
+    lines += [*_tool_lines(role, known), *_indent(f"it {_reach(role)}", *_features(role))]
     return lines + (_indent(f"ignored: the name is already used ({taken})") if taken else [])
 
 
-def reach(role: Role) -> str:
-    """Return what a role's tools can do if all of them are available."""
-    tools = builtin_tools()
-    specs = [tools[name].spec for name in role.tools if name in tools]
-    servers = sorted({server for name in role.tools if (server := server_of(name)) is not None})
-    abilities = (
-        ("reads files of the workspace", any(spec.files for spec in specs)),
-        ("reads the web", any(spec.network for spec in specs)),
-        ("changes files", any(spec.edits for spec in specs)),
-        ("runs commands", any(spec.commands for spec in specs)),
-        (f"calls tools of the MCP servers {', '.join(servers)}", bool(servers)),
-    )
-    return ", ".join(text for text, has in abilities if has) or "reaches neither files nor the web"
+def _reach(role: Role) -> str:
+    """Return what a role's tools can do if all of them are available; its MCP servers are not asked."""
+    from ava_roles.tools.registry import specs_of
+
+    unasked = [ToolSpec(name, "", ToolArgs, foreign={}) for name in role.tools if server_of(name) is not None]
+    return reach([*specs_of(role.tools, {}), *unasked])
 
 
 def tools_here(settings: Settings) -> Specs:
@@ -119,13 +114,11 @@ def tools_here(settings: Settings) -> Specs:
     from ava_server.cli.doctor.machine import sandbox
     from ava_server.config.keys import read_keys
     from ava_server.config.search_engines import engine_of, without_search
-    from ava_server.runs.tools import ReadSubagentResult, ReadToolResult, Scratchpad
 
-    own = (Scratchpad.spec, ReadToolResult.spec, ReadSubagentResult.spec)
     tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))
     if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
         tools = without_search(tools)
-    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *own)}
+    return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
 
 
 def _role_as_json(role: Role, meant: TierMeaning | None, known: Specs) -> dict[str, Any]:
@@ -199,10 +192,8 @@ def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[
 def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Specs) -> str:
     from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
-    from ava_roles.tools.memory import NAME as RECALL
-    from ava_server.approval.context_from import NAME as READ_RESULT
 
-    not_offered = {READ_RESULT, *((RECALL,) if Memory(settings.paths.memory).is_empty() else ())}
+    notes = not Memory(settings.paths.memory).is_empty()
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free
     most = hard.max_tokens_deep if role.model == "deep" else hard.max_tokens
@@ -214,7 +205,8 @@ def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Sp
         "turns": str(min(role.max_iterations, hard.max_iterations)),
         "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),
     }
-    tools = [known[name] for name in role.tools if name in known and name not in not_offered]
+    tools = [known[name] for name in role.tools if name in known]
+    tools = [spec for spec in tools if not spec.results and (notes or not spec.memory)]
     return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)
 
 

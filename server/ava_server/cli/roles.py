@@ -124,7 +124,7 @@ def new_command(
 ) -> None:
     """Write a commented role file into roles/ of the data root, and say where; an existing file is kept."""
     from ava_roles.errors import RoleFileError
-    from ava_roles.role_files import renamed
+    from ava_roles.role_files import rename_role
     from ava_server.core.files import create_file
 
     if not _NAME.fullmatch(name):
@@ -136,7 +136,7 @@ def new_command(
         taken = catalog.by_name[name].source
         raise BadInput(f"There is already a role {name} ({taken}), which a file cannot replace. Choose another name.")
     try:
-        text = renamed(_starting_text() if from_role is None else catalog.get(from_role).text, name)
+        text = rename_role(_starting_text() if from_role is None else catalog.get(from_role).text, name)
     except RoleFileError as error:
         raise BadInput(f"--from {from_role}: {error.reason}") from None
     path = root.roles / f"{name}.md"
@@ -203,7 +203,7 @@ def _check_files(files: list[str]) -> tuple[list[Remark], int]:
     """Check the named files, and the files of the named folders."""
     from ava_roles.catalog import BUILT_IN
     from ava_roles.errors import RoleFileError
-    from ava_roles.role_files import Folder, Remark, check, read_folder, read_one, text_of
+    from ava_roles.role_files import Folder, Remark, check, read_chosen_file, read_folder, text_of
 
     remarks: list[Remark] = []
     count = 0
@@ -215,7 +215,7 @@ def _check_files(files: list[str]) -> tuple[list[Remark], int]:
                 if isinstance(found, RoleFileError):
                     raise found
                 if found is None:
-                    data, source, stem = read_one(path, given), given, path.stem
+                    data, source, stem = read_chosen_file(path, given), given, path.stem
                 else:
                     data, source, stem = found.data, found.source, Path(found.name).stem
                 role, wrong = check(text_of(data, source), source, stem)

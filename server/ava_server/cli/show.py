@@ -232,11 +232,11 @@ def _diff_of(changes: Mapping[str, Any], home: Path) -> str:
         Refused: They are gone.
     """
     from ava_roles.errors import RolesError
-    from ava_roles.worktree.session import diff
+    from ava_roles.worktree.session import branch_diff
     from ava_roles.wrap import clean
 
     try:
-        return clean(diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
+        return clean(branch_diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
     except RolesError as error:
         raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
 

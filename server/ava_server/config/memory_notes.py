@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from ava_audit.redaction.redact import Redactor
 from ava_roles.errors import ToolFailed
-from ava_roles.memory import NAME_RULE, NOTE_BYTES, NOTES_MOST, Memory, Note, Notes, is_note_name
+from ava_roles.memory import MAX_NOTES, NAME_RULE, NOTE_BYTES, Memory, Note, Notes, is_note_name
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.files import make_private_folder, reason, replace_file
 
@@ -160,8 +160,8 @@ class Notebook:
                 f"{name} would have {len(data):,} bytes, more than {NOTE_BYTES:,}; nothing was written. Put it into"
                 " several notes, or shorten it."
             )
-        if new and len(self.memory.read().notes) >= NOTES_MOST:
-            raise BadInput(f"There are {NOTES_MOST} notes already; remove one, or add to one with --append.")
+        if new and len(self.memory.read().notes) >= MAX_NOTES:
+            raise BadInput(f"There are {MAX_NOTES} notes already; remove one, or add to one with --append.")
         replace_file(self.memory.path(name), data)
         return self.get(name)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ava_roles.catalog import Catalog, Folder, Problem
 from ava_roles.errors import RoleFileError, WorkspaceRefused
-from ava_roles.role_files import look
+from ava_roles.role_files import folder_fingerprint
 from ava_roles.sandbox.workspace import project_at, resolve_workspace
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import ConfigError
@@ -126,7 +126,7 @@ class RolePlaces:
             with contextlib.suppress(OSError):
                 status = self.root.trusted_roles.stat()
                 trust = (status.st_ino, status.st_size, status.st_mtime_ns)
-        return (trust, *(look(folder) for folder in (*self._of_root, *self.of_project, *self.of_user)))
+        return (trust, *(folder_fingerprint(folder) for folder in (*self._of_root, *self.of_project, *self.of_user)))
 
     def load(self, *, by_path: bool = False) -> Catalog:
         """Read every role file. Blocking.

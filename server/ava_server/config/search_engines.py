@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -14,7 +14,7 @@ from ava_audit.units import format_usd
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Body
 from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchReply, SearchRequest, SearchResults, Searxng, search
-from ava_roles.tools.web_search import NAME
+from ava_roles.tool import Tool
 from ava_server.config.keys import Key, key_among
 from ava_server.core.errors import AvaError
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ava_server.config.settings import SearchSettings
     from ava_server.models.clients import ClientPool
 
-T = TypeVar("T")
 CONNECT_S = 10.0
 MOST_BYTES = 2_000_000
 TITLES: Mapping[str, str] = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
@@ -61,9 +60,9 @@ def search_cost(micros: int) -> str:
     return f"about {format_usd(micros, exact=True)} each, which no cap on money counts" if micros else "free"
 
 
-def without_search(tools: Mapping[str, T]) -> dict[str, T]:
+def without_search(tools: Mapping[str, Tool]) -> dict[str, Tool]:
     """Return the tools without the web search, for when none is configured."""
-    return {name: tool for name, tool in tools.items() if name != NAME}
+    return {name: tool for name, tool in tools.items() if not tool.spec.search}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ava_roles.placeholders import SECRET_NAME, bound_host, means_one
+from ava_roles.net.secret_hosts import bound_host
+from ava_roles.placeholders import SECRET_NAME, has_placeholder
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import PrivateFile
@@ -172,6 +173,6 @@ def _fault(value: str) -> str | None:
         return "it contains a line break, a tab or an invisible character"
     if value != value.strip():
         return "it begins or ends with white space"
-    if means_one(value):
+    if has_placeholder(value):
         return "it is a placeholder"
     return None

@@ -31,7 +31,7 @@ from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
 from ava_roles.mcp_client.entry import SERVER_NAME
 from ava_roles.net.proxies import proxy_url
-from ava_roles.placeholders import means_one
+from ava_roles.placeholders import has_placeholder
 from ava_server.config import checks
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
@@ -196,7 +196,7 @@ class McpServerSettings(Table):
             raise ValueError("args, env, network and read_write only beside command")
         if self.url is None and self.headers:
             raise ValueError("headers only beside url")
-        if means_one([self.command, *self.args, self.url]):
+        if has_placeholder([self.command, *self.args, self.url]):
             raise ValueError("{{secret:NAME}} in env or headers only: others see what a program is started with")
         return self
 

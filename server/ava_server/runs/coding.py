@@ -21,9 +21,9 @@ import anyio.to_thread
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redaction.redact import Redactor
 from ava_audit.rows import RunRow
-from ava_roles.errors import RolesError, WorkshopFailed
-from ava_roles.tool import ToolContext, sentence
-from ava_roles.worktree.session import WorktreeSession, keep_left, remove
+from ava_roles.errors import RolesError, WorktreeFailed
+from ava_roles.tool import ToolContext, status_sentence
+from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch
 from ava_roles.worktree.verify import Verdict
 from ava_roles.wrap import clean, wrap_tool_output
@@ -65,7 +65,7 @@ class Worktrees:
         """
         here = self.folder_of(run.id)
         return (
-            keep_left(worktree_spec(run.id, config_of(run.config)), here, self._home, message)
+            publish_leftover(worktree_spec(run.id, config_of(run.config)), here, self._home, message)
             if here.is_dir()
             else None
         )
@@ -91,7 +91,7 @@ class Worktrees:
             log.warning("%s is kept, because not everything in it is on a branch", here)
             return
         try:
-            remove(here)
+            remove_worktree(here)
         except (RolesError, OSError) as error:  # the next start removes the rest
             log.warning("the worktree of %s was not removed completely: %s", run.id, error)
 
@@ -177,7 +177,7 @@ class CodingWork:
             return self._history.check
         before = self._history.last_check
         number = 1 if before is None else before.number + 1
-        await self._log.record(Activity(activity=sentence(f"Running {self._coding.verify}", self._hidden)))
+        await self._log.record(Activity(activity=status_sentence(f"Running {self._coding.verify}", self._hidden)))
         began = time.monotonic()
         try:
             verdict = await self._worktree.check()
@@ -240,7 +240,7 @@ class CodingWork:
         branch = self._worktree.keep(message)
         if (self._worktree.base_tree() if branch is None else branch.tree) != tree:
             where = "nothing is on a branch" if branch is None else f"it is on the branch {branch.name}"
-            raise WorkshopFailed(f"the worktree has changed since it was checked; {where}")
+            raise WorktreeFailed(f"the worktree has changed since it was checked; {where}")
         return branch
 
     def _keep_unopened(self, run: RunRow, message: str) -> Branch | None:

@@ -12,8 +12,8 @@ import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.redaction.redact import Redactor
-from ava_roles.mcp_client.running import RunMcpServers
-from ava_roles.placeholders import InjectedSecret, means_one, misspelt, names_in
+from ava_roles.mcp_client.run_servers import RunMcpServers
+from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.budget.caps import DayCaps
@@ -60,15 +60,15 @@ class SecretInjection:
         Raises:
             SecretRefused: The call may not use one of them.
         """
-        if not means_one(args):
+        if not has_placeholder(args):
             return ()
         for_secrets = {name: value for name, value in args.items() if name in spec.secrets}
         others = {name: value for name, value in args.items() if name not in spec.secrets}
-        if means_one(others) and (spec.writes or spec.network or not spec.read_only):
+        if has_placeholder(others) and (spec.writes or spec.network or not spec.read_only):
             raise SecretRefused(_wrong_argument(spec))
-        if misspelt(for_secrets):
+        if has_misspelt(for_secrets):
             raise SecretRefused("write a placeholder exactly as {{secret:NAME}}, without spaces")
-        names = names_in(for_secrets)
+        names = secret_names(for_secrets)
         if not names:
             return ()
         for name in names:

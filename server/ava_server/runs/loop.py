@@ -15,7 +15,7 @@ from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
 from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who, WorkChecked
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
-from ava_roles.tool import sentence
+from ava_roles.tool import status_sentence
 from ava_server.budget.caps import settle_unknown
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
@@ -151,7 +151,7 @@ class AgentRun:
         self._log.say(self.activity)
 
     def _note(self, doing: str) -> None:
-        self.activity = sentence(doing)
+        self.activity = status_sentence(doing)
 
     @property
     def active_s(self) -> float:

@@ -14,10 +14,10 @@ import anyio
 import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, look
+from ava_roles.mcp_client.connection import LaunchContext, ToolDiscovery, ToolListing, list_tools
 from ava_roles.mcp_client.entry import ServerEntry, server_of
-from ava_roles.mcp_client.running import McpTool, RunMcpServers
-from ava_roles.placeholders import PLACEHOLDER, names_in
+from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
+from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -104,14 +104,14 @@ class McpServers:
         }
         context = self._launch_context(run_id, scratch, sandbox or no_sandbox())
         changed = self._discovery.forget  # the cached listing is out of date: the next proposal asks again
-        return RunMcpServers({name: self.entries[name] for name in uses}, approved, context, changed=changed)
+        return RunMcpServers({name: self.entries[name] for name in uses}, approved, context, on_change=changed)
 
     async def look(self, names: Iterable[str]) -> Mapping[str, ToolListing]:
         """Ask servers now, concurrently and each for 10 s at most, and return what they offer."""
         found: dict[str, ToolListing] = {}
 
         async def one(entry: ServerEntry) -> None:
-            found[entry.name] = await look(entry, await self._discovery_context(entry))
+            found[entry.name] = await list_tools(entry, await self._discovery_context(entry))
 
         async with anyio.create_task_group() as tasks:
             for name in names:
@@ -172,7 +172,7 @@ def fill_secrets(
     Raises:
         ToolFailed: One of them cannot be used; the text says what to do and follows the server's name.
     """
-    names = names_in(list(values.values()))
+    names = secret_names(list(values.values()))
     if not names:
         return values
     stored = secrets()

@@ -24,6 +24,7 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tool import Tool, ToolContext
+from ava_roles.tools.registry import specs_of
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import worktree_spec
@@ -48,7 +49,7 @@ from ava_server.runs.tools import ReadSubagentResult, run_tools
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
-    from ava_roles.mcp_client.running import RunMcpServers
+    from ava_roles.mcp_client.run_servers import RunMcpServers
     from ava_roles.memory import Memory
     from ava_roles.net.fetch import Fetcher
     from ava_server.budget.caps import DayCaps
@@ -314,7 +315,7 @@ class RunSetup:
     def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
         """Open the folders that a run reads and hands over files in; a run that changes files reads its worktree."""
         files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
-        if "save_artifact" not in config.tools:
+        if not any(spec.artifacts for spec in specs_of(config.tools, self._resources.tools)):
             return files, None
         folder = self._resources.settings.paths.artifacts / run_id
         try:

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
 from ava_audit.redaction.redact import Redactor, redact_fragments
 from ava_roles.errors import ToolFailed
-from ava_roles.placeholders import InjectedSecret, means_one
-from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, sentence
+from ava_roles.placeholders import InjectedSecret, has_placeholder
+from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
@@ -151,7 +151,12 @@ class ToolCalls:
         ready: dict[str, _Ready] = {}
         for call in calls:
             found = self._fitting(call)
-            if isinstance(found, str) or not found.tool.spec.read_only or means_one(call.args) or self._repeats(call):
+            if (
+                isinstance(found, str)
+                or not found.tool.spec.read_only
+                or has_placeholder(call.args)
+                or self._repeats(call)
+            ):
                 return []
             ready[call.call_id] = found
             if not facts:
@@ -178,7 +183,7 @@ class ToolCalls:
             where = ".".join(str(part) for part in fault["loc"]) or "arguments"
             takes = ", ".join(tool.spec.args.model_fields)
             return f"{where}: {fault['msg']}; {call.name} takes {takes}"
-        return _Ready(tool, args, sentence(tool.activity(args), self._hidden))
+        return _Ready(tool, args, status_sentence(tool.activity(args), self._hidden))
 
     def _repeats(self, call: ToolUse) -> int:
         """Return how often this call was made with the same result, where it is refused for that; else 0."""
@@ -266,7 +271,7 @@ class ToolCalls:
         return await anyio.to_thread.run_sync(self._without, output, injected, hide) if injected else output
 
     def _say_hidden(self, doing: str) -> None:
-        self._say(sentence(doing, self._hidden))
+        self._say(status_sentence(doing, self._hidden))
 
     def _hidden(self, text: str) -> str:
         """Return a text as it may be written down and shown."""

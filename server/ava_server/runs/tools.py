@@ -8,13 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-from pydantic import Field
 
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import ToolFailed
-from ava_roles.tool import Source, Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
-from ava_server.approval.context_from import NAME as READ_RESULT
+from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
+from ava_roles.tools.run_tools import (
+    READ_SUBAGENT_RESULT,
+    READ_TOOL_RESULT,
+    SCRATCHPAD,
+    ReadSubagentResultArgs,
+    ReadToolResultArgs,
+    ScratchpadArgs,
+)
 from ava_server.approval.context_from import list_earlier, stored_result
 from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
@@ -22,7 +28,6 @@ from ava_server.core.ids import parse_id
 from ava_server.runs.history import History
 from ava_server.runs.result import unwrap_output
 
-NOTE_CHARS = 4_000
 RESULT_CHARS = 20_000
 """Characters that one result may bring into another run, over all its pages."""
 PAGE_CHARS = 10_000
@@ -30,21 +35,10 @@ RenderResult = Callable[[dict[str, Any]], str]
 """Turns a stored result (the `result` of SubagentComplete) into text."""
 
 
-class ScratchpadArgs(ToolArgs):
-    """Arguments of `scratchpad`."""
-
-    note: str = Field(default="", max_length=NOTE_CHARS, description="A note to keep; leave it out to read them all.")
-
-
 class Scratchpad:
     """Notes that survive the trimming of the context; they live in the log, as the calls that wrote them."""
 
-    spec = ToolSpec(
-        name="scratchpad",
-        description="Keep a note, or read your notes back. Notes survive when older tool results are left out.",
-        args=ScratchpadArgs,
-        timeout_s=5,
-    )
+    spec = SCRATCHPAD
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -61,22 +55,10 @@ class Scratchpad:
         return ToolOutput("\n".join(f"{number}. {note}" for number, note in enumerate(notes, 1)), count=len(notes))
 
 
-class ReadToolResultArgs(ToolArgs):
-    """Arguments of `read_tool_result`."""
-
-    id: str = Field(description="R-… as it stands in place of the result.")
-    offset: int = Field(default=0, ge=0, description="Characters to skip.")
-
-
 class ReadToolResult:
     """Brings back a tool result that was cut or left out."""
 
-    spec = ToolSpec(
-        name="read_tool_result",
-        description="Read an earlier tool result again, or go on in one that was cut.",
-        args=ReadToolResultArgs,
-        timeout_s=10,
-    )
+    spec = READ_TOOL_RESULT
 
     def __init__(self, history: History, scratch: Path) -> None:
         self._history = history
@@ -114,13 +96,6 @@ class ReadToolResult:
         return ToolOutput(text[args.offset :], sources=sources)
 
 
-class ReadSubagentResultArgs(ToolArgs):
-    """Arguments of `read_subagent_result`."""
-
-    id: str = Field(description="S-… of an earlier subagent, as the task context lists it.")
-    offset: int = Field(default=0, ge=0, description="Characters to skip.")
-
-
 @dataclass(frozen=True)
 class ReadSubagentResult:
     """Reads the results that were named and approved with the run, and no others.
@@ -137,13 +112,7 @@ class ReadSubagentResult:
     runs: tuple[EarlierRun, ...]
     render: RenderResult
 
-    spec = ToolSpec(
-        name=READ_RESULT,
-        description="Read the result of an earlier subagent that the task context lists. It is no source: look up where"
-        " it says that something stands before you quote that.",
-        args=ReadSubagentResultArgs,
-        timeout_s=10,
-    )
+    spec = READ_SUBAGENT_RESULT
 
     def activity(self, args: ReadSubagentResultArgs) -> str:
         """Return the sentence for the status line."""

@@ -13,7 +13,6 @@ from ava_audit.units import cents, iso_utc, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.entry import server_of
 from ava_roles.tool import Tool
-from ava_roles.tools.memory import NAME as RECALL
 from ava_server.approval.context_from import check_context_from
 from ava_server.approval.decisions import Ceilings, auto_approve
 from ava_server.approval.proposals import Proposal, ProposalRefusal, propose, texts_of
@@ -26,8 +25,6 @@ from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.service.access import Access, CallContext
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
-HANDS_OVER = "save_artifact"
-"""A tool that writes only into Ava's own folder, as part of the result."""
 _BY_PIN = (
     "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
     " terminal: no tool can. Then check_subagent tells how it goes."
@@ -236,7 +233,7 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
     specs = [tools[name].spec for name in config.tools if name in tools]
     if running := [spec.name for spec in specs if spec.commands]:
         return f"it may run commands; with blocked_tools {running} it goes without"
-    changing = [spec.name for spec in specs if not spec.read_only and spec.name != HANDS_OVER]
+    changing = [spec.name for spec in specs if not spec.read_only and not spec.artifacts]
     if changing:
         return f"{', '.join(changing)} may change something"
     if config.search_micros:
@@ -244,8 +241,8 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
     network = any(spec.network for spec in specs)
     if network and (config.workspace or config.context_from):
         return "it reads what is yours and reaches the web"
-    if network and RECALL in config.tools:
-        return f"it reads the notes in memory and reaches the web (blocked_tools: {RECALL})"
+    if network and (memory := [spec.name for spec in specs if spec.memory]):
+        return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory)})"
     if any(hosts for hosts in config.secrets.values()):
         return "it may send a secret"
     if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide

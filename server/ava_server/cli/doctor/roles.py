@@ -9,11 +9,11 @@ import anyio
 
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.entry import server_of
-from ava_roles.placeholders import names_in
+from ava_roles.placeholders import secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Unavailable
-from ava_roles.tools.registry import builtin_tools
-from ava_server.approval.coding import CHANGING, changes_files
+from ava_roles.tools.registry import builtin_tools, specs_of
+from ava_server.approval.coding import changes_files
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.cli.doctor.finding import Finding, Setup, from_error
@@ -83,10 +83,11 @@ def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, boo
         return f"cannot run: no MCP server {foreign} is configured", step
     if missing == ["web_search"] and "read_webpages" in role.tools:
         return "can only run if its task names pages: there is no web search", "Name the pages (https://…) in task."
-    if {*CHANGING}.issuperset(missing):
+    specs = specs_of(missing, {})
+    if all(spec.edits for spec in specs):
         why = f"cannot run: {', '.join(missing)} need git, and a sandbox to verify the changes in"
         return why, "Use another role, install git, or set sandbox.mode to auto."
-    if {"run_bash", "python_exec", *CHANGING}.issuperset(missing):
+    if all(spec.edits or spec.commands for spec in specs):
         return f"cannot run: {', '.join(missing)} cannot be confined here", _UNCONFINED
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
 
@@ -138,7 +139,7 @@ def secrets(setup: Setup) -> Iterator[Finding]:
     if bound := [f"{each} for {' and '.join(secret.hosts)}" for each, secret in stored.items() if secret.hosts]:
         yield Finding(name, "ok", f"stored: {', '.join(bound)}")
     servers = setup.settings.mcp_servers.values() if setup.settings is not None else ()
-    injected = names_in([text for server in servers for text in (*server.env.values(), *server.headers.values())])
+    injected = secret_names([text for server in servers for text in (*server.env.values(), *server.headers.values())])
     for each, secret in stored.items():
         if not secret.hosts and each not in injected:
             text = f"{each} is stored for no host, so no tool can send it"

@@ -1,7 +1,7 @@
-"""The two ways to a foreign server, both bounded: lines over the pipes of a confined program, and HTTP.
+"""The two transports to an MCP server, both bounded: lines over the pipes of a confined program, and HTTP.
 
-What comes is another program's: garbage on stdout is passed over while there is little of it, a line or an answer that
-is too long, and a flood of what nobody asked for, end the connection, and `Watch` says why.
+Nothing that comes is trusted. A little garbage on stdout is ignored. A line or an answer that is too long, or a flood
+of unrequested messages, ends the connection, and `ConnectionState` says why.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ if TYPE_CHECKING:
 
     from ava_roles.sandbox.sandbox import Pipes
 
-MOST_BYTES = 4_000_000
-"""Of one line or one HTTP answer."""
-MOST_STREAM_BYTES = 16_000_000
+MAX_BYTES = 4_000_000
+"""Of one line, or one HTTP answer."""
+MAX_STREAM_BYTES = 16_000_000
 """Of one HTTP answer that is a stream of events."""
-MOST_UNASKED = 5_000
+MAX_UNREQUESTED = 5_000
 """Lines between two answers, garbage and notifications alike."""
 CONNECT_S = 10.0
 
 
 @dataclass
-class Watch:
-    """What goes on over one connection.
+class ConnectionState:
+    """The state of one connection.
 
     Attributes:
-        fault: Why it was ended by us, in our own words; empty while it was not.
-        ended: The server has ended it, or has ended itself.
+        fault: Why Ava ended it, in Ava's own words; empty if Ava did not.
+        ended: The server has closed it, or has ended.
+        unrequested: Messages since the last answer.
     """
 
     fault: str = ""
     ended: bool = False
-    unasked: int = 0
+    unrequested: int = 0
 
-    def counts(self, answer: bool) -> bool:
-        """Count a message; False when there were too many that nobody asked for."""
-        self.unasked = 0 if answer else self.unasked + 1
-        if self.unasked > MOST_UNASKED:
-            self.fault = f"wrote more than {MOST_UNASKED:,} lines that nobody asked for, and was ended"
+    def count(self, *, answer: bool) -> bool:
+        """Count a message; return False after too many that were not requested."""
+        self.unrequested = 0 if answer else self.unrequested + 1
+        if self.unrequested > MAX_UNREQUESTED:
+            self.fault = f"wrote more than {MAX_UNREQUESTED:,} lines that were not requested, and was ended"
         return not self.fault
 
 
 @asynccontextmanager
-async def over_pipes(pipes: Pipes, watch: Watch) -> AsyncGenerator[Any]:
-    """Speak with a program over its stdin and stdout; yields the two streams that the SDK's session takes."""
+async def open_pipe_streams(pipes: Pipes, state: ConnectionState) -> AsyncGenerator[Any]:
+    """Connect to a program over its stdin and stdout; yield the two streams that the SDK's session takes."""
     from mcp.shared.message import SessionMessage
 
     inward, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
@@ -60,16 +61,16 @@ async def over_pipes(pipes: Pipes, watch: Watch) -> AsyncGenerator[Any]:
     async def read() -> None:
         async with inward:
             try:
-                async for line in _lines(pipes, watch):
+                async for line in _lines(pipes, state):
                     message = _message(line)
                     if message is not None:
                         await inward.send(message)
-                    elif not watch.counts(answer=False):
+                    elif not state.count(answer=False):
                         return
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
                 pass  # the session is gone, or the program
             finally:
-                watch.ended = True
+                state.ended = True
 
     async def write() -> None:
         async with outward:
@@ -78,7 +79,7 @@ async def over_pipes(pipes: Pipes, watch: Watch) -> AsyncGenerator[Any]:
                     text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await pipes.stdin.send(f"{text}\n".encode("utf-8", "backslashreplace"))
             except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
-                watch.ended = True
+                state.ended = True
                 await inward.aclose()
 
     async with anyio.create_task_group() as tasks, received, sent:
@@ -91,10 +92,10 @@ async def over_pipes(pipes: Pipes, watch: Watch) -> AsyncGenerator[Any]:
 
 
 @asynccontextmanager
-async def only_answers(streams: Any, watch: Watch) -> AsyncGenerator[Any]:
-    """Let through what answers our own requests, and nothing else: whatever a server asks of us is refused.
+async def drop_requests(streams: Any, state: ConnectionState) -> AsyncGenerator[Any]:
+    """Pass on answers to Ava's own requests, and nothing else: a server's requests are refused, except `ping`.
 
-    What a server merely tells (its log, its progress) is dropped: nobody reads it, and it may be a flood.
+    Notifications (log messages, progress) are dropped: nothing reads them, and there may be a flood.
     """
     from mcp.shared.message import SessionMessage
     from mcp_types import METHOD_NOT_FOUND, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse
@@ -102,16 +103,16 @@ async def only_answers(streams: Any, watch: Watch) -> AsyncGenerator[Any]:
     received, sent = streams
     inward, answers = anyio.create_memory_object_stream[SessionMessage | Exception](0)
 
-    async def sift() -> None:
+    async def filter_messages() -> None:
         async with inward:
             try:
                 async for each in received:
                     message = getattr(each, "message", None)
                     if isinstance(message, JSONRPCResponse | JSONRPCError):
-                        watch.counts(answer=True)
+                        state.count(answer=True)
                         await inward.send(each)
                         continue
-                    if not watch.counts(answer=False):
+                    if not state.count(answer=False):
                         return
                     if isinstance(message, JSONRPCRequest):
                         own: Any = JSONRPCResponse(jsonrpc="2.0", id=message.id, result={})
@@ -123,15 +124,15 @@ async def only_answers(streams: Any, watch: Watch) -> AsyncGenerator[Any]:
                 pass  # the session is gone, or the server
 
     async with anyio.create_task_group() as tasks, answers:
-        tasks.start_soon(sift)
+        tasks.start_soon(filter_messages)
         try:
             yield answers, sent
         finally:
             tasks.cancel_scope.cancel()
 
 
-async def _lines(pipes: Pipes, watch: Watch) -> AsyncIterator[bytes]:
-    """Yield what a program writes, line by line, until it ends or one of them is too long."""
+async def _lines(pipes: Pipes, state: ConnectionState) -> AsyncIterator[bytes]:
+    """Yield what a program writes, line by line, until it ends or writes a line that is too long."""
     kept = bytearray()
     looked = 0
     while True:
@@ -146,13 +147,13 @@ async def _lines(pipes: Pipes, watch: Watch) -> AsyncIterator[bytes]:
             if line.strip():
                 yield line
         looked = len(kept)
-        if looked > MOST_BYTES:
-            watch.fault = f"wrote a line of more than {MOST_BYTES:,} bytes, and was ended"
+        if looked > MAX_BYTES:
+            state.fault = f"wrote a line of more than {MAX_BYTES:,} bytes, and was ended"
             return
 
 
 def _message(line: bytes) -> SessionMessage | None:
-    """Return what a line says; None for garbage, such as a program's own log."""
+    """Return the message in a line; None for garbage, such as a program's own log."""
     from mcp.shared.message import SessionMessage
     from mcp_types import jsonrpc_message_adapter
 
@@ -164,22 +165,20 @@ def _message(line: bytes) -> SessionMessage | None:
         return None
 
 
-def http_client(headers: Mapping[str, str], watch: Watch) -> AsyncClient:
-    """Return a client for one server: its headers on every request, no redirect, no cookie, and bounded answers."""
+def http_client(headers: Mapping[str, str], state: ConnectionState) -> AsyncClient:
+    """Return a client for one server: its headers on every request, no redirects, no cookies, bounded answers."""
     import httpx2
 
     class Bounded(httpx2.AsyncByteStream):
-        def __init__(self, inner: httpx2.AsyncByteStream, most: int) -> None:
-            self._inner = inner
-            self._left = most
-            self._most = most
+        def __init__(self, inner: httpx2.AsyncByteStream, limit: int) -> None:
+            self._inner, self._left, self._limit = inner, limit, limit
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             async for chunk in self._inner:
                 self._left -= len(chunk)
                 if self._left < 0:
-                    watch.fault = f"answered with more than {self._most:,} bytes, and was cut off"
-                    raise httpx2.ReadError(watch.fault)
+                    state.fault = f"answered with more than {self._limit:,} bytes, and was cut off"
+                    raise httpx2.ReadError(state.fault)
                 yield chunk
 
         async def aclose(self) -> None:
@@ -187,15 +186,15 @@ def http_client(headers: Mapping[str, str], watch: Watch) -> AsyncClient:
 
     async def bound(response: httpx2.Response) -> None:
         if response.headers.get("content-encoding", "identity").lower() != "identity":
-            watch.fault = "answers compressed, which it was not asked for"
-            raise httpx2.ReadError(watch.fault)
+            state.fault = "answered in compressed form, which was not requested"
+            raise httpx2.ReadError(state.fault)
         events = response.headers.get("content-type", "").startswith("text/event-stream")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = Bounded(response.stream, MOST_STREAM_BYTES if events else MOST_BYTES)
+        response.stream = Bounded(response.stream, MAX_STREAM_BYTES if events else MAX_BYTES)
 
     return httpx2.AsyncClient(
         headers={"accept-encoding": "identity", **headers},
-        timeout=httpx2.Timeout(CONNECT_S, read=None),  # how long an answer may take, each call says itself
+        timeout=httpx2.Timeout(CONNECT_S, read=None),  # each call limits the time of its answer
         follow_redirects=False,
         event_hooks={"response": [bound]},
     )
