@@ -212,7 +212,7 @@ async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_
 def test_a_data_root_that_comes_to_be_is_shown_from_then_on(root: Path) -> None:
     with dashboard(root) as screen:
         root.write_text("no folder")
-        shown = screen.until_shown(lambda lines: any("is no folder" in line for line in lines))
+        shown = screen.until_shown(lambda lines: any("is not a folder" in line for line in lines))
         root.unlink()
         screen.type("q")
         assert screen.ended() == 0
