@@ -104,7 +104,7 @@ def test_where_one_of_several_may_not_be_none_waits_on(root: Path, workspace: Pa
         (("researcher", "what", "is", "it"), 2, "Put one task in quotes"),
         (("--parallel", "researcher", "a", "b", "--group-max", "9"), 2, "--group-max: their own caps come to $1.00"),
         (("researcher", "a", "--group-max", "1"), 2, "--group-max and --group-timeout are for two or more"),
-        (("researcher", "a", "--artifacts", "/dev/null"), 2, "--artifacts: /dev/null is no folder"),
+        (("researcher", "a", "--artifacts", "/dev/null"), 2, "--artifacts: /dev/null is not a folder"),
     ],
 )
 def test_a_mistake_starts_nothing(root: Path, workspace: Path, args: tuple[str, ...], code: int, says: str) -> None:
@@ -157,7 +157,7 @@ def test_files_that_were_handed_over_are_copied_and_named(root: Path, workspace:
     saved = json.loads(again.stdout)["artifacts_saved"]
     assert (tmp_path / "there" / "prices.csv").read_text() == "mine"
     assert (tmp_path / saved["files"][0]["path"]).read_text() == "otter,0.12\n"
-    assert "stays as it is" in again.stderr
+    assert "is kept" in again.stderr
 
 
 def test_without_a_tool_that_its_role_needs_a_run_starts_only_when_that_is_said(root: Path) -> None:

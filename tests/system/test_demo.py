@@ -198,7 +198,7 @@ def made(folder: Path) -> Path:
 
 UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
     (lambda path: None, "does not exist"),
-    (lambda path: path.write_text("text"), "is no folder"),
+    (lambda path: path.write_text("text"), "is not a folder"),
     (lambda path: path.symlink_to("/"), "is the whole file system, which is never read"),
     (lambda path: path.mkdir(), "there is no text to read"),
     (lambda path: made(path).joinpath("x.bin").write_bytes(b"\0" * 99), "there is no text to read"),
