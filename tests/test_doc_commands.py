@@ -150,6 +150,7 @@ def test_the_list_of_what_is_not_run_has_nothing_that_no_page_has() -> None:
         assert (REPOSITORY / name).exists(), f"{why}: there is no {name}"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_of_a_page_do_what_it_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:

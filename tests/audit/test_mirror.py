@@ -198,6 +198,7 @@ async def test_an_event_of_another_day_goes_into_that_days_file_also_when_healed
     assert await mirrored(log) == found
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_cut_of_the_mirror_heals(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

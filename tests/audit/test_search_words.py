@@ -117,6 +117,7 @@ def test_whatever_is_typed_is_no_error(typed: str, log: tuple[BlockingPortal, St
     portal.call(search, store, LogQuery(search=typed, limit=3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit", ["a", "a ", "w1 w2 ", "的", "研究", "😀", "a-", "(", '"', "NEAR(", "\x00", "\ud800", "é", "हि", "֍", "- "]
 )

@@ -173,6 +173,7 @@ def test_a_git_that_the_project_brings_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config", "commondir", "index"])
 @pytest.mark.parametrize("what", ["a pipe", "a device", "a sparse gigabyte"])
 def test_what_stands_in_a_repository_holds_nobody_up(project: Path, tmp_path: Path, name: str, what: str) -> None:

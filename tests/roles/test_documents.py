@@ -127,6 +127,7 @@ def test_reading_stops_where_nothing_more_is_shown() -> None:
     assert taken < 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ['"' * 8_192, ',"' * 4_096, "," * 2_000_000, "a,b\n" * 1_000_000])
 def test_odd_csv_files_are_read_in_bounded_time_and_memory(text: str) -> None:
     with bounded(100):
@@ -140,6 +141,7 @@ def test_only_the_beginning_of_a_large_csv_is_looked_at() -> None:
 # -- workbooks ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sheet_is_as_large_as_what_stands_in_it_whatever_it_claims() -> None:
     rows = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="B1048576"><v>2</v></c></row>'
     near = '<row r="1"><c r="A1"><v>1</v></c></row><row r="9000"><c r="B9000"><v>2</v></c></row>'
@@ -182,6 +184,7 @@ def test_a_part_that_would_fill_the_memory_is_refused_before_it_is_built_up(part
         documents.read_xlsx(bomb)
 
 
+@pytest.mark.slow
 def test_a_sheet_has_two_million_elements_at_most() -> None:
     with pytest.raises(ToolFailed, match="more than 2,000,000 elements in one part"):
         documents.read_xlsx(workbook(SHEET % ("", "<row/>" * 2_000_000)))
@@ -225,6 +228,7 @@ def test_a_document_of_too_many_parts_is_refused_and_one_that_is_too_long_is_cut
 # -- PDF and pages ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("made", "because"),
     [
@@ -245,6 +249,7 @@ def test_the_text_of_one_page_is_cut() -> None:
     assert text == "a" * 200_000 + "\n(cut here: the page has more text)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", ["<p>a", "<a href=x>y</a>", "a<br>", "<div>", "<table><tr><td>a"])
 def test_a_page_of_a_million_tags_is_read_without_looking_for_its_article(piece: str) -> None:
     html = "<html><body>first words " + piece * (4_000_000 // len(piece))

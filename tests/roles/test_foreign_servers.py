@@ -25,6 +25,8 @@ from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 
+pytestmark = pytest.mark.slow
+
 RAW = SCRIPT.with_name("mcp_raw.py")
 
 

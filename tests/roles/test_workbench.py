@@ -61,6 +61,7 @@ async def test_packages_are_bound_read_only_over_the_copy_and_nothing_else_is_th
     assert writable == {"copy", "home"}
 
 
+@pytest.mark.slow
 async def test_a_cancelled_making_leaves_nothing_and_can_be_begun_anew(tmp_path: Path, files: Root) -> None:
     for number in range(3_000):
         (tmp_path / "project" / f"{number}.txt").touch()

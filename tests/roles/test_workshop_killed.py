@@ -17,6 +17,8 @@ from support.workshops import FIXED, PROJECT, RUN, project, sealed, working
 from ava_roles.sandbox.sandbox import Kind
 from ava_roles.worktree.session import publish_leftover, remove_worktree
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 
 

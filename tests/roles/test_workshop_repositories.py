@@ -251,6 +251,7 @@ def _common(repository: Path) -> Path:
     return repository.parent / "main" if (repository / ".git").is_file() else repository
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REPOSITORIES)
 async def test_nothing_of_a_repository_runs_and_one_branch_is_new(name: str, tmp_path: Path) -> None:
     needs("bubblewrap")
@@ -473,6 +474,7 @@ async def test_a_git_that_the_project_brings_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config", "commondir", "index", "HEAD"])
 @pytest.mark.parametrize("what", ["a pipe", "a device"])
 def test_what_stands_in_a_repository_holds_nobody_up(tmp_path: Path, name: str, what: str) -> None:

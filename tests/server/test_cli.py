@@ -150,6 +150,7 @@ LOOKING = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", LOOKING)
 def test_a_data_root_that_can_be_none_is_refused_by_whoever_looks_at_it(tmp_path: Path, args: tuple[str, ...]) -> None:
     file, link = tmp_path / "file", tmp_path / "link"

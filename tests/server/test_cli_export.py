@@ -14,6 +14,8 @@ from support.terminal import COMMAND, ava, environment, on_terminal
 from ava_audit.events import Event, ToolCall, Who
 from ava_audit.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

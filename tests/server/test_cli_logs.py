@@ -16,6 +16,8 @@ from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolR
 from ava_audit.store.store import Store
 from ava_roles.wrap import wrap_tool_output
 
+pytestmark = pytest.mark.slow
+
 ONE, OTHER = "S-aaaaaa", "S-bbbbbb"
 
 

@@ -17,6 +17,8 @@ from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_roles.memory import NOTE_BYTES
 
+pytestmark = pytest.mark.slow
+
 SHAPE = "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"
 posix = pytest.mark.skipif(sys.platform == "win32", reason="no modes, links or pipes there")
 

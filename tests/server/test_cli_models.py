@@ -16,6 +16,8 @@ from ava_server.models import listing as endpoint_list
 from ava_server.models.pricing.prices import Price, look_up, usd
 from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
 
+pytestmark = pytest.mark.slow
+
 KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 ROUTER = {"OPENROUTER_API_KEY": KEY}
 

@@ -15,6 +15,8 @@ from support.terminal import ava, on_terminal
 from ava_audit.mirror import Mirror
 from ava_audit.store.store import Store
 
+pytestmark = pytest.mark.slow
+
 HEAD = re.compile(r"^Head: ([0-9a-f]{64})$", re.MULTILINE)
 
 

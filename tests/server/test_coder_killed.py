@@ -25,6 +25,8 @@ from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 
+pytestmark = pytest.mark.slow
+
 MANY = {f"many/{number:04}.txt": f"{number}\n" for number in range(3_000)}
 """Files that take a moment to be written."""
 SLOW = "sleep 1.5; python3 -m unittest"

@@ -406,6 +406,7 @@ async def test_looking_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -
     }
 
 
+@pytest.mark.slow
 def test_of_a_place_without_a_log_it_says_so_and_makes_nothing(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = ava(root, "status", "--once")

@@ -20,6 +20,8 @@ from support.terminal import CONTROLLED, Screen, on_terminal
 
 from ava_server.cli.terminal import cells
 
+pytestmark = pytest.mark.slow
+
 ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
 SHOWS_CURSOR, HIDES_CURSOR = "\x1b[?25h", "\x1b[?25l"
 FAULTY = "import sys; {fault}; from ava_server.cli import run; run(sys.argv[1:])"

@@ -301,6 +301,7 @@ async def test_a_result_that_is_large_in_every_part_stays_within_an_answer(bench
     assert len(json.loads(pages)["rows"]) == 600
 
 
+@pytest.mark.slow
 async def test_a_group_of_long_results_stays_within_an_answer_and_each_can_be_read_on(bench: Bench) -> None:
     made = [await bench.propose(f"long number {number}") for number in range(6)]
     answer = await bench.approve(*made, wait_seconds=30)

@@ -19,6 +19,8 @@ from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
 from ava_server.cli.doctor.finding import Finding, Setup
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

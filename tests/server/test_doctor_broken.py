@@ -11,6 +11,8 @@ import pytest
 from support.doctor import KEY, doctor, faults, read, used
 from support.terminal import COMMAND, ava, environment
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

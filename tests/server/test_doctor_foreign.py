@@ -9,6 +9,8 @@ import pytest
 from support.doctor import Findings, doctor
 from support.foreign import stdio_server
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:

@@ -16,6 +16,8 @@ from support.terminal import ava, environment, on_terminal
 from ava_server.cli.app import main
 from ava_server.cli.doctor import online
 
+pytestmark = pytest.mark.slow
+
 READY = Say("", [("submit_result", {"summary": "ready", "output": "ready."})])
 PRICED = '[prices."custom:test"]\ninput = 1.0\noutput = 5.0\n'
 

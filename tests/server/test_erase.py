@@ -305,6 +305,7 @@ async def test_what_the_orchestrator_wrote_about_a_run_is_found_and_what_only_na
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="it is killed by a signal")
 async def test_an_erase_that_is_killed_is_finished_by_the_next_process(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:

@@ -17,6 +17,8 @@ from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.run_config import NO_COMMANDS, config_of
 
+pytestmark = pytest.mark.slow
+
 GOOD = stdio_server("good")
 UNCONFINED = '[sandbox]\nmode = "none"\n'
 ADDS = Say(calls=[("mcp__lab__add", {"a": 2, "b": 40})])

@@ -15,6 +15,8 @@ from support.stdio import until
 
 from ava_roles.mcp_client.entry import ServerEntry
 
+pytestmark = pytest.mark.slow
+
 GOOD = stdio_server("good")
 
 

@@ -14,6 +14,8 @@ from support.runtime import Lab, hand_over, open_lab
 
 from ava_audit.events import RunStarted, ToolResult
 
+pytestmark = pytest.mark.slow
+
 ALL = "mcp__lab__add, mcp__lab__environment, mcp__lab__look, mcp__lab__fail, mcp__lab__pictures, mcp__lab__much"
 
 

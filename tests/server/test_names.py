@@ -19,6 +19,8 @@ from ava_server.cli.terminal import cut
 from ava_server.service.render_text import text_of
 from ava_server.service.responses import Answer
 
+pytestmark = pytest.mark.slow
+
 NAME, TASK_ID = "price list", "T-17"
 COMMANDS_TO_GIVE = ("call ", "`ava ", "subagent_id ", "id=", "ava://", "[S-")
 """Where an id stands to be given back, or in a form that hosts read."""

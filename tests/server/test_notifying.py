@@ -29,6 +29,8 @@ from ava_server.config.settings import load_settings
 from ava_server.core.errors import ConfigError
 from ava_server.service import event_hook
 
+pytestmark = pytest.mark.slow
+
 HEARS = """
 import json, os, sys
 call = {"raw": sys.stdin.read(), "args": sys.argv[2:], "env": dict(os.environ), "cwd": os.getcwd()}

@@ -192,6 +192,7 @@ def test_a_verdict_names_its_finding_and_carries_no_words() -> None:
     assert "twelve" not in json.dumps(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quote", ["ab" * 7_500, "a" * 15_000, "\u0300\u0315" * 7_500, ("ab" * 300)[:NEAR_CHARS]])
 @pytest.mark.parametrize("text", ["a" * 20_000, "aab" * 6_000, "\u0315\u0300" * 10_000, "\ufdfa" * 20_000])
 def test_no_quote_keeps_the_comparison_busy(quote: str, text: str) -> None:

@@ -169,6 +169,7 @@ def finding(root: Path, *args: str, **env: str) -> tuple[str, str]:
     return found["state"], f"{found['text']} {found['what_to_do']}"
 
 
+@pytest.mark.slow
 def test_the_doctor_says_which_search_is_set_up_and_what_is_missing(tmp_path: Path) -> None:
     state, text = finding(tmp_path)
     assert state == "note" and "none is set up" in text and "ava key set brave" in text
@@ -190,6 +191,7 @@ def test_with_a_search_the_crawler_can_run(tmp_path: Path) -> None:
     assert "there is no web search" in doctor(tmp_path)["role web_crawler"]["text"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "state", "words"),
     [

@@ -13,6 +13,8 @@ from support.model_server import Gate, Say, running_model_server
 from support.runtime import settings_of, with_workspace
 from support.stdio import Wire, assert_intact, logged, serving, using
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = 4
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 

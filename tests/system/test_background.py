@@ -27,6 +27,8 @@ from ava_server.runs.manager import ConfigNotSupported
 from ava_server.runs.worker_process import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 
+pytestmark = pytest.mark.slow
+
 NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 

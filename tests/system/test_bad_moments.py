@@ -20,6 +20,8 @@ from ava_audit.store.schema import reducers_changed
 from ava_audit.store.store import Store
 from ava_audit.view import View
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 HELD_S = 30.0 if os.environ.get("AVA_TEST_SETUP") else 3.0
 """How long another program holds the log: once in a while as long as it is asked for."""

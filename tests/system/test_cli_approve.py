@@ -22,6 +22,8 @@ from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
 from ava_server.runs.manager import GRACE_S
 
+pytestmark = pytest.mark.slow
+
 PIN, WRONG = "839217", "583920"
 ASKS, ASKS_PIN = "[y/N]", "Approval PIN (not shown): "
 SHELL = ("sh", "-c", 'trap : INT; : <"$(tty)"; "$@"; code=$?; stty -a; exit $code', "sh", *COMMAND)

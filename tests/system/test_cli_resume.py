@@ -16,6 +16,8 @@ from support.stdio import AVA, assert_intact, environment, logged, state_of, usi
 
 from ava_audit.units import iso_utc, parse_time
 
+pytestmark = pytest.mark.slow
+
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
 

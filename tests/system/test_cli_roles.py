@@ -17,6 +17,8 @@ from ava_audit.store.store import Store
 from ava_server.config.pin import PinFile
 from ava_server.config.role_folders import read_trusted
 
+pytestmark = pytest.mark.slow
+
 OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "other_system.py"
 PIN = "73-otter-91"
 QUESTION = "now? [y/N]"

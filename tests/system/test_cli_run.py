@@ -16,6 +16,8 @@ from support.terminal import COMMAND, ava, environment, on_terminal
 from ava_audit.events import ENDINGS
 from ava_server.cli.results import ENDING_CODES
 
+pytestmark = pytest.mark.slow
+
 TASK = "What does transcription pricing cost?"
 DONE = Say("", [("submit_result", {"summary": "All looked up.", "output": "Twelve cents a minute."})])
 

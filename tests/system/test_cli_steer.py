@@ -19,6 +19,8 @@ from support.model_server import Gate, Say, Step, running_model_server
 from support.stdio import assert_intact, logged, made, serving, state_of, until, using
 from support.terminal import COMMAND, ava, environment, on_terminal
 
+pytestmark = pytest.mark.slow
+
 NOTE = Say("I look.", [("scratchpad", {"note": "first note"})])
 DONE = Say(calls=[("submit_result", {"summary": "All looked up.", "output": "Twelve cents a minute."})])
 HOLD = """

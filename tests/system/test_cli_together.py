@@ -10,6 +10,8 @@ from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED
 from support.terminal import ava, on_terminal
 
+pytestmark = pytest.mark.slow
+
 FIRST, SECOND, THIRD = "What does Otter cost?", "What does Whisper cost?", "All prices as a table."
 DONE = Say("", [("submit_result", {"summary": "All looked up.", "output": "Twelve **cents** a minute."})])
 SAVES = Say("", [("save_artifact", {"name": "prices.csv", "content": "otter,0.12\n"})])

@@ -19,6 +19,8 @@ from ava_server.cli.completion import EVENT_TYPES
 from ava_server.cli.completion import TIERS as OFFERED_TIERS
 from ava_server.models.selection import TIERS
 
+pytestmark = pytest.mark.slow
+
 START_S = 1_767_000_000
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from support.terminal import ava, on_terminal
 
+pytestmark = pytest.mark.slow
+
 QUOTE = re.compile(r"^   > (.+)$", re.MULTILINE)
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 

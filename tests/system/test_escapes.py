@@ -10,6 +10,8 @@ from support.terminal import Screen, ava, on_terminal
 
 from ava_server.core.data_root import os_user
 
+pytestmark = pytest.mark.slow
+
 CSI, OSC_8, OSC_52 = (
     "\x1b[6;5mEVIL\x1b[2J",
     "\x1b]8;;http://evil.example\x1b\\link\x1b]8;;\x1b\\",

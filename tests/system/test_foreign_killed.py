@@ -19,6 +19,8 @@ from support.stdio import environment, logged, until
 
 from ava_audit.events import RunStarted, ToolResult
 
+pytestmark = pytest.mark.slow
+
 CONFIG = PRICED + stdio_server("forks")
 UNCONFINED = '[sandbox]\nmode = "none"\n'
 CALLS = [

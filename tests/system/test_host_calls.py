@@ -11,6 +11,8 @@ from support.hosts import CLAUDE_CODE, CLAUDE_DESKTOP, CODEX, GEMINI, HOSTS, OPE
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import assert_intact, logged, until, using
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 BOTH_FORMS = pytest.mark.parametrize("profile", [CODEX, GEMINI], ids=["structured form alone", "text alone"])
 BOTH_ERAS = pytest.mark.parametrize("profile", [CLAUDE_CODE, OPENCODE], ids=["stateless era", "handshake era"])

@@ -14,7 +14,7 @@ from support.model_server import Say, Step, running_model_server
 from support.processes import children_of, environment_of, lives, marked
 from support.stdio import assert_intact, logged, state_of, until, using
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc"), pytest.mark.slow]
 
 TEXT = "Otter charges twelve cents a minute."
 FOREVER = "(a+)+$"

@@ -21,6 +21,8 @@ from support.stdio import logged, made, state_of, told, using
 from support.terminal import CONTROLLED, ava, on_terminal
 from support.web_site import make_certificate
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 HUMAN = '[users.ana]\napproval = "human"\n'
 

@@ -24,6 +24,8 @@ from ava_server.approval import proposals
 from ava_server.config.tokens import SCOPES, Tokens, create_token, read_tokens, revoke_token, user_name
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 ENV = using("http://127.0.0.1:9/v1")
 BOTH = {"Accept": "application/json, text/event-stream"}

@@ -15,7 +15,7 @@ from support.model_server import running_model_server
 from support.projects import git
 from support.stdio import MODES, made, told, until, using
 
-pytestmark = pytest.mark.skipif("sys.platform != 'linux'", reason="commands are confined on Linux alone")
+pytestmark = [pytest.mark.skipif("sys.platform != 'linux'", reason="commands are confined on Linux alone"), pytest.mark.slow]
 NEVER = "S-0dd0dd"
 
 

@@ -19,6 +19,8 @@ from support.http_server import HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODES, assert_intact, instance_locks, logged, made, state_of, told, until, using
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 

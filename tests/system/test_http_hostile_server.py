@@ -18,6 +18,8 @@ from ava_server.cli import approval_client
 from ava_server.cli.approval_client import RemoteServer
 from ava_server.core.errors import BadInput, ConfigError
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "avatok_" + "Ab3" * 14 + "x"
 WAITS = {
     "pending_id": "P-0dd0dd0d", "subagent_id": "S-0dd0dd", "message": "m", "approval_line": "l", "digest": "d",

@@ -16,6 +16,8 @@ from mcp.client.subscriptions import ResourcesListChanged, ServerEvent
 from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
 from support.stdio import MODERN, MODES, logged, made, told, until, using
 
+pytestmark = pytest.mark.slow
+
 LISTEN = {"jsonrpc": "2.0", "id": 8, "method": "subscriptions/listen",
           "params": {"notifications": {"resourcesListChanged": True}, "_meta": META}}  # fmt: skip
 LISTENS = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": "subscriptions/listen"}

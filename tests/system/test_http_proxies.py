@@ -18,6 +18,8 @@ from support.stdio import MODES, made, state_of, told, until, using
 from support.terminal import ava
 from support.updates import Ear, following
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "marmalade"})])
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 IDLE_S, LONG_S = 60.0, 135.0

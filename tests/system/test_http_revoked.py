@@ -19,6 +19,8 @@ from support.updates import Ear, following
 
 from ava_server.config.tokens import revoke_token
 
+pytestmark = pytest.mark.slow
+
 WITHIN_S = 4.0
 DONE = Say(calls=[("submit_result", {"summary": "marmalade", "output": "marmalade"})])
 SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}

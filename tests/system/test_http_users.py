@@ -17,6 +17,8 @@ from ava_server.budget import user_limits
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
 ROLE = "---\nname: {name}\ndescription: Does it.\ntools: http_get, read_file\n{more}---\nDo it.\n"
 PRICES = '[prices."custom:scripted"]\ninput = 3.0\noutput = 15.0\n'

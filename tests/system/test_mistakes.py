@@ -11,6 +11,8 @@ from support.terminal import COMMAND, environment
 
 from ava_server.cli.app import COMMANDS
 
+pytestmark = pytest.mark.slow
+
 WELL = (0, 1, 2, 10, 15, 30)
 """Nothing wrong, a fault found, usage, not approved, cancelled, configuration."""
 EACH: dict[str, tuple[str, ...]] = {

@@ -18,7 +18,7 @@ from support.processes import children_of, lives
 from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
 from support.web_site import HOST, Site, site
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"), pytest.mark.slow]
 
 LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
 SYSTEMS = ("win32", "darwin", "bare")

@@ -13,7 +13,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import assert_intact, logged, using
 from support.terminal import environment, on_terminal
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"), pytest.mark.slow]
 
 LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])

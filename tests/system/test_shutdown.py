@@ -101,6 +101,7 @@ async def test_an_idle_server_ends_with_its_session_on_record(root: Path, end: t
     assert '"SessionEnd"' in mirrored  # the keeper has finished what it had begun
 
 
+@pytest.mark.slow
 async def test_while_a_model_call_hangs_the_run_is_left_for_the_next_server(
     root: Path, workspace: Path, end: tuple[End, int]
 ) -> None:
@@ -158,6 +159,7 @@ async def test_before_the_first_message(root: Path, end: tuple[End, int]) -> Non
     assert not await anyio.Path(root).exists()
 
 
+@pytest.mark.slow
 async def test_initialize_is_answered_while_the_store_cannot_be_opened_and_the_server_still_ends(
     root: Path, end: tuple[End, int]
 ) -> None:

@@ -7,6 +7,8 @@ It takes a few seconds in the gate. For longer:
 
 from __future__ import annotations
 
+import pytest
+
 import os
 import random
 import threading
@@ -20,6 +22,8 @@ from support.model_server import EVENTS, Fail, HangUp, Raw, Say, Step, events, r
 from support.runtime import DONE, Lab, open_lab
 
 from ava_audit.events import CostUpdate
+
+pytestmark = pytest.mark.slow
 
 RUNS = 50
 SOAK_S = float(os.environ.get("AVA_SOAK_S", "5"))

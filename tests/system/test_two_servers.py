@@ -15,6 +15,8 @@ import pytest
 from support.model_server import Gate, Raw, Say, Step, events, running_model_server
 from support.stdio import assert_intact, logged, made, serving, until, using
 
+pytestmark = pytest.mark.slow
+
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 READ = Say("I look.", [("read_file", {"path": "notes.md"})])
 

@@ -20,6 +20,8 @@ from ava_server.core.errors import BadInput
 from ava_server.hosts.known import HOSTS
 from ava_server.hosts.launching import key_advice, launch
 
+pytestmark = pytest.mark.slow
+
 SECRET = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 
