@@ -2,7 +2,7 @@
 
 The demo runs over examples/notes, in a terminal of 88 columns so that the text is legible at a width of 800 pixels, and
 is answered as a person would answer. Folders, ids and times are replaced by fixed ones. Each section is cut to the
-lines in `EXCERPTS`, with `…` for those left out. tests/test_picture.py runs the demo again and compares.
+lines in `EXCERPTS`, with `…` for those left out. tests/test_demo_picture.py runs the demo again and compares.
 """
 
 from __future__ import annotations

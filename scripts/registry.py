@@ -1,6 +1,6 @@
 """Write `server.json`, Ava's entry for the MCP registry: `python scripts/registry.py`.
 
-tests/test_registry.py compares the file with this script's output and checks it against the registry's schema.
+tests/test_mcp_registry.py compares the file with this script's output and checks it against the registry's schema.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def cells() -> list[str]:
     return [cell for mark in MARKS for row in table(mark)[1:] for cell in row[1:]]
 
 
-def test_five_projects_or_more_are_compared_and_each_row_has_a_cell_for_each() -> None:
+def test_every_row_compares_at_least_five_projects() -> None:
     for mark in MARKS:
         names, *rows = table(mark)
         assert names[1] == "Ava"
@@ -39,7 +39,7 @@ def test_five_projects_or_more_are_compared_and_each_row_has_a_cell_for_each() -
         assert all(len(row) == len(names) for row in rows)
 
 
-def test_each_project_is_named_with_version_and_date() -> None:
+def test_names_the_version_and_date_of_each_project() -> None:
     for cell in table(MARKS[0])[1][1:]:
         found = re.fullmatch(r"\[(?:after )?(\d+\.\d+\.\d+)\]\S+, (\d{4}-\d\d-\d\d)", cell)
         assert found is not None, cell
@@ -47,7 +47,7 @@ def test_each_project_is_named_with_version_and_date() -> None:
 
 
 @pytest.mark.parametrize("cell", cells())
-def test_each_cell_is_a_link_to_what_was_read_or_a_command(cell: str, tmp_path: Path) -> None:
+def test_each_cell_links_to_its_source_or_shows_a_command(cell: str, tmp_path: Path) -> None:
     cell = re.sub(r",? ?\d{4}-\d\d-\d\d$", "", cell.strip("*"))
     if command := re.fullmatch(r"`ava ([^`]+)`", cell):
         done = ava(tmp_path / "data", *shlex.split(command[1]))
@@ -60,12 +60,12 @@ def test_each_cell_is_a_link_to_what_was_read_or_a_command(cell: str, tmp_path: 
         assert PINNED.fullmatch(ADDRESSES[theirs[1]]), "a link that moves shows something else some day"
 
 
-def test_no_address_is_left_over() -> None:
+def test_every_link_definition_is_used() -> None:
     used = {name for cell in cells() for name in re.findall(r"\]\[(\w+)\]", cell)}
     assert used == set(ADDRESSES)
 
 
-def test_another_is_better_in_three_rows_or_more() -> None:
+def test_other_projects_win_at_least_three_rows() -> None:
     better = [row for row in table(MARKS[1])[1:] if any(cell.startswith("**") for cell in row[2:])]
     assert len(better) >= 3
     assert not any(row[1].startswith("**") for row in better)

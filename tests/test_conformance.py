@@ -38,7 +38,7 @@ def conformance() -> ModuleType:
         ({}, [], 0, "0 scenarios", False),
     ],
 )
-def test_what_fails_unexpectedly_and_what_passes_unexpectedly_fails_the_run(
+def test_unexpected_failures_and_unexpected_passes_fail_the_run(
     conformance: ModuleType,
     tmp_path: Path,
     statuses: dict[str, str],
@@ -58,7 +58,7 @@ def test_what_fails_unexpectedly_and_what_passes_unexpectedly_fails_the_run(
     assert is_well is well
 
 
-def test_every_expected_failure_is_one_check_with_its_reason(conformance: ModuleType) -> None:
+def test_every_expected_failure_has_one_check_and_a_reason(conformance: ModuleType) -> None:
     for era in conformance.ERAS:
         text = (REPOSITORY / "tests" / "conformance" / f"expected-failures-{era}.yml").read_text()
         for group in text.split("\n\n")[1:]:
@@ -68,7 +68,7 @@ def test_every_expected_failure_is_one_check_with_its_reason(conformance: Module
             assert checks and all(check.startswith("- ") and check.count(":") == 1 for check in checks), checks
 
 
-def test_everything_the_suite_needs_is_pinned_by_its_hash() -> None:
+def test_every_dependency_of_the_suite_is_pinned_by_its_hash() -> None:
     lock = json.loads((REPOSITORY / "tests" / "conformance" / "package-lock.json").read_text())
     asked = json.loads((REPOSITORY / "tests" / "conformance" / "package.json").read_text())
     assert lock["packages"][""]["dependencies"] == asked["dependencies"]

@@ -137,12 +137,12 @@ def command_of(one: Told) -> str:
 
 
 @pytest.mark.parametrize("one", TOLD, ids=command_of)
-def test_words_and_options_of_a_command_are_there(one: Told) -> None:
+def test_every_documented_command_and_option_exists(one: Told) -> None:
     for args in one.commands:
         assert not misspelt(args), f"{one.page}: ava {shlex.join(args)}: {misspelt(args)}"
 
 
-def test_the_list_of_what_is_not_run_has_nothing_that_no_page_has() -> None:
+def test_the_list_of_skipped_commands_has_no_unused_entry() -> None:
     used = {reason(args) for one in TOLD for args in one.commands}
     assert set(NOT_RUN.values()) <= used
     for why in NOT_RUN.values():
@@ -153,7 +153,7 @@ def test_the_list_of_what_is_not_run_has_nothing_that_no_page_has() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_commands_of_a_page_do_what_it_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:
+def test_documented_commands_do_what_the_page_says(page: Path, prepared: Prepared, tmp_path: Path) -> None:
     place = Path(shutil.copytree(prepared.place, tmp_path / "copy"))
     env = _surroundings(place, tmp_path)
     for one in TOLD:
@@ -199,7 +199,7 @@ def _run(line: str, one: Told, place: Path, env: Mapping[str, str]) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the pages are written for sh")
-async def test_the_backup_of_the_operations_page_is_whole_while_a_server_writes(
+async def test_a_documented_backup_is_complete_while_a_server_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (backup,) = [one.text for one in TOLD if one.page == "operations.md" and ".backup(" in one.text]

@@ -36,14 +36,14 @@ def normal(name: str) -> str:
     return re.split(r"[\[<>=!~; ]", name, maxsplit=1)[0].lower().replace("_", "-")
 
 
-def test_the_generated_pages_say_what_the_code_says() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     pages = script("gen_docs").pages()
     stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
     assert not stale, f"{', '.join(stale)}: out of date, run `python scripts/gen_docs.py`"
     assert len(pages) == 8
 
 
-def test_the_reference_has_every_event_type_and_every_tool() -> None:
+def test_the_reference_lists_every_event_type_and_every_tool() -> None:
     events = (DOCS / "reference" / "events.md").read_text("utf-8")
     assert all(f"\n## {name}\n" in events for name in FACTS)
     tools = (DOCS / "reference" / "tools.md").read_text("utf-8")
@@ -54,7 +54,7 @@ def test_the_reference_has_every_event_type_and_every_tool() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_has_a_target(page: Path) -> None:
     text = page.read_text("utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
@@ -68,7 +68,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
             assert anchor in anchors, f"{page.name} points to {target}; there are {anchors}"
 
 
-def test_every_page_can_be_reached_from_the_map() -> None:
+def test_every_page_can_be_reached_from_the_index() -> None:
     seen: set[Path] = set()
     left = [DOCS / "index.md"]
     while left:
@@ -82,12 +82,12 @@ def test_every_page_can_be_reached_from_the_map() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_a_page_advises_no_command_that_is_not_there(page: Path) -> None:
+def test_pages_mention_only_existing_commands(page: Path) -> None:
     names = set(re.findall(r"(?:^|`|/)ava ([a-z]+)", page.read_text("utf-8"), re.MULTILINE)) - set(COMMANDS)
     assert not names, f"{page.name}: there is no ava {', ava '.join(sorted(names))}"
 
 
-def test_the_hosts_page_has_what_ava_init_writes_for_every_host() -> None:
+def test_the_hosts_page_shows_what_ava_init_writes_for_every_host() -> None:
     text = (DOCS / "hosts.md").read_text("utf-8")
     blocks = dict(re.findall(r"<!-- ava init ([a-z-]+) -->\n```[a-z]+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     assert set(blocks) == set(HOSTS)
@@ -98,7 +98,7 @@ def test_the_hosts_page_has_what_ava_init_writes_for_every_host() -> None:
     assert blocks["claude-desktop"] in (REPOSITORY / "README.md").read_text("utf-8")
 
 
-def test_the_table_of_roles_says_what_the_role_files_say() -> None:
+def test_the_role_table_matches_the_role_files() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", (DOCS / "roles.md").read_text("utf-8"), re.MULTILINE)
     rows_of_seven = [(name, cells.split("|")) for name, cells in rows if cells.count("|") == 6]
     shown = {name: [cell.strip() for cell in cells] for name, cells in rows_of_seven}
@@ -114,13 +114,13 @@ def test_the_table_of_roles_says_what_the_role_files_say() -> None:
         assert minutes == "{} to {}".format(*role.estimated_minutes)
 
 
-def test_every_dependency_is_told_with_its_reason_and_no_other() -> None:
+def test_every_dependency_is_listed_with_its_reason() -> None:
     named = re.findall(r"^\| `([\w.-]+)` \| \S.+ \|$", (DOCS / "dependencies.md").read_text("utf-8"), re.MULTILINE)
     wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
     assert sorted(normal(name) for name in named) == sorted(normal(name) for name in wanted)
 
 
-def test_every_package_that_is_imported_is_declared() -> None:
+def test_every_imported_package_is_declared() -> None:
     declared = {normal(name) for name in PROJECT["dependencies"]}
     known = packages_distributions()
     for folder in ("server", "roles", "audit"):
@@ -131,7 +131,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
                 assert {normal(found) for found in known[name]} & declared, f"{path.name} imports {name}"
 
 
-def test_nothing_private_stands_in_the_lock_or_in_the_docs() -> None:
+def test_lock_file_and_docs_contain_nothing_private() -> None:
     lock = (REPOSITORY / "uv.lock").read_text("utf-8")
     hosts = set(re.findall(r"[a-z]+://[^/\"]+", lock))
     assert hosts == {"https://pypi.org", "https://files.pythonhosted.org"}
@@ -142,7 +142,7 @@ def test_nothing_private_stands_in_the_lock_or_in_the_docs() -> None:
         )
 
 
-def test_the_lock_was_made_from_what_is_declared() -> None:
+def test_the_lock_file_matches_the_declared_dependencies() -> None:
     packages = tomllib.loads((REPOSITORY / "uv.lock").read_text("utf-8"))["package"]
     (own,) = [package for package in packages if package["name"] == PROJECT["name"]]
     wanted = {normal(name): name for name in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])}
@@ -158,7 +158,7 @@ def jq_lines() -> dict[str, str]:
     return dict(re.findall(r"^<!-- jq: (\w+) -->\n```sh\n(.*?)\n```$", text, re.MULTILINE))
 
 
-def test_the_jq_lines_of_the_docs_name_what_is_in_the_log() -> None:
+def test_documented_jq_filters_use_existing_fields() -> None:
     for line in jq_lines().values():
         (fact,) = re.findall(r'\.eventType=="(\w+)"', line)
         assert set(re.findall(r"\.content\.(\w+)", line)) <= set(FACTS[fact].model_fields)
@@ -166,7 +166,7 @@ def test_the_jq_lines_of_the_docs_name_what_is_in_the_log() -> None:
 
 @pytest.mark.parametrize("program", ["the library", "the program"])
 @pytest.mark.requirement("S1-27")
-async def test_the_jq_lines_of_the_docs_find_what_they_say(
+async def test_documented_jq_filters_find_what_they_promise(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if program == "the program" and shutil.which("jq") is None:

@@ -142,7 +142,7 @@ def uses() -> Iterator[tuple[str, int, str]]:
                 yield from ((name, line, use) for line, use in uses_in(ast.parse(path.read_text("utf-8"))))
 
 
-def test_nothing_else_uses_what_only_some_systems_have() -> None:
+def test_only_the_listed_functions_use_platform_specific_features() -> None:
     strays = [f"{name}:{line}: {use}" for name, line, use in uses() if (name, use) not in BEHIND]
     assert strays == [], "put it behind a function that says `not on this system`, or ask with getattr"
 
@@ -152,7 +152,7 @@ def test_every_exception_is_still_needed() -> None:
     assert [where for where in BEHIND if where not in found] == []
 
 
-def test_each_kind_of_use_is_found() -> None:
+def test_detects_each_kind_of_platform_specific_use() -> None:
     source = (
         '"""Reads /proc/self/stat."""\n'
         "import os, fcntl\n"
@@ -188,7 +188,7 @@ SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
 @pytest.mark.parametrize(
     ("call", "platform"), [(call, platform) for call, platforms in SPECIAL.values() for platform in platforms]
 )
-def test_each_special_call_says_where_it_is_not(
+def test_each_platform_specific_call_raises_a_clear_error_elsewhere(
     call: Callable[[], object], platform: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)

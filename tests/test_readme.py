@@ -30,25 +30,25 @@ def copy_of_the_tree(target: Path) -> Path:
     return target
 
 
-def test_the_readme_has_the_commands_that_its_tests_know() -> None:
+def test_the_readme_has_exactly_the_commands_tested_here() -> None:
     assert set(COMMANDS) == {"demo", "tests", "tests-uv", "install", "init", "look"}
     fenced = re.findall(r"^```sh\n(.*?)^```$", README.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     beside = [block.strip() for block in fenced if block.strip() not in COMMANDS.values()]
     assert beside == ["ava key set openrouter"], "the one command without a mark; it prompts for a key"
 
 
-def test_setting_up_is_one_line_each() -> None:
+def test_each_setup_command_is_one_line() -> None:
     assert all("\n" not in COMMANDS[name] for name in ("demo", "tests", "tests-uv", "install"))
 
 
-def test_ci_runs_the_readmes_test_command() -> None:
+def test_ci_runs_the_test_command_of_the_readme() -> None:
     printed = run("python3 scripts/readme_commands.py tests", REPOSITORY, os.environ, COMMAND_S)
     assert printed.strip() == COMMANDS["tests"]
     assert "readme_commands.py tests" in (REPOSITORY / ".ci" / "run").read_text("utf-8")
 
 
 @pytest.mark.parametrize("line", [*COMMANDS["init"].splitlines(), *COMMANDS["look"].splitlines()])
-def test_a_command_of_the_readme_works_on_a_new_data_root(line: str, tmp_path: Path) -> None:
+def test_readme_commands_work_on_a_new_data_root(line: str, tmp_path: Path) -> None:
     program, *args = shlex.split(line)
     assert program == "ava"
     command = shlex.join([sys.executable, "-m", "ava_server", *args])
@@ -57,7 +57,7 @@ def test_a_command_of_the_readme_works_on_a_new_data_root(line: str, tmp_path: P
     assert str(root) in shown or "--help" in args
 
 
-def test_storing_a_key_as_the_readme_says_is_what_the_list_shows(tmp_path: Path) -> None:
+def test_a_key_stored_as_documented_appears_in_the_list(tmp_path: Path) -> None:
     env = environment(tmp_path, AVA_DATA_ROOT=str(tmp_path / "data"))
     ava = shlex.join([sys.executable, "-m", "ava_server"])
     run(f"echo a-key-that-opens-nothing | {ava} key set openrouter", tmp_path, env, COMMAND_S)
@@ -67,7 +67,7 @@ def test_storing_a_key_as_the_readme_says_is_what_the_list_shows(tmp_path: Path)
 
 
 @from_nothing
-def test_the_first_command_sets_up_and_shows_the_demo(tmp_path: Path) -> None:
+def test_the_first_command_sets_up_and_runs_the_demo(tmp_path: Path) -> None:
     clone = copy_of_the_tree(tmp_path / "ava")
     shown = run(COMMANDS["demo"], clone, environment(tmp_path / "home"), SETUP_S)
     assert re.search(r"\bS-[0-9a-f]{6}\b", shown) and "success" in shown
@@ -80,12 +80,12 @@ def test_the_first_command_sets_up_and_shows_the_demo(tmp_path: Path) -> None:
 
 @from_nothing
 @pytest.mark.skipif(shutil.which("uv") is None, reason="no uv here")
-def test_the_uv_variants_do_the_same(tmp_path: Path) -> None:
+def test_the_uv_commands_do_the_same(tmp_path: Path) -> None:
     clone = copy_of_the_tree(tmp_path / "ava")
     env = environment(tmp_path / "home", PATH=os.environ["PATH"])
     run(COMMANDS["install"], clone, env, SETUP_S)
     assert "success" in run(f"{tmp_path}/home/.local/bin/ava demo", tmp_path, env, SETUP_S)
-    shown = run(f"{COMMANDS['tests-uv']} tests/audit/test_times.py", clone, env, SETUP_S)
+    shown = run(f"{COMMANDS['tests-uv']} tests/audit/test_units.py", clone, env, SETUP_S)
     assert re.search(r"\d+ passed", shown)
 
 

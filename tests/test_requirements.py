@@ -63,7 +63,7 @@ def marked(node: ast.expr) -> set[str]:
     }
 
 
-def test_every_requirement_is_there_once_and_in_order() -> None:
+def test_every_requirement_is_listed_once_and_in_order() -> None:
     wanted = [f"{part}-{number:02}" for part, last in LAST.items() for number in range(1, last + 1)]
     assert list(requirements()) == wanted
 
@@ -94,14 +94,14 @@ def test_no_row_names_a_test_twice() -> None:
         assert all(one != next_one for one, next_one in pairwise(tests)), row_id
 
 
-def test_a_test_that_names_a_requirement_is_named_by_it() -> None:
+def test_every_requirement_marker_is_listed_in_its_row() -> None:
     for test, ids in existing_tests().items():
         for row_id in ids:
             assert row_id in requirements(), f"{test} names {row_id}, which is no requirement"
             assert test in requirements()[row_id].get("tests", ()), f"{test} names {row_id}, which does not name it"
 
 
-def test_a_marker_is_found_on_a_function_in_a_class_and_for_a_whole_file() -> None:
+def test_finds_markers_on_functions_classes_and_modules() -> None:
     source = '@pytest.mark.requirement("S1-01", "N-02")\n@pytest.mark.anyio\nasync def test_it(): ...\n'
     (_trail, function), *_ = [(node, node) for node in ast.parse(source).body]
     assert isinstance(function, ast.AsyncFunctionDef)

@@ -21,12 +21,12 @@ def test_the_hash_is_sha256_over_previous_hash_header_and_content_hash() -> None
     assert entry_hash(GENESIS, HEADER, sha) == hashlib.sha256(bytes(32) + line.encode() + sha).digest()
 
 
-def test_the_hash_does_not_depend_on_the_kind_of_sequence_that_the_header_comes_in() -> None:
+def test_the_hash_does_not_depend_on_the_sequence_type_of_the_header() -> None:
     assert entry_hash(GENESIS, HEADER, b"") == entry_hash(GENESIS, list(HEADER), b"")
 
 
 @given(columns, columns)
-def test_two_headers_have_one_hash_only_when_they_are_equal(one: list[Any], other: list[Any]) -> None:
+def test_only_equal_headers_have_the_same_hash(one: list[Any], other: list[Any]) -> None:
     assert (entry_hash(GENESIS, one, b"") == entry_hash(GENESIS, other, b"")) == (one == other)
 
 
@@ -37,6 +37,6 @@ def test_moving_text_between_columns_changes_the_hash(header: list[Any], one: in
     assert (entry_hash(GENESIS, header, b"") == entry_hash(GENESIS, moved, b"")) == (header == moved)
 
 
-def test_the_hash_hangs_on_the_entry_before() -> None:
+def test_the_hash_depends_on_the_previous_entry() -> None:
     first = entry_hash(GENESIS, HEADER, b"x")
     assert entry_hash(first, HEADER, b"x") != first

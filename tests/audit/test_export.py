@@ -43,7 +43,7 @@ async def seqs(log: Store, query: LogQuery) -> list[int]:
 @pytest.mark.parametrize("indexed", [0, 15, 100])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=st.lists(QUERIES, min_size=4, max_size=4))
-def test_an_export_is_what_a_search_finds_oldest_first(
+def test_exports_the_same_entries_as_a_search_oldest_first(
     queries: list[LogQuery], indexed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SLICE", 3)
@@ -62,7 +62,7 @@ def test_an_export_is_what_a_search_finds_oldest_first(
     anyio.run(compare)
 
 
-async def test_a_run_is_what_it_did_and_what_was_decided_about_it(tmp_path: Path) -> None:
+async def test_a_run_export_includes_the_decisions_about_the_run(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         await write_each(log, [*Life("S-bbbbbb").begun(), *Life("S-aaaaaa").whole()])
         assert await seqs(log, LogQuery(runs=("S-aaaaaa",))) == list(range(5, 16))
@@ -70,7 +70,7 @@ async def test_a_run_is_what_it_did_and_what_was_decided_about_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("index", [False, True])
-async def test_what_is_written_or_indexed_meanwhile_changes_nothing(
+async def test_concurrent_writes_and_indexing_do_not_change_an_export(
     index: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "SLICE", 4)
@@ -98,7 +98,7 @@ async def test_a_slice_of_large_entries_stays_small(tmp_path: Path, monkeypatch:
     assert max(len(part.data) for part in parts) < 800_000
 
 
-async def test_a_question_that_cannot_be_asked_is_said_so(tmp_path: Path) -> None:
+async def test_rejects_an_unknown_event_type(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         with pytest.raises(BadQuery, match="pirate"):
             async for _part in export_lines(log, LogQuery(types=("pirate",))):

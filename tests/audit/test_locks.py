@@ -49,7 +49,7 @@ async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) 
             assert not instances.alive(name)
 
 
-async def test_asking_whether_an_instance_lives_does_not_take_its_lock(tmp_path: Path) -> None:
+async def test_checking_whether_an_instance_is_alive_does_not_take_its_lock(tmp_path: Path) -> None:
     instances = Instances(tmp_path / "instances")
     name, held = instances.join()
     assert [instances.alive(name) for _ in range(3)] == [True] * 3
@@ -58,7 +58,7 @@ async def test_asking_whether_an_instance_lives_does_not_take_its_lock(tmp_path:
     assert not instances.alive("never")
 
 
-async def test_dead_instances_are_swept_but_those_that_live_or_own_a_run(tmp_path: Path) -> None:
+async def test_removes_dead_instances_except_those_that_own_a_run(tmp_path: Path) -> None:
     instances = Instances(tmp_path / "instances")
     with anyio.fail_after(5):
         async with instance(instances.folder) as (_process, living):
@@ -72,7 +72,7 @@ async def test_dead_instances_are_swept_but_those_that_live_or_own_a_run(tmp_pat
             assert instances.alive(living)
 
 
-async def test_a_lock_is_held_by_one_only_and_free_again_after_release(tmp_path: Path) -> None:
+async def test_only_one_holder_can_have_a_lock_until_it_is_released(tmp_path: Path) -> None:
     first = try_hold(tmp_path / "some.lock")
     assert first is not None
     assert try_hold(tmp_path / "some.lock") is None
@@ -84,7 +84,7 @@ async def test_a_lock_is_held_by_one_only_and_free_again_after_release(tmp_path:
     second.release()
 
 
-async def test_the_write_lock_is_waited_for_and_lets_go_when_its_holder_dies(tmp_path: Path) -> None:
+async def test_waits_for_the_write_lock_until_its_holder_dies(tmp_path: Path) -> None:
     hold = (
         "import sys, pathlib; from ava_audit.store.locks import WriteLock\n"
         "with WriteLock(pathlib.Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()\n"
@@ -109,7 +109,7 @@ async def test_the_write_lock_is_waited_for_and_lets_go_when_its_holder_dies(tmp
     assert order == ["theirs", "mine"]
 
 
-async def test_the_turn_is_waited_for_without_limit_where_the_lock_library_gives_up(
+async def test_waits_for_the_write_lock_longer_than_the_lock_library_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = portalocker.lock
@@ -138,7 +138,7 @@ async def test_the_turn_is_waited_for_without_limit_where_the_lock_library_gives
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="sees in /proc which files are open")
-async def test_a_dead_ones_file_is_swept_where_no_open_file_can_be_removed(
+async def test_removes_the_file_of_a_dead_instance_where_open_files_cannot_be_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = Path.unlink

@@ -33,7 +33,7 @@ def tables(db: sqlite3.Connection) -> set[str]:
     return {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def test_a_new_database_has_the_log_its_projections_and_the_newest_version() -> None:
+def test_a_new_database_has_all_tables_and_the_latest_version() -> None:
     with contextlib.closing(open_in_memory()) as db:
         assert schema_version(db) == SCHEMA_VERSION
         assert {"events", "live", "progress", "words", "mirrored", *PROJECTIONS} <= tables(db)
@@ -51,7 +51,7 @@ def test_migrating_twice_changes_nothing() -> None:
         assert db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() == before
 
 
-async def test_a_newer_database_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
@@ -67,7 +67,7 @@ def second(db: sqlite3.Connection) -> None:
     db.execute("CREATE TABLE novelty (a)")
 
 
-async def test_an_older_database_is_brought_up_to_date_with_what_it_has(
+async def test_migrates_an_older_database_and_keeps_its_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
@@ -80,7 +80,7 @@ async def test_an_older_database_is_brought_up_to_date_with_what_it_has(
         assert db.execute("SELECT count(*) FROM events").fetchone() == (2,)
 
 
-def test_a_migration_that_fails_leaves_the_version_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(db: sqlite3.Connection) -> None:
         db.execute("CREATE TABLE half (a)")
         raise RuntimeError("out of luck")
@@ -96,7 +96,7 @@ def test_a_migration_that_fails_leaves_the_version_before_it(monkeypatch: pytest
 # -- a changed reducer ----------------------------------------------------------------------------------------------
 
 
-async def test_a_changed_reducer_mends_the_tables_of_an_older_database_when_it_is_opened(
+async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
@@ -134,7 +134,7 @@ def rows(path: Path) -> dict[str, list[object]]:
         return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
 
 
-async def test_a_changed_reducer_gives_what_it_would_have_given_from_the_beginning(
+async def test_rebuilding_with_a_changed_reducer_equals_applying_it_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     life = Life("S-aaaaaa")
@@ -158,7 +158,7 @@ def calls(view: View) -> list[int]:
     return [run.tool_calls for run in view.runs()]
 
 
-async def test_an_entry_from_which_nothing_follows_any_more_is_named_and_the_database_left_as_it_was(
+async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(tmp_path) as log:
@@ -197,7 +197,7 @@ anyio.run(main)
 """
 
 
-async def test_an_older_program_that_runs_meanwhile_writes_nothing_more_and_says_restart(
+async def test_an_older_running_program_stops_writing_after_a_migration_and_says_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with anyio.fail_after(15):
@@ -221,7 +221,7 @@ REDUCERS = ("d62f0f93",)
 """Of the reducers, first as they were released, then after each `reducers_changed`."""
 
 
-def test_a_change_of_a_table_or_of_a_reducer_comes_with_a_migration() -> None:
+def test_a_schema_or_reducer_change_requires_a_migration() -> None:
     schema = " ".join(re.sub(r"--.*", "", files("ava_audit.store").joinpath("schema.sql").read_text("utf-8")).split())
     assert short(schema) == SCHEMA, (
         "schema.sql has changed, and databases that exist do not: add a migration instead"
@@ -270,7 +270,7 @@ def is_docstring(node: object) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 
-def test_a_reducer_is_known_by_what_it_does_and_not_by_its_looks() -> None:
+def test_the_reducer_digest_ignores_formatting_and_comments() -> None:
     assert {"reduce", "_BY_FACT", "_BY_HEADER", "_settled", "_holdings", "_hold", "Header"} <= set(reached("reduce"))
     assert not {"fold", "MemoryState", "MemoryRows"} & set(reached("reduce"))
     one = "def f(db):\n    'Words.'\n    # and more\n    db.execute('UPDATE runs SET a = 1')\n"

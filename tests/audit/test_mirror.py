@@ -53,7 +53,7 @@ def today() -> str:
     return f"ava/{datetime.now(UTC):%Y-%m-%d}.jsonl"
 
 
-async def test_each_event_stands_once_in_the_file_of_its_agent_in_order(log: Store) -> None:
+async def test_writes_each_event_once_and_in_order_to_the_file_of_its_agent(log: Store) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     with anyio.fail_after(5):
         await write_each(log, [*one.begun(), *two.whole(), *one.tool(), *one.ended()])
@@ -66,7 +66,7 @@ async def test_each_event_stands_once_in_the_file_of_its_agent_in_order(log: Sto
     assert [line["eventType"] for line in lines(found[today()])].count("SubagentComplete") == 2
 
 
-async def test_a_line_has_the_names_of_the_seed_and_nothing_that_is_null(log: Store) -> None:
+async def test_a_line_has_the_specified_field_names_and_no_nulls(log: Store) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(5):
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
@@ -100,7 +100,7 @@ async def test_cents_are_exact_decimals(micros: int, cents: str, log: Store) -> 
 NASTY = 'quote " comma ,"content":{"x":1} back\\slash new\nline \u2028 \x85 emoji 😀 "}'
 
 
-async def test_every_line_can_be_verified_alone_and_its_content_is_the_stored_bytes(log: Store) -> None:
+async def test_every_line_verifies_on_its_own_and_contains_the_stored_bytes(log: Store) -> None:
     who = Who(NASTY, "ava", NASTY)
     with anyio.fail_after(5):
         await write(log, said(NASTY, who), Event(who, ToolCall(tool="t", args={"content": {"a": [1, NASTY]}})))
@@ -133,7 +133,7 @@ async def test_every_line_can_be_verified_alone_and_its_content_is_the_stored_by
         (b'"timestampUs":', b'"timestampUs":9999999999'),
     ],
 )
-async def test_a_changed_line_is_named(old: bytes, new: bytes, log: Store, tmp_path: Path) -> None:
+async def test_reports_a_changed_line(old: bytes, new: bytes, log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["hello", "next"])
     content = (await mirrored(log))[today()]
     assert old in content
@@ -142,7 +142,7 @@ async def test_a_changed_line_is_named(old: bytes, new: bytes, log: Store, tmp_p
     assert "line 1" in fault.text
 
 
-async def test_exchanged_lines_and_doubled_lines_are_named(log: Store, tmp_path: Path) -> None:
+async def test_reports_swapped_and_duplicated_lines(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a", "b", "c"])
     one, two, three = (await mirrored(log))[today()].splitlines(keepends=True)
     file = tmp_path / "some.jsonl"
@@ -153,7 +153,7 @@ async def test_exchanged_lines_and_doubled_lines_are_named(log: Store, tmp_path:
     assert verify_lines(file).ok
 
 
-async def test_files_and_folders_are_for_this_user_only(log: Store) -> None:
+async def test_only_the_owner_can_access_files_and_folders(log: Store) -> None:
     await write_each(log, Life("S-aaaaaa").whole())
     await mirrored(log)
     folder = log.path.parent / "logs"
@@ -163,14 +163,14 @@ async def test_files_and_folders_are_for_this_user_only(log: Store) -> None:
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-async def test_an_agent_id_that_is_no_subagent_never_becomes_a_file_name() -> None:
+async def test_an_invalid_agent_id_never_becomes_a_file_name() -> None:
     assert file_of("S-../../etc", 0) == "ava/1970-01-01.jsonl"
     assert file_of("S-7f3a2b", 0) == "subagents/S-7f3a2b.jsonl"
     assert file_of("ava", 1_706_745_599_999_999) == "ava/2024-01-31.jsonl"
     assert file_of("ava", 1_706_745_600_000_000) == "ava/2024-02-01.jsonl"
 
 
-async def test_a_link_in_place_of_a_file_is_not_followed(log: Store, tmp_path: Path) -> None:
+async def test_does_not_follow_a_link_in_place_of_a_file(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a"])
     (tmp_path / "victim").write_bytes(b"precious")
     day = tmp_path / "logs" / today()
@@ -181,7 +181,7 @@ async def test_a_link_in_place_of_a_file_is_not_followed(log: Store, tmp_path: P
     assert (tmp_path / "victim").read_bytes() == b"precious"
 
 
-async def test_an_event_of_another_day_goes_into_that_days_file_also_when_healed(log: Store, tmp_path: Path) -> None:
+async def test_writes_and_repairs_each_event_in_the_file_of_its_day(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a", "b", "c", "d"])
     db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
     db.execute("DROP TRIGGER events_fixed")
@@ -201,7 +201,7 @@ async def test_an_event_of_another_day_goes_into_that_days_file_also_when_healed
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_cut_of_the_mirror_heals(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("root")
     damage = data.draw(
         st.lists(
@@ -264,7 +264,7 @@ def harm(data: st.DataObject, path: Path, kind: str) -> None:
         path.write_bytes(b"".join(changed))
 
 
-async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(log: Store, tmp_path: Path) -> None:
+async def test_rewrites_a_file_removed_while_maintenance_runs(log: Store, tmp_path: Path) -> None:
     mirror = Mirror(log, tmp_path / "logs")
     await mirror.repair_all()
     await write_texts(log, ["a", "b"])
@@ -275,7 +275,7 @@ async def test_a_file_that_is_removed_while_the_keeper_runs_is_written_again(log
     assert [line["seq"] for line in lines(files(tmp_path / "logs")[today()])] == [1, 2, 3]
 
 
-async def test_a_rewritten_file_after_an_erasure_has_no_content_and_still_verifies(log: Store, tmp_path: Path) -> None:
+async def test_a_file_rewritten_after_an_erasure_has_no_content_and_still_verifies(log: Store, tmp_path: Path) -> None:
     await write_texts(log, ["a secret", "b"])
     await mirrored(log)
 
@@ -290,9 +290,7 @@ async def test_a_rewritten_file_after_an_erasure_has_no_content_and_still_verifi
     assert verify_lines(tmp_path / "logs" / today()).ok
 
 
-async def test_the_mirror_of_large_entries_is_written_in_slices_that_fit_the_memory(
-    log: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_mirrors_large_entries_in_slices_of_bounded_size(log: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ava_audit.mirror.SLICE_CHARS", 1_000)
     await write_texts(log, ["x" * 900] * 5)
     assert len(lines((await mirrored(log))[today()])) == 5

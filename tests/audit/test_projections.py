@@ -46,7 +46,7 @@ async def held(log: Store, life: Life) -> set[tuple[int, int]]:
     return {(bucket.spent_micros, bucket.held_micros) for bucket in buckets}
 
 
-async def test_a_run_goes_from_proposal_to_ending_with_what_it_used(tmp_path: Path) -> None:
+async def test_tracks_a_run_from_proposal_to_end_with_its_usage(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -64,7 +64,7 @@ async def test_a_run_goes_from_proposal_to_ending_with_what_it_used(tmp_path: Pa
     assert (proposal.state, proposal.channel) == ("approved", "host_call")
 
 
-async def test_a_reservation_holds_the_call_and_the_wrap_up_until_settled_and_ended(tmp_path: Path) -> None:
+async def test_a_reservation_holds_the_call_and_wrap_up_until_settlement_and_run_end(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -81,7 +81,7 @@ async def test_a_reservation_holds_the_call_and_the_wrap_up_until_settled_and_en
             assert (await run_of(log)).overrun == 1
 
 
-async def test_an_unknown_settlement_is_counted_as_uncosted(tmp_path: Path) -> None:
+async def test_counts_a_settlement_of_unknown_cost_as_uncosted(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=5_000, unknown=True)])
@@ -89,7 +89,7 @@ async def test_an_unknown_settlement_is_counted_as_uncosted(tmp_path: Path) -> N
     assert (run.cost_micros, run.uncosted_micros) == (5_000, 5_000)
 
 
-async def test_a_paused_run_has_no_owner_and_its_clock_stands_still_until_it_is_claimed_again(tmp_path: Path) -> None:
+async def test_a_paused_run_has_no_owner_and_its_clock_stops_until_it_is_claimed(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
         await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.paused(2**50, active_us=7_000_000)])
@@ -104,7 +104,7 @@ async def test_a_paused_run_has_no_owner_and_its_clock_stands_still_until_it_is_
     assert (again.state, again.generation, again.not_before_us, again.active_us) == ("running", 2, None, 7_000_000)
 
 
-async def test_a_resume_fences_the_owner_out_and_queues_the_run(tmp_path: Path) -> None:
+async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
         await write_each(log, [*life.begun(), *life.tool()])
@@ -119,7 +119,7 @@ async def test_a_resume_fences_the_owner_out_and_queues_the_run(tmp_path: Path) 
     assert run.queued_us == before.queued_us, "it is no further spawn of the hour"
 
 
-async def test_a_group_starts_its_clock_with_its_first_run(tmp_path: Path) -> None:
+async def test_the_clock_of_a_group_starts_with_its_first_run(tmp_path: Path) -> None:
     one, two = Life("S-aaaaaa"), Life("S-bbbbbb")
     async with Store.open(tmp_path) as log:
         await write_each(log, [one.proposed(), two.proposed(), one.decided("G-1", 500), two.decided("G-1", 500)])
@@ -134,7 +134,7 @@ async def test_a_group_starts_its_clock_with_its_first_run(tmp_path: Path) -> No
     assert {run.id for run in members} == {"S-aaaaaa", "S-bbbbbb"}
 
 
-async def test_changes_of_the_decision_are_part_of_the_config_that_runs(tmp_path: Path) -> None:
+async def test_changes_made_on_approval_apply_to_the_run_config(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     fact = SpawnDecided(pending_id=life.pending_id, decision="approved", changes={"max_cost_micros": 5})
     async with Store.open(tmp_path) as log:
@@ -142,7 +142,7 @@ async def test_changes_of_the_decision_are_part_of_the_config_that_runs(tmp_path
         assert '"max_cost_micros":5' in (await run_of(log)).config
 
 
-async def test_a_result_counts_as_fetched_only_when_an_answer_of_ours_carried_it_after_the_end(
+async def test_a_result_counts_as_fetched_only_when_ava_returned_it_after_the_run_ended(
     tmp_path: Path,
 ) -> None:
     life = Life("S-aaaaaa")
@@ -228,7 +228,7 @@ def histories(draw: st.DrawFn) -> History:
 
 @settings(max_examples=40, deadline=None)
 @given(history=histories(), batch=st.integers(1, 7))
-def test_tables_kept_up_step_by_step_are_what_a_rebuild_of_the_log_gives(
+def test_incremental_updates_equal_a_rebuild_from_the_log(
     history: History, batch: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("root")
@@ -267,7 +267,7 @@ def tables(path: Path) -> dict[str, list[object]]:
         return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
 
 
-async def test_runs_are_found_by_user_state_and_ending(tmp_path: Path) -> None:
+async def test_finds_runs_by_user_state_and_ending(tmp_path: Path) -> None:
     ben, eve = Life("S-aaaaaa"), Life("S-bbbbbb", user="eve")
     async with Store.open(tmp_path) as log:
         await write_each(log, [*ben.whole(), *eve.begun()])

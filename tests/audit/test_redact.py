@@ -118,7 +118,7 @@ values = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=
 
 
 @pytest.mark.parametrize(("name", "key"), KEYS)
-def test_a_known_shape_is_replaced_wherever_it_stands(name: str, key: str) -> None:
+def test_replaces_a_known_secret_pattern_in_any_context(name: str, key: str) -> None:
     for before, after in (
         ("", ""),
         ("use ", " please"),
@@ -133,27 +133,27 @@ def test_a_known_shape_is_replaced_wherever_it_stands(name: str, key: str) -> No
 
 
 @pytest.mark.parametrize(("name", "frame", "value"), PLACED)
-def test_a_value_that_its_surroundings_make_a_secret_is_replaced_alone(name: str, frame: str, value: str) -> None:
+def test_replaces_only_the_value_where_the_context_marks_a_secret(name: str, frame: str, value: str) -> None:
     assert Redactor({}).redact(frame.format(value)) == (frame.format(f"[redacted:{name}]"), 1)
 
 
 @pytest.mark.parametrize("line", HARMLESS)
-def test_a_harmless_line_stays_as_it_is(line: str) -> None:
+def test_leaves_a_harmless_line_unchanged(line: str) -> None:
     assert Redactor({}).redact(line) == (line, 0)
 
 
-def test_a_private_key_whose_end_was_cut_off_is_replaced() -> None:
+def test_replaces_a_private_key_with_a_missing_end() -> None:
     text, count = Redactor({}).redact("here:\n" + PEM[:150])
 
     assert (text.strip(), count) == ("here:\n[redacted:private-key]", 1)
 
 
-def test_words_between_two_mentions_of_a_private_key_are_kept() -> None:
+def test_keeps_text_between_two_mentions_of_a_private_key() -> None:
     prose = "It starts with -----BEGIN PRIVATE KEY----- and, after the data, ends with -----END PRIVATE KEY-----."
     assert Redactor({}).redact(prose) == (prose, 0)
 
 
-def test_a_found_shape_names_itself_and_its_place_but_not_its_value() -> None:
+def test_a_match_reports_its_name_and_position_but_not_its_value() -> None:
     key = "ghp_" + LETTERS[:36]
     (found,) = Redactor({}).find_shapes(f"use {key} now")
 
@@ -162,7 +162,7 @@ def test_a_found_shape_names_itself_and_its_place_but_not_its_value() -> None:
 
 
 @given(st.text(max_size=30), values, st.text(max_size=30))
-def test_a_configured_value_is_gone_in_every_form_it_is_written_in(before: str, value: str, after: str) -> None:
+def test_replaces_a_configured_value_in_every_encoding(before: str, value: str, after: str) -> None:
     redactor = Redactor({"mine": value})
     for form in (
         value,
@@ -177,7 +177,7 @@ def test_a_configured_value_is_gone_in_every_form_it_is_written_in(before: str, 
 
 
 @given(st.binary(max_size=5), values, st.binary(max_size=5))
-def test_a_configured_value_is_found_inside_of_base64(before: bytes, value: str, after: bytes) -> None:
+def test_finds_a_configured_value_inside_base64(before: bytes, value: str, after: bytes) -> None:
     inner = before + value.encode() + after
     for encoded in (base64.b64encode(inner).decode(), base64.urlsafe_b64encode(inner).decode()):
         text, count = Redactor({"mine": value}).redact_values(f"Authorization: Basic {encoded}")
@@ -185,7 +185,7 @@ def test_a_configured_value_is_found_inside_of_base64(before: bytes, value: str,
         assert "[redacted:mine]" in text
 
 
-def test_of_values_that_contain_each_other_the_whole_is_replaced_once() -> None:
+def test_replaces_overlapping_configured_values_once() -> None:
     redactor = Redactor({"short": "abcdefgh", "long": "abcdefgh-ijklmnop", "other": "mnopqrstuv"})
 
     assert redactor.redact("abcdefgh-ijklmnop")[0] == "[redacted:long]"
@@ -193,7 +193,7 @@ def test_of_values_that_contain_each_other_the_whole_is_replaced_once() -> None:
     assert redactor.redact("abcdefgh-ijklmnopqrstuv") == ("[redacted:long]", 1)
 
 
-def test_a_configured_value_inside_of_a_shape_names_the_whole() -> None:
+def test_a_pattern_that_contains_a_configured_value_gets_the_name_of_the_value() -> None:
     key = "sk-ant-api03-" + LETTERS
     assert Redactor({"anthropic": key}).redact(f"Authorization: Bearer {key}, {key}tail") == (
         "Authorization: Bearer [redacted:anthropic], [redacted:anthropic]",
@@ -201,7 +201,7 @@ def test_a_configured_value_inside_of_a_shape_names_the_whole() -> None:
     )
 
 
-def test_a_configured_value_is_no_unknown_shape() -> None:
+def test_does_not_report_a_configured_value_as_an_unknown_secret() -> None:
     mine, foreign = "sk-or-v1-" + HEX, "hf_" + LETTERS[:34]
     redactor = Redactor({"openrouter": mine})
 
@@ -209,14 +209,14 @@ def test_a_configured_value_is_no_unknown_shape() -> None:
     assert redactor.redact_values(f"{mine} {foreign}") == (f"[redacted:openrouter] {foreign}", 1)
 
 
-def test_a_value_too_short_to_replace_is_named() -> None:
+def test_reports_values_too_short_to_replace() -> None:
     redactor = Redactor({"pin": "1234", "none": "", "key": "12345678"})
 
     assert redactor.too_short == ("pin",)
     assert redactor.redact("1234 12345678") == ("1234 [redacted:key]", 1)
 
 
-def test_what_was_once_learned_is_hidden_for_good() -> None:
+def test_keeps_hiding_every_value_it_has_learned() -> None:
     redactor = Redactor({"openrouter": "the-first-key-of-all"})
     redactor.learn({"openrouter": "the-second-key-of-all", "pin": "1234"})
     redactor.learn({"kagi": "the-first-key-of-all-but-longer", "other": "the-second-key-of-all", "pin": "1234"})
@@ -231,7 +231,7 @@ def test_what_was_once_learned_is_hidden_for_good() -> None:
     assert redactor.too_short == ("pin",)
 
 
-def test_what_threads_learn_at_once_is_all_hidden_and_nobody_who_redacts_is_disturbed() -> None:
+def test_hides_values_learned_by_several_threads_without_disturbing_redaction() -> None:
     redactor = Redactor({})
     values = {f"name{number}": f"secret-value-{number:04}" for number in range(48)}
     failed: list[BaseException] = []
@@ -275,7 +275,7 @@ PATTERNS = [shape.rest for shape in key_shapes.KEY_PATTERNS] + [
 
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.pattern[:30])
-def test_no_pattern_can_go_back_over_what_it_has_read_without_end(pattern: re.Pattern[str]) -> None:
+def test_no_pattern_backtracks_without_a_bound(pattern: re.Pattern[str]) -> None:
     """Every repetition is possessive, or bounded by 100 and has no repetition inside."""
     assert pattern.pattern.endswith("]+") or not list(backtracking(sre.parse(pattern.pattern), inside=False))
 
@@ -328,7 +328,7 @@ class Counted(str):
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_looking_for_literals_reads_hostile_text_once_a_literal(piece: str) -> None:
+def test_scans_hostile_text_at_most_once_per_literal(piece: str) -> None:
     text = Counted(piece * 2_000)
     text.looked = 0
     literals = sum(len(shape.literals) for shape in key_shapes.KEY_PATTERNS) + 40

@@ -114,7 +114,7 @@ async def used(log: Store, clock: Clock, days: int, every: int = 10) -> None:
         await write_texts(log, ["a day of use"])
 
 
-async def test_old_words_are_gone_from_every_byte_and_all_else_stays(tmp_path: Path, clock: Clock) -> None:
+async def test_erases_old_content_from_every_byte_and_keeps_everything_else(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             own = folders(tmp_path, "S-aaaaaa", "S-bbbbbb")
@@ -152,7 +152,7 @@ async def test_old_words_are_gone_from_every_byte_and_all_else_stays(tmp_path: P
             await sound(tmp_path)
 
 
-async def test_nothing_is_erased_twice(tmp_path: Path, clock: Clock) -> None:
+async def test_erases_nothing_twice(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
@@ -165,7 +165,7 @@ async def test_nothing_is_erased_twice(tmp_path: Path, clock: Clock) -> None:
             assert not await log.read(erasure_pending)
 
 
-async def test_an_unfinished_run_keeps_its_whole_history_until_long_after_its_end(tmp_path: Path, clock: Clock) -> None:
+async def test_keeps_the_history_of_an_unfinished_run_until_long_after_it_ends(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
@@ -183,7 +183,7 @@ async def test_an_unfinished_run_keeps_its_whole_history_until_long_after_its_en
             await sound(tmp_path)
 
 
-async def test_the_words_of_a_proposal_that_nobody_decided_go_too(tmp_path: Path, clock: Clock) -> None:
+async def test_erases_the_content_of_an_undecided_proposal(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             for run_id, word, minutes in (("S-aaaaaa", "vexquokka", 10), ("S-bbbbbb", "numbatsorrel", 10**6)):
@@ -196,7 +196,7 @@ async def test_the_words_of_a_proposal_that_nobody_decided_go_too(tmp_path: Path
             assert await standing(tmp_path, "vexquokka", "numbatsorrel") == {"numbatsorrel"}
 
 
-async def test_a_clock_that_jumps_a_year_ahead_erases_nothing_for_a_day(tmp_path: Path, clock: Clock) -> None:
+async def test_erases_nothing_for_a_day_after_the_clock_jumps_a_year_ahead(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
@@ -216,9 +216,7 @@ async def test_a_clock_that_jumps_a_year_ahead_erases_nothing_for_a_day(tmp_path
             assert ("S-aaaaaa", 5) in await erased(log)
 
 
-async def test_what_was_written_while_the_clock_was_behind_is_not_old_when_it_is_right(
-    tmp_path: Path, clock: Clock
-) -> None:
+async def test_entries_written_while_the_clock_was_behind_do_not_count_as_old(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["before"])
@@ -234,7 +232,7 @@ async def test_what_was_written_while_the_clock_was_behind_is_not_old_when_it_is
             assert ("S-aaaaaa", 5) in await erased(log)
 
 
-async def test_days_are_whole_so_that_the_work_comes_once_a_day(tmp_path: Path, clock: Clock) -> None:
+async def test_the_retention_horizon_moves_once_a_day(tmp_path: Path, clock: Clock) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["noon"])
@@ -247,7 +245,7 @@ async def test_days_are_whole_so_that_the_work_comes_once_a_day(tmp_path: Path, 
             assert seen == [0, 0, 0, 0, 0, 2, 2, 2, 2, 6]
 
 
-async def test_a_mirror_line_read_before_the_erasure_does_not_bring_the_words_back(tmp_path: Path) -> None:
+async def test_a_mirror_line_read_before_an_erasure_does_not_restore_content(tmp_path: Path) -> None:
     from ava_audit.mirror import _by_file, _next_slice  # pyright: ignore[reportPrivateUsage]
 
     with anyio.fail_after(10):
@@ -266,7 +264,7 @@ async def test_a_mirror_line_read_before_the_erasure_does_not_bring_the_words_ba
             await sound(tmp_path)
 
 
-async def test_with_the_mirror_off_its_old_files_are_cleared_and_no_new_ones_are_made(tmp_path: Path) -> None:
+async def test_clears_old_mirror_files_and_creates_none_when_the_mirror_is_off(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka")
@@ -281,7 +279,7 @@ async def test_with_the_mirror_off_its_old_files_are_cleared_and_no_new_ones_are
             assert [path.stem for path in (tmp_path / "logs" / "subagents").iterdir()] == ["S-aaaaaa"]
 
 
-async def test_a_run_that_goes_on_is_never_erased(tmp_path: Path) -> None:
+async def test_never_erases_an_active_run(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
@@ -289,7 +287,7 @@ async def test_a_run_that_goes_on_is_never_erased(tmp_path: Path) -> None:
             assert await erased(log) == []
 
 
-async def test_a_run_of_many_entries_is_erased_in_pieces_while_others_write(tmp_path: Path) -> None:
+async def test_erases_a_long_run_in_batches_while_others_write(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             life = await a_run(log, "S-aaaaaa", "vexquokka", ends=False)
@@ -341,9 +339,7 @@ anyio.run(main)
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["words", "heal", "note_healed", "merge", "remove", "empty", "note"])
-async def test_an_erasure_that_is_killed_at_any_step_is_finished_by_the_next_keeper(
-    tmp_path: Path, step: str, when: str
-) -> None:
+async def test_maintenance_finishes_an_erasure_killed_at_any_step(tmp_path: Path, step: str, when: str) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:
             own = folders(tmp_path, "S-aaaaaa")
@@ -366,7 +362,7 @@ async def test_an_erasure_that_is_killed_at_any_step_is_finished_by_the_next_kee
         await sound(tmp_path)
 
 
-async def test_the_keeper_erases_at_its_start_and_every_so_often(
+async def test_maintenance_erases_at_startup_and_periodically(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "ERASE_EVERY_S", 0.05)
@@ -392,7 +388,7 @@ async def test_the_keeper_erases_at_its_start_and_every_so_often(
             tasks.cancel_scope.cancel()
 
 
-async def test_a_link_in_the_place_of_a_runs_folder_is_removed_and_not_followed(tmp_path: Path) -> None:
+async def test_removes_a_link_in_place_of_a_run_folder_without_following_it(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         precious = tmp_path / "precious"
         precious.mkdir()

@@ -37,7 +37,7 @@ listed = seen(lambda view: view.runs(states=[RUNNING])[0])
 
 
 @pytest.mark.parametrize("look", [one, listed])
-async def test_a_command_sees_what_the_command_before_it_changed(
+async def test_a_command_sees_the_changes_of_the_previous_command(
     tmp_path: Path, look: Callable[[View, int], Outcome[RunRow]]
 ) -> None:
     life = Life(RUN)
@@ -52,7 +52,7 @@ async def test_a_command_sees_what_the_command_before_it_changed(
             assert (run.turns, run.cost_micros, run.in_flight) == (3, 3_000, None)
 
 
-async def test_what_another_process_has_written_is_seen_at_once(tmp_path: Path) -> None:
+async def test_changes_by_another_process_are_visible_immediately(tmp_path: Path) -> None:
     mine, theirs = Life(RUN), Life(RUN, generation=2)
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as here, Store.open(tmp_path) as there:
@@ -65,7 +65,7 @@ async def test_what_another_process_has_written_is_seen_at_once(tmp_path: Path) 
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_who_changes_what_a_view_gave_changes_nothing(tmp_path: Path) -> None:
+async def test_changing_a_returned_row_does_not_change_the_state(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life(RUN).begun())
@@ -76,7 +76,7 @@ async def test_who_changes_what_a_view_gave_changes_nothing(tmp_path: Path) -> N
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_a_batch_that_is_rolled_back_leaves_nothing_in_memory(tmp_path: Path) -> None:
+async def test_a_rolled_back_batch_leaves_nothing_in_memory(tmp_path: Path) -> None:
     life = Life(RUN)
 
     def full(db: sqlite3.Connection) -> None:
@@ -96,7 +96,7 @@ async def test_a_batch_that_is_rolled_back_leaves_nothing_in_memory(tmp_path: Pa
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_of_more_runs_than_stay_in_memory_every_one_is_right(
+async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(projections, "CACHED_ROWS", 3)
@@ -112,7 +112,7 @@ async def test_of_more_runs_than_stay_in_memory_every_one_is_right(
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_runs_of_one_transaction_stand_in_the_order_in_which_they_were_proposed(tmp_path: Path) -> None:
+async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path) -> None:
     lives = [Life(f"S-{number:06x}") for number in range(20)]
     wanted = [life.run_id for life in lives]
     with anyio.fail_after(5):

@@ -56,7 +56,7 @@ async def seqs(log: Store, query: LogQuery) -> list[int]:
     return [entry.seq for entry in (await search(log, query)).entries]
 
 
-async def test_the_newest_entries_come_first_and_the_cursor_goes_on(log: Store, state: str) -> None:
+async def test_returns_newest_entries_first_and_pages_with_a_cursor(log: Store, state: str) -> None:
     with anyio.fail_after(5):
         await fill(log, state, *(f"message {number}" for number in range(10)))
         first = await search(log, LogQuery(search="message", limit=4))
@@ -71,7 +71,7 @@ async def test_the_newest_entries_come_first_and_the_cursor_goes_on(log: Store, 
         assert rest == [6, 5, 4, 3, 2, 1]
 
 
-async def test_a_page_that_is_exactly_full_is_the_last_one(log: Store) -> None:
+async def test_the_page_with_the_last_entry_has_no_next_cursor(log: Store) -> None:
     with anyio.fail_after(5):
         await fill(log, "indexed", "a", "b", "c")
         assert (await search(log, LogQuery(limit=3))).next is None
@@ -112,9 +112,7 @@ async def test_a_page_that_is_exactly_full_is_the_last_one(log: Store) -> None:
         ("\ua7ca", None),
     ],
 )
-async def test_any_text_is_found_as_words_and_is_never_an_error(
-    typed: str, text: str | None, log: Store, state: str
-) -> None:
+async def test_finds_any_text_as_words_without_errors(typed: str, text: str | None, log: Store, state: str) -> None:
     with anyio.fail_after(5):
         await fill(log, state, "something else", "nothing", *([text] if text else []))
         assert await found(log, typed) == ([text] if text else [])
@@ -122,7 +120,7 @@ async def test_any_text_is_found_as_words_and_is_never_an_error(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40))
-def test_no_text_at_all_is_an_error(text: str) -> None:
+def test_no_search_text_raises_an_error(text: str) -> None:
     conditions = Conditions(LogQuery(search=text))
     filter_rows([ROW], conditions.text_query)
 
@@ -130,14 +128,14 @@ def test_no_text_at_all_is_an_error(text: str) -> None:
 ROW = (1, 1, "s", "ava", "ben", "UserMessage", 1, *[None] * 10, '{"text":"x"}', b"", b"")
 
 
-async def test_a_long_pasted_text_is_a_search_too(log: Store) -> None:
+async def test_searches_for_a_long_pasted_text(log: Store) -> None:
     pasted = " ".join(f"word{number}" for number in range(3_000))
     with anyio.fail_after(5):
         await fill(log, "indexed", pasted, "other")
         assert await found(log, pasted) == [pasted]
 
 
-async def test_filters_hold_together(log: Store, state: str) -> None:
+async def test_combines_all_filters(log: Store, state: str) -> None:
     eve = Who("sess-2", "ava", "eve")
     with anyio.fail_after(5):
         await write(log, said("one"), said("two", eve), Event(run_who("S-aaaaaa"), UserMessage(text="two")))
@@ -155,7 +153,7 @@ async def test_filters_hold_together(log: Store, state: str) -> None:
         assert await seqs(log, LogQuery(users=("Ben",))) == []
 
 
-async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: Store, state: str) -> None:
+async def test_the_error_type_matches_errors_failed_results_and_bad_endings(log: Store, state: str) -> None:
     good, bad = Life("S-aaaaaa"), Life("S-bbbbbb")
     with anyio.fail_after(5):
         await write_each(log, good.whole())
@@ -173,14 +171,14 @@ async def test_the_type_error_means_errors_failed_results_and_bad_endings(log: S
         assert len(cost.entries) == 3
 
 
-async def test_every_exact_type_name_is_accepted_in_any_case_and_an_unknown_one_is_told_the_names() -> None:
+async def test_accepts_type_names_in_any_case_and_lists_them_for_an_unknown_one() -> None:
     for name in FACTS:
         assert type_filter([name.upper()]).names == {name}
     with pytest.raises(BadQuery, match=r"no event type 'pirate'.*thinking.*UserMessage"):
         type_filter(["pirate"])
 
 
-async def test_a_time_range_holds_also_when_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
+async def test_a_time_range_works_after_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a"] * 6)
     db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
@@ -207,7 +205,7 @@ async def test_a_search_needs_no_write_lock(log: Store, tmp_path: Path) -> None:
             other.close()
 
 
-async def test_a_log_that_cannot_be_read_is_said_so(log: Store, tmp_path: Path) -> None:
+async def test_reports_an_unreadable_search_index(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await fill(log, "indexed", "hello")
         other = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
@@ -218,7 +216,7 @@ async def test_a_log_that_cannot_be_read_is_said_so(log: Store, tmp_path: Path) 
         assert await seqs(log, LogQuery()) == [1]
 
 
-async def test_usage_and_cost_come_back_with_the_entry(log: Store) -> None:
+async def test_entries_include_usage_and_cost(log: Store) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(5):
         await write_each(log, [*life.begun(), life.reserved(), life.settled(cost=12_345)])
@@ -226,9 +224,7 @@ async def test_usage_and_cost_come_back_with_the_entry(log: Store) -> None:
     assert (entry.cost_micros, entry.usage) == (12_345, Usage(input_tokens=20, output_tokens=10))
 
 
-async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_still_find_it(
-    log: Store, tmp_path: Path
-) -> None:
+async def test_an_erased_entry_leaves_the_index_but_filters_still_find_it(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["keep this xylophone", "erase that zeppelin"])
         await index_new_entries(log)
@@ -252,7 +248,7 @@ async def test_the_words_of_an_erased_entry_are_gone_from_the_index_and_filters_
     assert b"xylophone" in raw
 
 
-async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_path: Path) -> None:
+async def test_finds_an_entry_whose_type_comes_from_a_newer_version(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a"])
         db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
@@ -268,7 +264,7 @@ async def test_an_entry_of_a_type_of_a_newer_program_is_found(log: Store, tmp_pa
         assert await seqs(log, LogQuery(search="trombone")) == [2]
 
 
-async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: Store, tmp_path: Path) -> None:
+async def test_follows_the_entries_of_all_processes_in_order_and_filtered(log: Store, tmp_path: Path) -> None:
     write_other = (
         "import sys, anyio\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[2])\n"
         "from ava_audit.store.store import Store\nfrom support.log import write_texts\n"
@@ -294,7 +290,7 @@ async def test_follow_yields_what_any_process_writes_in_order_and_filtered(log: 
     assert got == ["wanted one", "wanted two", "wanted three"]
 
 
-async def test_following_from_an_entry_on_brings_what_came_after_it(log: Store) -> None:
+async def test_following_from_an_entry_returns_later_entries(log: Store) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a", "b", "c"])
         seen: list[int] = []
@@ -305,6 +301,6 @@ async def test_following_from_an_entry_on_brings_what_came_after_it(log: Store) 
         assert seen == [2, 3]
 
 
-def test_a_query_is_a_value() -> None:
+def test_a_query_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         LogQuery().limit = 1  # type: ignore[misc]

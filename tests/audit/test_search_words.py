@@ -92,7 +92,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BlockingPort
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(parts=st.lists(stored, min_size=1, max_size=8), odd=st.lists(words, max_size=3), data=st.data())
-def test_any_word_of_an_entry_finds_it(
+def test_finds_an_entry_by_any_of_its_words(
     parts: list[str], odd: list[str], data: st.DataObject, log: tuple[BlockingPortal, Store]
 ) -> None:
     portal, store = log
@@ -112,7 +112,7 @@ def test_any_word_of_an_entry_finds_it(
 
 @settings(max_examples=100, deadline=None)
 @given(typed=st.lists(st.one_of(words, st.sampled_from([" ", "\n", '"', "("])), max_size=40).map("".join))
-def test_whatever_is_typed_is_no_error(typed: str, log: tuple[BlockingPortal, Store]) -> None:
+def test_accepts_any_search_text(typed: str, log: tuple[BlockingPortal, Store]) -> None:
     portal, store = log
     portal.call(search, store, LogQuery(search=typed, limit=3))
 
@@ -121,7 +121,7 @@ def test_whatever_is_typed_is_no_error(typed: str, log: tuple[BlockingPortal, St
 @pytest.mark.parametrize(
     "unit", ["a", "a ", "w1 w2 ", "的", "研究", "😀", "a-", "(", '"', "NEAR(", "\x00", "\ud800", "é", "हि", "֍", "- "]
 )
-def test_ten_thousand_characters_are_a_search_that_ends_soon(unit: str, tmp_path: Path) -> None:
+def test_a_search_for_ten_thousand_characters_ends_soon(unit: str, tmp_path: Path) -> None:
     typed = (unit * 10_000)[:10_000]
     text = " ".join([typed.replace("\ud800", "-")] * 20)
     with open_log(tmp_path) as (portal, store):
@@ -135,7 +135,7 @@ def test_ten_thousand_characters_are_a_search_that_ends_soon(unit: str, tmp_path
     assert found == ([] if unit in ("(", '"', "\x00", "\ud800", "- ") else [2, 1])
 
 
-def test_characters_that_only_sqlite_knows_or_only_python_are_words_as_sqlite_has_them(
+def test_splits_words_like_sqlite_where_unicode_versions_differ(
     log: tuple[BlockingPortal, Store],
 ) -> None:
     portal, store = log
@@ -147,7 +147,7 @@ def test_characters_that_only_sqlite_knows_or_only_python_are_words_as_sqlite_ha
 
 
 @pytest.mark.parametrize("field", ["agents", "users", "sessions", "runs"])
-def test_an_id_that_is_no_text_fits_nothing(field: str, log: tuple[BlockingPortal, Store]) -> None:
+def test_an_id_that_is_not_valid_text_matches_nothing(field: str, log: tuple[BlockingPortal, Store]) -> None:
     portal, store = log
     for wanted in ("half \ud83d", "\udcff", "\x00", "x" * 10_000):
         asked: dict[str, Any] = {field: (wanted,)}
@@ -155,9 +155,7 @@ def test_an_id_that_is_no_text_fits_nothing(field: str, log: tuple[BlockingPorta
         assert page.entries == ()
 
 
-def test_a_search_that_takes_too_long_is_ended_and_leaves_nothing_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slow_search_is_stopped_and_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "SEARCH_S", 0.2)
     monkeypatch.setattr("ava_audit.text_index.LONGEST_PHRASE", 10**6)
     with open_log(tmp_path) as (portal, store):

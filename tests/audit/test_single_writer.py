@@ -105,11 +105,11 @@ def faults_of(name: str, source: str) -> list[str]:
     ]
 
 
-def test_sql_that_writes_stands_in_five_files_only() -> None:
+def test_only_five_files_contain_sql_that_writes() -> None:
     assert [fault for path in SOURCES for fault in faults_of(name_of(path), path.read_text("utf-8"))] == []
 
 
-def test_what_holds_the_five_files_holds_them_still() -> None:
+def test_the_listed_files_still_contain_sql_that_writes() -> None:
     names = {name_of(path) for path in SOURCES}
     assert names >= WRITERS | IN_MEMORY
     assert all(writing_sql(path.read_text("utf-8")) for path in SOURCES if name_of(path) in WRITERS | IN_MEMORY)
@@ -130,7 +130,7 @@ def test_what_holds_the_five_files_holds_them_still() -> None:
         '"""\nWITH a AS (SELECT 1)\nINSERT INTO b SELECT * FROM a"""',
     ],
 )
-def test_a_statement_that_writes_is_recognised_however_it_is_written(source: str) -> None:
+def test_recognises_a_write_statement_in_any_form(source: str) -> None:
     assert writing_sql(source)
 
 
@@ -143,7 +143,7 @@ def test_a_statement_that_writes_is_recognised_however_it_is_written(source: str
         'db.execute("PRAGMA data_version")',
     ],
 )
-def test_what_only_reads_is_not_taken_for_writing(source: str) -> None:
+def test_does_not_take_a_read_for_a_write(source: str) -> None:
     assert not writing_sql(source)
 
 
@@ -209,7 +209,7 @@ READS = re.compile(r"SELECT|WITH|PRAGMA|BEGIN$|COMMIT|ROLLBACK|--", re.IGNORECAS
 """What stands behind `--` is what SQLite itself does for a statement: triggers, the tables of the text index."""
 
 
-def test_only_the_writer_thread_and_the_opening_write_and_every_other_connection_cannot(tmp_path: Path) -> None:
+def test_only_the_writer_thread_and_the_opening_connection_can_write(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(TESTS), "AVA_DATA_ROOT": str(tmp_path / "data")}
     done = subprocess.run(
         child(WATCHED, tmp_path), env=env, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path

@@ -67,7 +67,7 @@ async def in_one_batch(log: Store, *commands: store.Command[int]) -> list[int | 
     return answers
 
 
-async def test_an_acknowledged_entry_is_on_the_disk_with_its_header_and_content(tmp_path: Path) -> None:
+async def test_stores_an_acknowledged_entry_with_its_header_and_content(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write(log, said("hello"))
@@ -77,7 +77,7 @@ async def test_an_acknowledged_entry_is_on_the_disk_with_its_header_and_content(
     assert (tmp_path / "ava.db").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_command_reads_the_state_that_earlier_commands_of_its_batch_left(tmp_path: Path) -> None:
+async def test_a_command_sees_the_state_left_by_earlier_commands_of_its_batch(tmp_path: Path) -> None:
     def count(view: View, _now: int) -> Outcome[int]:
         return Outcome(view.head(), (said("one more"),))
 
@@ -86,7 +86,7 @@ async def test_a_command_reads_the_state_that_earlier_commands_of_its_batch_left
             assert await in_one_batch(log, count, count, count) == [0, 1, 2]
 
 
-async def test_a_command_that_raises_writes_nothing_and_the_rest_of_its_batch_commits(tmp_path: Path) -> None:
+async def test_a_command_that_raises_writes_nothing_while_the_rest_of_its_batch_commits(tmp_path: Path) -> None:
     def refuse(_view: View, _now: int) -> Outcome[int]:
         raise LookupError("no such thing")
 
@@ -98,7 +98,7 @@ async def test_a_command_that_raises_writes_nothing_and_the_rest_of_its_batch_co
             assert texts(await log.read(all_entries)) == ["a", "b"]
 
 
-async def test_events_of_which_one_is_too_large_are_refused_together(tmp_path: Path) -> None:
+async def test_one_oversized_event_rejects_all_events_of_its_command(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             with pytest.raises(EntryTooLarge, match="2,000,000"):
@@ -106,7 +106,7 @@ async def test_events_of_which_one_is_too_large_are_refused_together(tmp_path: P
             assert await log.read(View.head) == 0
 
 
-async def test_when_applying_one_command_fails_the_others_of_its_batch_are_run_one_by_one(
+async def test_runs_the_other_commands_one_by_one_when_one_fails_to_apply(
     tmp_path: Path,
 ) -> None:
     life = Life("S-aaaaaa")
@@ -128,7 +128,7 @@ async def test_when_applying_one_command_fails_the_others_of_its_batch_are_run_o
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_when_sqlite_has_rolled_back_by_itself_the_others_of_the_batch_are_written_once(tmp_path: Path) -> None:
+async def test_writes_the_other_commands_once_after_sqlite_rolled_back_by_itself(tmp_path: Path) -> None:
     def fail(view: View, _now: int) -> Outcome[int]:
         view._db.execute("ROLLBACK")  # as SQLite does where a disk is full, whatever the statement was
         raise sqlite3.OperationalError("database or disk is full")
@@ -142,7 +142,7 @@ async def test_when_sqlite_has_rolled_back_by_itself_the_others_of_the_batch_are
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_a_command_whose_error_no_future_takes_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_a_command_that_raises_stop_iteration_blocks_nobody(tmp_path: Path) -> None:
     def fail(_view: View, _now: int) -> Outcome[int]:
         return next(iter(()))  # StopIteration, as a search among candidates raises it that finds none
 
@@ -153,14 +153,14 @@ async def test_a_command_whose_error_no_future_takes_keeps_nobody_waiting(tmp_pa
     assert isinstance(error, RuntimeError) and "StopIteration" in str(error)
 
 
-async def test_commands_are_committed_in_the_order_in_which_they_came(tmp_path: Path) -> None:
+async def test_commits_commands_in_the_order_they_arrive(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await in_one_batch(log, *(writing(said(str(number))) for number in range(50)))
             assert texts(await log.read(all_entries)) == [str(number) for number in range(50)]
 
 
-async def test_commands_that_wait_together_share_one_commit(tmp_path: Path) -> None:
+async def test_waiting_commands_share_one_commit(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write(log, said("first"))
@@ -182,7 +182,7 @@ def frames(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
 
 
-async def test_an_entry_of_an_older_generation_is_refused(tmp_path: Path) -> None:
+async def test_rejects_an_entry_of_an_older_generation(tmp_path: Path) -> None:
     old, new = Life("S-aaaaaa"), Life("S-aaaaaa", generation=2)
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -195,7 +195,7 @@ async def test_an_entry_of_an_older_generation_is_refused(tmp_path: Path) -> Non
             assert texts(await log.read(all_entries))[-2:] == ["claimed by abc (start)", "yours"]
 
 
-async def test_nothing_is_written_for_a_run_that_has_ended(tmp_path: Path) -> None:
+async def test_writes_nothing_for_an_ended_run(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -204,9 +204,7 @@ async def test_nothing_is_written_for_a_run_that_has_ended(tmp_path: Path) -> No
                 await write(log, life.answered("from the grave"))
 
 
-async def test_a_command_that_the_store_did_not_take_in_time_never_runs_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_command_that_timed_out_never_runs_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ANSWER_S", 0.2)
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -223,9 +221,7 @@ async def test_a_command_that_the_store_did_not_take_in_time_never_runs_later(
             assert texts(await log.read(all_entries)) == ["after"]
 
 
-async def test_a_process_that_keeps_the_write_lock_makes_commands_fail_and_reads_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_held_write_lock_fails_commands_but_not_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = (
         "import sys, pathlib; from ava_audit.store.locks import WriteLock\n"
         "with WriteLock(pathlib.Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()\n"
@@ -247,7 +243,7 @@ async def test_a_process_that_keeps_the_write_lock_makes_commands_fail_and_reads
             assert texts(await log.read(all_entries)) == ["before", "after"]
 
 
-async def test_who_waits_when_the_store_is_closed_is_answered_then(tmp_path: Path) -> None:
+async def test_closing_the_store_answers_waiting_callers(tmp_path: Path) -> None:
     answers: list[BaseException] = []
 
     async def call(log: Store) -> None:
@@ -268,7 +264,7 @@ async def test_who_waits_when_the_store_is_closed_is_answered_then(tmp_path: Pat
     assert verify(tmp_path / "ava.db").entries == 0
 
 
-async def test_of_what_is_answered_nothing_is_kept(tmp_path: Path) -> None:
+async def test_keeps_no_reference_to_answered_commands(tmp_path: Path) -> None:
     def facts() -> Iterator[weakref.ref[UserMessage]]:
         """What is written, held by nobody here."""
         for number in range(50):
@@ -302,7 +298,7 @@ anyio.run(main)
 TESTS = Path(__file__).parent.parent
 
 
-async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_holds(tmp_path: Path) -> None:
+async def test_two_processes_appending_at_once_lose_nothing_and_keep_the_chain_valid(tmp_path: Path) -> None:
     async def append(name: str) -> None:
         async with await anyio.open_process(child(APPEND, tmp_path, name, "60", TESTS), stderr=None) as process:
             assert process.stdout is not None and process.stdin is not None
@@ -328,7 +324,7 @@ async def test_two_processes_that_append_at_once_lose_nothing_and_the_chain_hold
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_a_reading_whose_caller_is_cancelled_is_broken_off(tmp_path: Path) -> None:
+async def test_cancelling_the_caller_interrupts_a_read(tmp_path: Path) -> None:
     for_ever = "WITH RECURSIVE n (i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     begun, ended = threading.Event(), threading.Event()
 
@@ -354,7 +350,7 @@ async def test_a_reading_whose_caller_is_cancelled_is_broken_off(tmp_path: Path)
             assert await log.read(View.head) == 0
 
 
-async def test_newer_than_sees_what_another_process_committed(tmp_path: Path) -> None:
+async def test_waits_for_an_entry_committed_by_another_process(tmp_path: Path) -> None:
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             async with await anyio.open_process(child(APPEND, tmp_path, "other", "1", TESTS), stderr=None) as process:
@@ -364,7 +360,7 @@ async def test_newer_than_sees_what_another_process_committed(tmp_path: Path) ->
             assert texts(await log.read(all_entries)) == ["other 0"]
 
 
-async def test_a_store_stops_writing_when_a_newer_program_has_migrated_the_database(tmp_path: Path) -> None:
+async def test_stops_writing_after_a_newer_program_migrated_the_database(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write(log, said("before"))
@@ -377,7 +373,7 @@ async def test_a_store_stops_writing_when_a_newer_program_has_migrated_the_datab
             assert texts(await log.read(all_entries)) == ["before"]
 
 
-async def test_entries_can_be_neither_deleted_nor_changed_but_erased(tmp_path: Path) -> None:
+async def test_entries_cannot_be_deleted_or_changed_but_can_be_erased(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write(log, said("hello"), said("keep"))
@@ -404,7 +400,7 @@ async def test_entries_can_be_neither_deleted_nor_changed_but_erased(tmp_path: P
     assert texts([kept]) == ["keep"]
 
 
-async def test_a_lone_surrogate_is_stored_replaced_instead_of_losing_the_entry(tmp_path: Path) -> None:
+async def test_replaces_a_lone_surrogate_instead_of_losing_the_entry(tmp_path: Path) -> None:
     fact = AssistantMessage(text="cut \ud83d here", raw={"a": "\udc00"})
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -414,7 +410,7 @@ async def test_a_lone_surrogate_is_stored_replaced_instead_of_losing_the_entry(t
     assert verify(tmp_path / "ava.db").ok
 
 
-async def test_what_is_posted_is_written_without_waiting_and_before_the_store_closes(tmp_path: Path) -> None:
+async def test_writes_posted_commands_without_waiting_and_before_closing(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             log.post(writing(said("posted")))
@@ -425,7 +421,7 @@ async def test_what_is_posted_is_written_without_waiting_and_before_the_store_cl
     assert live is not None and live[0] == "reading"
 
 
-async def test_what_runs_do_this_second_is_written_with_the_next_command_or_soon(tmp_path: Path) -> None:
+async def test_writes_live_activity_with_the_next_command_or_soon_after(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             log.set_live("S-aaaaaa", "reading")
@@ -446,7 +442,7 @@ async def test_a_closed_store_refuses_commands(tmp_path: Path) -> None:
             await write(log, said("late"))
 
 
-async def test_a_caller_that_is_cancelled_leaves_the_writer_whole(tmp_path: Path) -> None:
+async def test_a_cancelled_caller_leaves_the_writer_working(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             go_on = hold_the_writer(log)
@@ -476,14 +472,14 @@ async def test_a_checkpoint_empties_the_write_ahead_log_unless_a_reader_needs_it
             await write(log, said("and on"))
 
 
-async def test_a_file_that_is_no_database_is_refused_by_name(tmp_path: Path) -> None:
+async def test_refuses_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "ava.db").write_bytes(b"not a database, but long enough to look at " * 50)
     with pytest.raises(StoreUnavailable, match="cannot be opened"):
         async with Store.open(tmp_path):
             pass
 
 
-async def test_a_data_root_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+async def test_refuses_a_data_root_that_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for root in (tmp_path / "file", tmp_path / "missing"):
         with pytest.raises(DataRootRefused, match="not a folder"):
@@ -517,7 +513,7 @@ MOUNTS = """\
         ("/homestead", None),
     ],
 )
-async def test_a_network_file_system_is_refused_and_named(
+async def test_recognises_a_network_file_system_by_its_mount(
     folder: str, kind: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = tmp_path / "mountinfo"
@@ -526,7 +522,7 @@ async def test_a_network_file_system_is_refused_and_named(
     assert locks.network_file_system(Path(folder)) == kind
 
 
-async def test_a_data_root_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refuses_a_data_root_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_text(f"1 0 0:1 / {tmp_path} rw - nfs server:/x rw\n")
     monkeypatch.setattr(locks, "_MOUNTS", table)

@@ -87,7 +87,7 @@ def brought_up_to_date(log: Log, tally: Tally) -> Tally:
 
 
 @given(st.lists(st.integers(min_value=1, max_value=12), max_size=8))
-def test_counting_on_comes_to_what_counting_at_once_comes_to(steps: list[int]) -> None:
+def test_incremental_counting_equals_counting_everything_at_once(steps: list[int]) -> None:
     events = [event for number in range(3) for event in lived(f"S-aaaaa{number}")]
     on = Tally(since=0)
     with closing(Log()) as log:
@@ -105,7 +105,7 @@ def test_counting_on_comes_to_what_counting_at_once_comes_to(steps: list[int]) -
     assert sum(counted.entries for counted in on.of("CostUpdate").values()) == 3
 
 
-def test_news_that_another_look_has_taken_up_are_not_taken_twice(log: Log) -> None:
+def test_does_not_count_the_same_entries_twice(log: Log) -> None:
     tally = Tally(since=0)
     log.add(*lived("S-aaaaaa"))
     news = count_new_entries(log.view, tally)
@@ -115,14 +115,14 @@ def test_news_that_another_look_has_taken_up_are_not_taken_twice(log: Log) -> No
     assert tally.counts == before
 
 
-def test_what_can_be_erased_counts_from_the_beginning_of_the_tally_and_the_rest_from_that_of_the_log(log: Log) -> None:
+def test_erasable_entries_count_from_the_tally_start_and_others_from_the_log_start(log: Log) -> None:
     log.add(*lived("S-aaaaaa"))
     tally = brought_up_to_date(log, Tally(since=log.head))
     assert not any(tally.of(name) for name in ERASABLE)
     assert tally.of("GuardrailTripped") and tally.of("SessionStart")
 
 
-def test_a_call_whose_words_were_erased_before_it_was_counted_still_counts(log: Log) -> None:
+def test_counts_a_call_whose_content_was_erased_before_counting(log: Log) -> None:
     log.add(*lived("S-aaaaaa"))
     log.erase("ToolResult")
     assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == {
@@ -130,7 +130,7 @@ def test_a_call_whose_words_were_erased_before_it_was_counted_still_counts(log: 
     }  # fmt: skip
 
 
-def test_what_was_done_about_a_run_is_no_tool_call_of_it(log: Log) -> None:
+def test_actions_on_a_run_do_not_count_as_its_tool_calls(log: Log) -> None:
     life = Life("S-aaaaaa")
     log.add(*lived("S-aaaaaa"))
     before = brought_up_to_date(log, Tally(since=0))
@@ -138,7 +138,7 @@ def test_what_was_done_about_a_run_is_no_tool_call_of_it(log: Log) -> None:
     assert brought_up_to_date(log, Tally(since=0)).of("ToolResult") == before.of("ToolResult")
 
 
-def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told(log: Log) -> None:
+def test_groups_runs_by_state_with_count_and_cost(log: Log) -> None:
     for number in range(3):
         log.add(*lived(f"S-aaaaa{number}"))
     waits = Life("S-bbbbbb")
@@ -156,7 +156,7 @@ def test_runs_are_added_up_with_what_they_took_and_what_goes_on_is_told(log: Log
     assert late.waiting.runs == 0, "nobody can approve what has expired"
 
 
-def test_a_look_reads_no_entry_that_was_counted_before(log: Log) -> None:
+def test_reads_no_entry_that_was_already_counted(log: Log) -> None:
     tally = Tally(since=0)
     log.add(*lived("S-aaaaaa"))
     brought_up_to_date(log, tally)

@@ -51,7 +51,7 @@ def fault_of(report: Report) -> tuple[str, int]:
     return report.faults[0].kind, report.faults[0].seq
 
 
-async def test_an_untouched_log_is_whole_and_its_head_is_told(path: Path) -> None:
+async def test_an_unchanged_log_verifies_and_reports_its_head(path: Path) -> None:
     report = verify(path)
     db = sqlite3.connect(path)
     head = db.execute("SELECT hash FROM events WHERE seq = 10").fetchone()[0]
@@ -60,7 +60,7 @@ async def test_an_untouched_log_is_whole_and_its_head_is_told(path: Path) -> Non
     assert report.ok
 
 
-async def test_an_empty_log_is_whole(tmp_path: Path) -> None:
+async def test_an_empty_log_verifies(tmp_path: Path) -> None:
     async with Store.open(tmp_path):
         pass
     assert verify(tmp_path / "ava.db") == Report(0, 0, GENESIS.hex(), (), True)
@@ -80,7 +80,7 @@ async def test_an_empty_log_is_whole(tmp_path: Path) -> None:
         ("hash", bytes(32)),
     ],
 )
-async def test_a_changed_entry_is_named(seq: int, column: str, value: Any, path: Path) -> None:
+async def test_reports_a_changed_entry(seq: int, column: str, value: Any, path: Path) -> None:
     with unguarded(path) as db:
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (value, seq))
     kind, where = fault_of(verify(path))
@@ -89,7 +89,7 @@ async def test_a_changed_entry_is_named(seq: int, column: str, value: Any, path:
 
 @pytest.mark.parametrize("renumbered", [False, True])
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (4, 4), (4, 6), (8, 9)])
-async def test_missing_entries_are_named(first: int, last: int, renumbered: bool, path: Path) -> None:
+async def test_reports_missing_entries(first: int, last: int, renumbered: bool, path: Path) -> None:
     with unguarded(path) as db:
         db.execute("DELETE FROM events WHERE seq BETWEEN ? AND ?", (first, last))
         if renumbered:
@@ -114,14 +114,14 @@ def insert(db: sqlite3.Connection, seq: int, *, hashed: bool) -> None:
 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("seq", [2, 5, 10])
-async def test_an_inserted_entry_is_named(seq: int, hashed: bool, path: Path) -> None:
+async def test_reports_an_inserted_entry(seq: int, hashed: bool, path: Path) -> None:
     with unguarded(path) as db:
         insert(db, seq, hashed=hashed)
     assert fault_of(verify(path)) == ("inserted", seq)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 2), (3, 4), (2, 9), (9, 10)])
-async def test_reordered_entries_are_named(one: int, other: int, path: Path) -> None:
+async def test_reports_reordered_entries(one: int, other: int, path: Path) -> None:
     with unguarded(path) as db:
         db.execute("UPDATE events SET seq = -seq WHERE seq IN (?, ?)", (one, other))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (other, -one))
@@ -129,7 +129,7 @@ async def test_reordered_entries_are_named(one: int, other: int, path: Path) -> 
     assert fault_of(verify(path)) == ("reordered", one)
 
 
-async def test_a_cut_tail_shows_only_against_a_head_that_was_noted(path: Path) -> None:
+async def test_a_cut_off_end_is_detected_only_against_a_known_head(path: Path) -> None:
     head = verify(path).head
     assert verify(path, head=head.upper()).ok
     with unguarded(path) as db:
@@ -140,14 +140,14 @@ async def test_a_cut_tail_shows_only_against_a_head_that_was_noted(path: Path) -
     assert "cut off" in fault.text
 
 
-async def test_an_older_head_is_still_in_a_log_that_has_grown(path: Path) -> None:
+async def test_finds_an_older_head_in_a_log_that_has_grown(path: Path) -> None:
     head = verify(path).head
     async with Store.open(path.parent) as log:
         await write_texts(log, ["more"])
     assert verify(path, head=head).ok
 
 
-async def test_from_a_noted_entry_on_only_what_follows_is_checked(path: Path) -> None:
+async def test_verifying_since_a_known_entry_checks_only_later_entries(path: Path) -> None:
     with unguarded(path) as db:
         db.execute("UPDATE events SET user_id = 'eve' WHERE seq = 2")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
@@ -159,7 +159,7 @@ async def test_from_a_noted_entry_on_only_what_follows_is_checked(path: Path) ->
         verify(path, head="pirate")
 
 
-async def test_a_head_counts_only_where_it_was_checked(path: Path) -> None:
+async def test_a_head_counts_only_within_the_checked_range(path: Path) -> None:
     with unguarded(path) as db:
         hashes = [row[0].hex() for row in db.execute("SELECT hash FROM events ORDER BY seq")]
     assert verify(path, head=GENESIS.hex()).ok, "every log has grown from an empty one"
@@ -173,7 +173,7 @@ async def test_a_head_counts_only_where_it_was_checked(path: Path) -> None:
 
 
 @pytest.mark.parametrize("seq", [0, -7])
-async def test_an_entry_before_the_first_is_named(seq: int, path: Path) -> None:
+async def test_reports_an_entry_before_the_first(seq: int, path: Path) -> None:
     with unguarded(path) as db:
         columns = ENTRY_COLUMNS.removeprefix("seq, ")
         db.execute(f"INSERT INTO events (seq, {columns}) SELECT ?, {columns} FROM events WHERE seq = 4", (seq,))
@@ -181,7 +181,7 @@ async def test_an_entry_before_the_first_is_named(seq: int, path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", ["content", "user_id", "type", "model"])
-async def test_bytes_that_are_no_text_are_a_change_of_their_entry(column: str, path: Path) -> None:
+async def test_reports_invalid_utf8_as_a_changed_entry(column: str, path: Path) -> None:
     with unguarded(path) as db:
         db.execute(f"UPDATE events SET {column} = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 5")
     assert fault_of(verify(path)) == ("changed", 5)
@@ -192,7 +192,7 @@ async def test_bytes_that_are_no_text_are_a_change_of_their_entry(column: str, p
     assert verify(path, since=middle).ok
 
 
-async def test_a_projection_with_bytes_that_are_no_text_is_named(path: Path) -> None:
+async def test_reports_invalid_utf8_in_a_projection(path: Path) -> None:
     with unguarded(path) as db:
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
     assert [fault.kind for fault in verify(path).faults] == ["projection"]
@@ -200,7 +200,7 @@ async def test_a_projection_with_bytes_that_are_no_text_is_named(path: Path) -> 
 
 @pytest.mark.parametrize("value", [b"bytes", 7, None, 1.5])
 @pytest.mark.parametrize("column", ["content", "hash", "content_sha", "user_id"])
-async def test_a_table_that_takes_values_of_any_kind_hides_nothing(column: str, value: object, path: Path) -> None:
+async def test_a_table_without_strict_types_hides_no_changes(column: str, value: object, path: Path) -> None:
     with unguarded(path) as db:
         db.execute("ALTER TABLE events RENAME TO strict_events")
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
@@ -213,7 +213,7 @@ async def test_a_table_that_takes_values_of_any_kind_hides_nothing(column: str, 
         assert fault_of(verify(path)) == ("changed", 3)
 
 
-async def test_a_damaged_file_is_a_fault_that_says_from_where_on(tmp_path: Path) -> None:
+async def test_reports_where_a_damaged_file_becomes_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "ava.db"
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["x" * 500] * 200)
@@ -234,19 +234,19 @@ async def test_a_damaged_file_is_a_fault_that_says_from_where_on(tmp_path: Path)
     assert f"from entry {report.entries + 1} on" in fault.text
 
 
-async def test_verifying_makes_nothing_and_leaves_the_log_as_it_was(path: Path) -> None:
+async def test_verifying_creates_no_files_and_leaves_the_log_unchanged(path: Path) -> None:
     before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
     assert verify(path).ok
     assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
 
 
-async def test_how_far_it_is_is_told(path: Path) -> None:
+async def test_reports_progress(path: Path) -> None:
     told: list[tuple[int, int]] = []
     verify(path, on_progress=lambda done, of: told.append((done, of)))
     assert told == [(3, 10), (6, 10), (9, 10), (10, 10)]
 
 
-async def test_an_erased_transcript_verifies_and_an_erased_fact_does_not(tmp_path: Path) -> None:
+async def test_an_erased_transcript_verifies_but_an_erased_fact_does_not(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     path = tmp_path / "ava.db"
     with anyio.fail_after(5):
@@ -270,7 +270,7 @@ TAMPERED: dict[str, Callable[[sqlite3.Connection], object]] = {
 
 
 @pytest.mark.parametrize("text", TAMPERED)
-async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_compared(text: str, tmp_path: Path) -> None:
+async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(text: str, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life("S-aaaaaa").whole())
@@ -284,7 +284,7 @@ async def test_a_changed_projection_is_named_with_the_entry_at_which_it_was_comp
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_change_of_any_byte_of_an_entry_is_found(data: st.DataObject, whole_log: bytes, tmp_path: Path) -> None:
+def test_detects_a_change_of_any_byte_of_an_entry(data: st.DataObject, whole_log: bytes, tmp_path: Path) -> None:
     path = tmp_path / "changed.db"
     path.write_bytes(whole_log)
     seq = data.draw(st.integers(1, 11))
@@ -311,7 +311,7 @@ def test_a_change_of_any_byte_of_an_entry_is_found(data: st.DataObject, whole_lo
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seq=st.integers(1, 11), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_change_of_any_bit_of_an_entry_in_the_file_itself_is_found_and_the_entry_named(
+def test_detects_any_flipped_bit_in_the_file_and_names_the_entry(
     seq: int, place: float, bit: int, whole: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "changed.db"
@@ -352,7 +352,7 @@ def whole_log(tmp_path: Path) -> bytes:
     return (tmp_path / "ava.db").read_bytes()
 
 
-async def test_a_log_that_is_written_meanwhile_is_checked_to_its_end(tmp_path: Path) -> None:
+async def test_verifies_a_log_that_is_being_written(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["x"] * 50)
@@ -365,7 +365,7 @@ async def test_a_log_that_is_written_meanwhile_is_checked_to_its_end(tmp_path: P
             assert verify(log.path).entries == 50 + 20 * 11
 
 
-async def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
+async def test_reports_a_missing_log_and_a_file_that_is_not_a_log(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="there is no log"):
         verify(tmp_path / "ava.db")
     (tmp_path / "ava.db").write_bytes(b"garbage" * 1000)
@@ -391,7 +391,7 @@ async def test_what_is_no_log_is_said_so(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_a_trigger_that_is_not_as_it_was_made_is_a_fault_of_a_whole_chain(
+async def test_reports_a_changed_trigger_even_if_the_chain_is_valid(
     statements: list[str], told: list[str], path: Path
 ) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
@@ -418,7 +418,7 @@ RUN_ALONE = (
         ("UPDATE configs SET config = '{}'", "configs S-aaaaaa differs from the log in config"),
     ],
 )
-async def test_a_run_is_compared_table_by_table(statement: str, told: str, tmp_path: Path) -> None:
+async def test_compares_a_run_table_by_table(statement: str, told: str, tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         await write_each(log, Life("S-aaaaaa").whole())
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
@@ -427,7 +427,7 @@ async def test_a_run_is_compared_table_by_table(statement: str, told: str, tmp_p
     assert fault.kind == "projection" and told in fault.text
 
 
-async def test_an_entry_whose_content_is_not_what_its_type_has_is_a_fault_also_where_nothing_follows_from_it(
+async def test_reports_content_that_does_not_match_the_event_type(
     path: Path,
 ) -> None:
     with unguarded(path) as db:
@@ -442,7 +442,7 @@ async def test_an_entry_whose_content_is_not_what_its_type_has_is_a_fault_also_w
     assert (fault.kind, fault.seq) == ("changed", 10) and "is unchanged, but cannot be applied" in fault.text
 
 
-async def test_words_that_were_taken_out_without_an_erasure_on_record_are_a_fault(tmp_path: Path) -> None:
+async def test_reports_content_erased_without_a_record(tmp_path: Path) -> None:
     path = tmp_path / "ava.db"
     async with Store.open(tmp_path) as log:
         await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
@@ -454,7 +454,7 @@ async def test_words_that_were_taken_out_without_an_erasure_on_record_are_a_faul
     assert (fault.kind, "the content of an entry was erased without a record" in fault.text) == ("erased", True)
 
 
-async def test_a_copy_of_an_earlier_entry_is_named_by_its_place_and_what_it_copies(path: Path) -> None:
+async def test_reports_a_copied_entry_with_its_position_and_source(path: Path) -> None:
     for at, of in ((6, 2), (11, 10)):
         with unguarded(path) as db:
             renumber(db, at, 1)
@@ -471,7 +471,7 @@ async def test_a_copy_of_an_earlier_entry_is_named_by_its_place_and_what_it_copi
 
 
 @pytest.mark.parametrize("table", ["events", "runs", "configs", "budgets", "live", "words"])
-async def test_a_table_that_is_gone_is_a_fault_and_its_name_is_told(table: str, path: Path) -> None:
+async def test_reports_a_removed_table_by_name(table: str, path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("DROP TRIGGER events_keep" if table == "events" else "SELECT 1")
         db.execute(f"DROP TABLE {table}")
@@ -480,7 +480,7 @@ async def test_a_table_that_is_gone_is_a_fault_and_its_name_is_told(table: str, 
     assert f"the table {table} was removed" in " ".join(fault.text for fault in faults)
 
 
-async def test_what_the_files_have_last_the_log_must_have(path: Path) -> None:
+async def test_reports_mirrored_entries_that_are_missing_from_the_log(path: Path) -> None:
     logs = path.parent / "logs"
     async with Store.open(path.parent) as log:
         await write_each(log, Life("S-aaaaaa").whole())

@@ -43,7 +43,7 @@ def text_of(lines: list[bytes]) -> str:
     return fault.text
 
 
-def test_a_whole_export_is_a_chain_without_gaps(lines: list[bytes]) -> None:
+def test_a_complete_export_verifies_without_gaps(lines: list[bytes]) -> None:
     report = check(lines)
     assert (report.ok, report.entries, report.seq, report.gaps) == (True, 13, 13, 0)
     assert report.head == json.loads(lines[-1])["hash"]
@@ -53,7 +53,7 @@ def test_a_whole_export_is_a_chain_without_gaps(lines: list[bytes]) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
-def test_a_change_of_any_byte_is_found(data: st.DataObject, lines: list[bytes]) -> None:
+def test_detects_a_change_of_any_byte(data: st.DataObject, lines: list[bytes]) -> None:
     number = data.draw(st.integers(0, len(lines) - 1))
     line = bytearray(lines[number])
     place = data.draw(st.integers(0, len(line) - 2))
@@ -63,7 +63,7 @@ def test_a_change_of_any_byte_is_found(data: st.DataObject, lines: list[bytes]) 
     assert report.faults[0].text.startswith(f"line {number + 1}: ")
 
 
-def test_what_is_added_to_a_line_is_found(lines: list[bytes]) -> None:
+def test_detects_additions_to_a_line(lines: list[bytes]) -> None:
     line = lines[0]
     for other in (
         line.replace(b"}\n", b',"content":{"text":"forged","kind":"message"}}\n'),  # what jq would show
@@ -78,7 +78,7 @@ def test_what_is_added_to_a_line_is_found(lines: list[bytes]) -> None:
         assert line_fault(other) is not None, other
 
 
-def test_a_content_that_was_taken_out_is_found_where_none_is_ever_erased(lines: list[bytes]) -> None:
+def test_detects_removed_content_of_types_that_are_never_erased(lines: list[bytes]) -> None:
     for line in lines:
         value = json.loads(line)
         content = json.dumps(value["content"], ensure_ascii=False, separators=(",", ":")).encode()
@@ -88,7 +88,7 @@ def test_a_content_that_was_taken_out_is_found_where_none_is_ever_erased(lines: 
         assert (line_fault(bare) is None) == erasable, value["eventType"]
 
 
-def test_missing_repeated_and_moved_lines_of_a_file(lines: list[bytes]) -> None:
+def test_counts_missing_lines_and_reports_repeated_and_moved_ones(lines: list[bytes]) -> None:
     assert check(lines[3:]).ok, "a part of the log is a file too"
     gap = check([*lines[:4], *lines[6:]])
     assert (gap.ok, gap.gaps) == (True, 1), "a file alone cannot tell why: it is counted"
@@ -96,7 +96,7 @@ def test_missing_repeated_and_moved_lines_of_a_file(lines: list[bytes]) -> None:
     assert "entry 4 comes after entry 5" in text_of([*lines[:3], lines[4], lines[3], *lines[5:]])
 
 
-def test_a_line_of_another_log_does_not_follow(lines: list[bytes], tmp_path: Path) -> None:
+def test_reports_a_line_of_another_log(lines: list[bytes], tmp_path: Path) -> None:
     other = anyio.run(exported, tmp_path, [said(f"another {number}") for number in range(13)])
     assert "entry 6 does not follow" in text_of([*lines[:5], other[5]])
     first = json.loads(other[0])
@@ -112,11 +112,11 @@ def test_a_line_of_another_log_does_not_follow(lines: list[bytes], tmp_path: Pat
     ],
     ids=range(12),
 )  # fmt: skip
-def test_what_is_no_line_of_a_log_is_one_fault(line: bytes, lines: list[bytes]) -> None:
+def test_reports_an_invalid_line_as_one_fault(line: bytes, lines: list[bytes]) -> None:
     report = check([*lines[:2], line])
     assert (report.ok, report.entries, len(report.faults)) == (False, 2, 1)
     assert len(report.faults[0].text) < 400
 
 
-def test_a_line_that_is_cut_off_is_said_to_be(lines: list[bytes]) -> None:
+def test_reports_a_line_that_is_cut_off(lines: list[bytes]) -> None:
     assert "line 3: it is cut off; if a server is writing the file, try again" in text_of([*lines[:2], lines[2][:50]])

@@ -25,7 +25,7 @@ async def save(at: ToolContext, name: str, content: str) -> ToolOutput:
         return await SaveArtifact()(SaveArtifactArgs(name=name, content=content), at)
 
 
-async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: ToolContext) -> None:
+async def test_saves_an_artifact_and_returns_its_size_and_digest(at: ToolContext) -> None:
     got = await save(at, "prices.csv", "a,b\n1,ü\n")
     digest = hashlib.sha256("a,b\n1,ü\n".encode()).hexdigest()
     assert got.text == f"saved prices.csv: 9 bytes, sha256 {digest}"
@@ -42,14 +42,14 @@ async def test_an_artifact_is_saved_and_answered_with_size_and_digest(at: ToolCo
         *("nul.txt", "x" * 101, "-rf", "~root"),
     ],
 )
-async def test_a_name_that_is_no_plain_file_name_is_refused(at: ToolContext, name: str) -> None:
+async def test_rejects_invalid_file_names(at: ToolContext, name: str) -> None:
     with pytest.raises(AccessRefused):
         await save(at, name, "x")
     assert at.artifacts is not None
     assert not at.artifacts.entries()
 
 
-async def test_size_and_number_are_bounded(at: ToolContext) -> None:
+async def test_limits_the_size_and_number_of_artifacts(at: ToolContext) -> None:
     with pytest.raises(ToolFailed, match="more than 1,000,000"):
         await save(at, "big.txt", "ü" * 500_001)
     for number in range(20):
@@ -59,7 +59,7 @@ async def test_size_and_number_are_bounded(at: ToolContext) -> None:
     await save(at, "3.txt", "replaced")
 
 
-async def test_names_that_differ_only_in_case_and_half_characters_are_refused(at: ToolContext) -> None:
+async def test_rejects_names_that_differ_only_in_case_and_lone_surrogates(at: ToolContext) -> None:
     await save(at, "Report.md", "x")
     with pytest.raises(ToolFailed, match=r"Report\.md"):
         await save(at, "report.md", "x")
@@ -67,6 +67,6 @@ async def test_names_that_differ_only_in_case_and_half_characters_are_refused(at
         await save(at, "a.txt", "\ud800")
 
 
-async def test_without_a_folder_the_tool_says_so() -> None:
+async def test_reports_that_the_run_has_no_artifacts_folder() -> None:
     with pytest.raises(ToolFailed, match="no folder for artifacts"):
         await save(ToolContext(), "a.txt", "x")

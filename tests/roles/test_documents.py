@@ -89,7 +89,7 @@ def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
-def test_one_wide_row_makes_no_other_row_longer() -> None:
+def test_one_wide_row_does_not_widen_other_rows() -> None:
     wide = b",".join([b"h"] * 20_000) + b"\n" + b"a\n" * 2_000  # 44 kB, which gave 120 MB
     with bounded():
         text = documents.read_csv(wide)
@@ -98,7 +98,7 @@ def test_one_wide_row_makes_no_other_row_longer() -> None:
     assert text.endswith("\n(only the first 200 columns are shown)\n(1 more rows are not shown)")
 
 
-def test_a_table_has_200_columns_2000_rows_and_a_million_characters_at_most() -> None:
+def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> None:
     with bounded():
         text = documents.render_table(["x" * 1_000] * 300 for _ in range(3_000))
     lines = text.splitlines()
@@ -108,13 +108,13 @@ def test_a_table_has_200_columns_2000_rows_and_a_million_characters_at_most() ->
     assert lines[-2:] == ["(only the first 200 columns are shown)", "(cut here: the rest is too long to read)"]
 
 
-def test_a_table_of_the_largest_size_is_shown_whole_and_says_nothing_of_cuts() -> None:
+def test_shows_a_table_of_the_maximum_size_without_a_note_about_cuts() -> None:
     text = documents.render_table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
     assert text.count("\n") == 2_000
     assert "| 1999.19 |" in text.splitlines()[-1]
 
 
-def test_reading_stops_where_nothing_more_is_shown() -> None:
+def test_stops_reading_rows_when_no_more_are_shown() -> None:
     taken = 0
 
     def rows() -> Iterator[list[str]]:
@@ -129,12 +129,12 @@ def test_reading_stops_where_nothing_more_is_shown() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ['"' * 8_192, ',"' * 4_096, "," * 2_000_000, "a,b\n" * 1_000_000])
-def test_odd_csv_files_are_read_in_bounded_time_and_memory(text: str) -> None:
+def test_reads_unusual_csv_files_in_bounded_time_and_memory(text: str) -> None:
     with bounded(100):
         assert len(documents.read_csv(text.encode())) < 100_000
 
 
-def test_only_the_beginning_of_a_large_csv_is_looked_at() -> None:
+def test_reads_only_the_beginning_of_a_large_csv() -> None:
     assert "(only the first 4,000,000 characters were looked at)" in documents.read_csv(b"aaa,bbb\n" * 600_000)
 
 
@@ -142,7 +142,7 @@ def test_only_the_beginning_of_a_large_csv_is_looked_at() -> None:
 
 
 @pytest.mark.slow
-def test_a_sheet_is_as_large_as_what_stands_in_it_whatever_it_claims() -> None:
+def test_ignores_the_size_that_a_sheet_claims() -> None:
     rows = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="B1048576"><v>2</v></c></row>'
     near = '<row r="1"><c r="A1"><v>1</v></c></row><row r="9000"><c r="B9000"><v>2</v></c></row>'
     claims = '<dimension ref="A1:XFD1048576"/>'
@@ -153,7 +153,7 @@ def test_a_sheet_is_as_large_as_what_stands_in_it_whatever_it_claims() -> None:
     assert text == "## Sheet Sheet\n\n| 1 |\n|---|\n|  | 2 |\n\n## Sheet Second\n\n| second |\n|---|"
 
 
-def test_the_sheets_of_a_workbook_share_the_room_and_what_is_left_out_is_counted() -> None:
+def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> None:
     cell = f'<c t="inlineStr"><is><t>{"x" * 500}</t></is></c>'
     text = documents.read_xlsx(workbook(SHEET % ("", f"<row>{cell * 150}</row>" * 40)))
     assert len(text) < 1_200_000
@@ -177,7 +177,7 @@ def test_the_sheets_of_a_workbook_share_the_room_and_what_is_left_out_is_counted
         ("sheet1.xml", '<!DOCTYPE a [<!ENTITY b "bb">]><a>&b;</a>', "a document type of its own"),
     ],
 )
-def test_a_part_that_would_fill_the_memory_is_refused_before_it_is_built_up(part: str, text: str, because: str) -> None:
+def test_refuses_an_oversized_part_before_parsing_it(part: str, text: str, because: str) -> None:
     bomb = workbook(text, part)
     assert len(bomb) < 800_000
     with bounded(), pytest.raises(ToolFailed, match=because):
@@ -185,12 +185,12 @@ def test_a_part_that_would_fill_the_memory_is_refused_before_it_is_built_up(part
 
 
 @pytest.mark.slow
-def test_a_sheet_has_two_million_elements_at_most() -> None:
+def test_refuses_a_sheet_of_more_than_two_million_elements() -> None:
     with pytest.raises(ToolFailed, match="more than 2,000,000 elements in one part"):
         documents.read_xlsx(workbook(SHEET % ("", "<row/>" * 2_000_000)))
 
 
-def test_a_part_in_utf_16_is_counted_too() -> None:
+def test_counts_the_elements_of_utf_16_parts_too() -> None:
     text = "<?xml version='1.0' encoding='utf-16'?><a>" + "<b/>" * 600_000 + "</a>"
     bomb = replaced(workbook(), "styles.xml", text.encode("utf-16"))
     with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
@@ -211,12 +211,12 @@ WIDE = '<w:gridSpan w:val="900000000"/>'
         (f"<w:tr>{CELL % '' * 300}</w:tr>", "(only the first 200 columns are shown)"),
     ],
 )
-def test_cells_of_a_table_count_once_however_far_they_claim_to_reach(rows: str, shown: str) -> None:
+def test_counts_a_table_cell_once_whatever_span_it_claims(rows: str, shown: str) -> None:
     with bounded():
         assert documents.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).endswith(shown)
 
 
-def test_a_document_of_too_many_parts_is_refused_and_one_that_is_too_long_is_cut() -> None:
+def test_refuses_a_document_of_too_many_elements_and_truncates_a_long_one() -> None:
     with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
         documents.read_docx(word("<w:p/>" * 600_000))
     paragraph = f"<w:p><w:r><w:t>{'words ' * 100_000}</w:t></w:r></w:p>"
@@ -238,12 +238,12 @@ def test_a_document_of_too_many_parts_is_refused_and_one_that_is_too_long_is_cut
         (lambda: pdf(b"[" * 400_000), "cannot be read"),
     ],
 )
-def test_a_page_that_unpacks_to_too_much_is_refused(made: Callable[[], bytes], because: str) -> None:
+def test_refuses_a_page_that_unpacks_to_too_much(made: Callable[[], bytes], because: str) -> None:
     with bounded(300, 30), pytest.raises(ToolFailed, match=because):
         documents.read_pdf(made())
 
 
-def test_the_text_of_one_page_is_cut() -> None:
+def test_truncates_the_text_of_a_long_page() -> None:
     [(number, text)] = documents.read_pdf(pdf(b"BT /F1 12 Tf (" + b"a" * 1_000_000 + b") Tj ET")).pages
     assert number == 1
     assert text == "a" * 200_000 + "\n(cut here: the page has more text)"
@@ -251,7 +251,7 @@ def test_the_text_of_one_page_is_cut() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", ["<p>a", "<a href=x>y</a>", "a<br>", "<div>", "<table><tr><td>a"])
-def test_a_page_of_a_million_tags_is_read_without_looking_for_its_article(piece: str) -> None:
+def test_reads_a_page_of_a_million_tags_without_extracting_its_article(piece: str) -> None:
     html = "<html><body>first words " + piece * (4_000_000 // len(piece))
     got = Response(200, "https://example.org/", {}, "text/html", html.encode(), truncated=False)
     with bounded(200):

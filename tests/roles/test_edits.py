@@ -60,7 +60,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
     tree.root.close()
 
 
-async def test_the_one_place_is_replaced_and_shown_with_its_lines(tree: Tree) -> None:
+async def test_replaces_a_single_match_and_shows_its_lines(tree: Tree) -> None:
     tree.put(b"import os\n\n\ndef f():\n    x = 1\n    return x\n")
     got = await tree.edit("    x = 1\n", "    x = 2\n    y = 3\n")
     assert tree.data() == b"import os\n\n\ndef f():\n    x = 2\n    y = 3\n    return x\n"
@@ -98,15 +98,13 @@ async def test_the_one_place_is_replaced_and_shown_with_its_lines(tree: Tree) ->
         (b"\n\n\n", "\n\n\n", "\n", b"\n"),
     ],
 )
-async def test_an_edit_changes_these_bytes_and_no_others(
-    tree: Tree, before: bytes, old: str, new: str, after: bytes
-) -> None:
+async def test_changes_only_the_edited_bytes(tree: Tree, before: bytes, old: str, new: str, after: bytes) -> None:
     tree.put(before)
     await tree.edit(old, new)
     assert tree.data() == after
 
 
-async def test_an_executable_stays_one(tree: Tree) -> None:
+async def test_keeps_a_file_executable(tree: Tree) -> None:
     tree.put(b"#!/bin/sh\nexit 1\n")
     (tree.path / "src/a.py").chmod(0o755)
     await tree.edit("exit 1", "exit 0")
@@ -114,7 +112,7 @@ async def test_an_executable_stays_one(tree: Tree) -> None:
     assert (tree.path / "src/a.py").stat().st_mode & 0o777 == 0o755
 
 
-async def test_several_places_are_named_with_their_lines_also_where_they_overlap(tree: Tree) -> None:
+async def test_reports_the_lines_of_several_matches_even_overlapping_ones(tree: Tree) -> None:
     tree.put(b"x = 1\ny = 2\nx = 1\n\nx = 1\n")
     said = await tree.not_edited("x = 1\n", "x = 2\n")
     assert "in 3 places, beginning in lines 1, 3, 5;" in said and "replace_all" in said
@@ -125,7 +123,7 @@ async def test_several_places_are_named_with_their_lines_also_where_they_overlap
     assert "1,000 places or more" in said and len(said) < 400
 
 
-async def test_all_places_are_replaced_from_the_beginning_on_and_where_is_told(tree: Tree) -> None:
+async def test_replaces_all_matches_from_the_start_and_reports_where(tree: Tree) -> None:
     tree.put(b"aaa b\r\n" + b"b\r\n" * 9)
     got = await tree.edit("aa", "c\nd", replace_all=True)
     assert tree.data().startswith(b"c\r\nda b\r\nb\r\n") and "1 place," in got.text
@@ -139,7 +137,7 @@ async def test_all_places_are_replaced_from_the_beginning_on_and_where_is_told(t
     assert "2 places, 1 line removed, 1 added" in (await tree.edit("a", "b", replace_all=True)).text
 
 
-async def test_an_edit_that_would_change_nothing_or_begins_at_nothing_is_refused(tree: Tree) -> None:
+async def test_rejects_an_edit_without_effect_or_without_a_search_text(tree: Tree) -> None:
     tree.put(b"a\r\nb\r\n")
     assert "the same" in await tree.not_edited("a", "a")
     assert "the same" in await tree.not_edited("a\r\nb", "a\nb")
@@ -158,7 +156,7 @@ async def test_an_edit_that_would_change_nothing_or_begins_at_nothing_is_refused
         (b"abc\xed\xa0\x80", "not UTF-8"),
     ],
 )
-async def test_what_is_no_text_of_ours_is_left_alone(tree: Tree, data: bytes, why: str) -> None:
+async def test_does_not_edit_files_that_are_not_plain_text(tree: Tree, data: bytes, why: str) -> None:
     tree.put(data)
     with pytest.raises(ToolFailed, match=why):
         await tree.edit("a", "b")
@@ -166,7 +164,7 @@ async def test_what_is_no_text_of_ours_is_left_alone(tree: Tree, data: bytes, wh
 
 
 @pytest.mark.parametrize(("text", "why"), [("a\0b", "zero byte"), ("a\ud800b", "half characters")])
-async def test_what_no_text_file_holds_is_not_written(tree: Tree, text: str, why: str) -> None:
+async def test_does_not_write_characters_that_no_text_file_contains(tree: Tree, text: str, why: str) -> None:
     tree.put(b"abc\n")
     assert why in await tree.not_edited("abc", text)
     assert "does not stand" in await tree.not_edited(text, "x")
@@ -175,7 +173,7 @@ async def test_what_no_text_file_holds_is_not_written(tree: Tree, text: str, why
     assert not (tree.path / "src/new.py").exists()
 
 
-async def test_what_stands_for_a_hidden_value_never_takes_its_place(tree: Tree) -> None:
+async def test_does_not_write_a_redaction_placeholder_over_the_hidden_value(tree: Tree) -> None:
     tree.put(b'KEY = "sk-something"\nNAME = "x"\n')
     said = await tree.not_edited('NAME = "x"\n', 'KEY = "[redacted:openai]"\n')
     assert "[redacted:openai] is no text of src/a.py" in said
@@ -186,7 +184,7 @@ async def test_what_stands_for_a_hidden_value_never_takes_its_place(tree: Tree) 
     assert tree.data() == b'assert "[redacted:X]" in said\n', "what the file has already is its own"
 
 
-async def test_outside_of_the_namespace_nothing_is_changed_and_nothing_shown(tree: Tree) -> None:
+async def test_changes_and_shows_nothing_outside_the_namespace(tree: Tree) -> None:
     tree.put(b"a\n", "README.md")
     for act in (tree.edit("a", "b", "README.md"), tree.write("b", "README.md"), tree.write("b", "../new")):
         with pytest.raises(AccessRefused, match="outside of"):
@@ -201,15 +199,13 @@ LINES = st.text(st.sampled_from("ab \n\r\t\ufeff\u2028\u00e4\x0c"), max_size=30)
 
 
 @given(LINES, st.booleans())
-def test_a_document_is_the_bytes_that_it_was_made_of(text: str, mark: bool) -> None:
+def test_parsing_a_document_preserves_its_bytes(text: str, mark: bool) -> None:
     data = (b"\xef\xbb\xbf" if mark else b"") + text.encode()
     assert Document.of(data).data() == data
 
 
 @given(LINES, LINES.filter(bool), LINES)
-def test_replacing_all_is_what_replacing_in_plain_text_is_and_keeps_every_other_end(
-    text: str, old: str, new: str
-) -> None:
+def test_replacing_all_equals_plain_replacement_and_keeps_other_line_endings(text: str, old: str, new: str) -> None:
     document, old, new = Document.of(text.encode()), normalize_line_ends(old), normalize_line_ends(new)
     edited, regions = document.replaced(document.apart(old), old, new)
     assert edited.text == document.text.replace(old, new)
@@ -254,14 +250,14 @@ def test_replacing_all_is_what_replacing_in_plain_text_is_and_keeps_every_other_
         (b"one = two + three\nfour = five\n", "one = two + three\nfour = six", "line 2 differs"),
     ],
 )
-async def test_the_nearest_place_says_how_it_differs(tree: Tree, data: bytes, old: str, says: str) -> None:
+async def test_the_nearest_match_explains_how_it_differs(tree: Tree, data: bytes, old: str, says: str) -> None:
     tree.put(data)
     said = await tree.not_edited(old, "z")
     assert says in said, said
     assert "Quote it exactly" in said
 
 
-async def test_three_places_at_most_are_shown_the_likest_first_with_their_lines(tree: Tree) -> None:
+async def test_shows_at_most_three_near_matches_best_first(tree: Tree) -> None:
     like = [f"total = price * amount + fee{number}" for number in range(6)]
     tree.put("\n".join(line for each in like for line in (each, *["pass"] * 20)).encode())
     said = await tree.not_edited("total  = price * amount + fee3", "z")
@@ -271,7 +267,7 @@ async def test_three_places_at_most_are_shown_the_likest_first_with_their_lines(
     assert "nor anything like it" in await tree.not_edited("   \n\t\n ", "z")
 
 
-async def test_a_part_of_a_long_line_is_found(tree: Tree) -> None:
+async def test_finds_a_near_match_within_a_long_line(tree: Tree) -> None:
     tree.put(b"a\nresult = call(first_name, second_name, third = compute(x, y), fourth = other_thing(z)) # why not\n")
     assert "\nline 2 " in await tree.not_edited("third = compute(x,y)", "z")
 
@@ -286,7 +282,7 @@ def grown(lines: int, seed: int = 1) -> list[str]:
     ]
 
 
-async def test_the_nearest_places_of_a_long_file_are_found_fast(tree: Tree) -> None:
+async def test_finds_near_matches_in_a_long_file_quickly(tree: Tree) -> None:
     lines = grown(20_000)
     tree.put("\n".join(lines).encode())
     wanted = "\n".join(lines[12_345:12_357]).replace("return", "retrun").replace("    ", "\t")
@@ -303,14 +299,14 @@ async def test_the_nearest_places_of_a_long_file_are_found_fast(tree: Tree) -> N
     assert time.monotonic() - began < 6, "2 s where nothing else runs"
 
 
-async def test_what_is_shown_stays_short_however_long_the_lines_are(tree: Tree) -> None:
+async def test_keeps_the_output_short_for_long_lines(tree: Tree) -> None:
     tree.put(("word " * 2_000 + "\n").encode() * 100)
     assert len(await tree.not_edited("word " * 1_000 + "wort\n" * 50, "z")) < 8_000
     got = await tree.edit("word " * 2_000 + "\n", "new " * 4_000 + "\n", replace_all=True)
     assert len(got.text) < 16_000
 
 
-async def test_a_result_above_two_megabytes_or_too_many_places_are_refused(tree: Tree) -> None:
+async def test_rejects_a_result_over_two_megabytes_or_with_too_many_matches(tree: Tree) -> None:
     tree.put(b"x, " * 1_000)
     assert "more than 2,000,000" in await tree.not_edited("x", "y" * 3_000, replace_all=True)
     tree.put(b"x" * 1_000_000)
@@ -320,14 +316,14 @@ async def test_a_result_above_two_megabytes_or_too_many_places_are_refused(tree:
 # -- write_file ------------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_file_is_written_with_its_folders(tree: Tree) -> None:
+async def test_writes_a_new_file_and_creates_its_folders(tree: Tree) -> None:
     got = await tree.write("one\ntwo", "src/new/deep/b.txt")
     assert tree.data("src/new/deep/b.txt") == b"one\ntwo"
     assert got.text == "wrote src/new/deep/b.txt: a new file, 2 lines, 7 bytes"
     assert (await tree.write("", "src/__init__.py")).text.endswith("a new file, 0 lines, 0 bytes")
 
 
-async def test_what_was_replaced_is_told_and_the_same_content_is_not_written_again(tree: Tree) -> None:
+async def test_shows_what_was_replaced_and_does_not_rewrite_equal_content(tree: Tree) -> None:
     tree.put(b"one\ntwo\nthree\n")
     got = await tree.write("one\n2\nthree\n")
     assert got.text.split("\n") == [
@@ -343,7 +339,7 @@ async def test_what_was_replaced_is_told_and_the_same_content_is_not_written_aga
     assert "[the file now ends without a line break]" in (await tree.write("one")).text
 
 
-async def test_line_endings_and_mark_of_the_file_that_was_there_stay(tree: Tree) -> None:
+async def test_keeps_the_line_endings_and_byte_order_mark_of_an_existing_file(tree: Tree) -> None:
     tree.put(b"\xef\xbb\xbfa\r\nb\r\n")
     got = await tree.write("a\nc\n")
     assert tree.data() == b"\xef\xbb\xbfa\r\nc\r\n" and "are kept" in got.text
@@ -355,13 +351,13 @@ async def test_line_endings_and_mark_of_the_file_that_was_there_stay(tree: Tree)
     assert tree.data() == b"x\r\ny\r\n", "who writes it wants it"
 
 
-async def test_in_the_place_of_what_is_no_text_its_size_is_told(tree: Tree) -> None:
+async def test_reports_the_size_of_replaced_binary_content(tree: Tree) -> None:
     tree.put(b"\x89PNG\0\x1a")
     assert "in the place of 6 bytes (it is binary)" in (await tree.write("text\n")).text
     assert tree.data() == b"text\n"
 
 
-async def test_too_much_is_not_written_and_what_is_too_large_not_replaced(tree: Tree) -> None:
+async def test_refuses_to_write_too_much_or_to_replace_too_large_a_file(tree: Tree) -> None:
     tree.put(b"x" * 2_000_001)
     with pytest.raises(ToolFailed, match="too large"):
         await tree.write("x")
@@ -370,7 +366,7 @@ async def test_too_much_is_not_written_and_what_is_too_large_not_replaced(tree: 
     assert not (tree.path / "src/b.py").exists()
 
 
-async def test_without_a_worktree_both_say_so() -> None:
+async def test_both_tools_report_a_missing_worktree() -> None:
     with pytest.raises(ToolFailed, match="no worktree"):
         await EditFile()(EditFileArgs(path="a", old="b", new="c"), ToolContext())
     with pytest.raises(ToolFailed, match="no worktree"):

@@ -96,7 +96,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_name_is_neither_written_nor_read(root: Root, name: str) -> None:
+def test_neither_writes_nor_reads_a_hostile_path(root: Root, name: str) -> None:
     for namespace in (".", "src"):
         with pytest.raises(ToolFailed) as refused:
             edits(root, namespace).write(name, b"overwritten")
@@ -107,7 +107,7 @@ def test_a_hostile_name_is_neither_written_nor_read(root: Root, name: str) -> No
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
-def test_a_device_is_neither_written_nor_read(root: Root) -> None:
+def test_neither_writes_nor_reads_a_device(root: Root) -> None:
     os.mknod(root.path / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
     for act in (lambda: edits(root).write("null", b"x"), lambda: edits(root).read("null")):
         with pytest.raises(AccessRefused, match="not a regular file"):
@@ -129,7 +129,7 @@ def test_a_device_is_neither_written_nor_read(root: Root) -> None:
         *((".git", True), (".gIt...", True), ("git~12", True), (".git:stream", True), (".git \u200e", True)),
     ],
 )
-def test_a_name_is_told_from_one_that_only_begins_like_git(name: str, is_git: bool) -> None:
+def test_distinguishes_git_names_from_similar_ones(name: str, is_git: bool) -> None:
     assert belongs_to_git(name) is is_git
 
 
@@ -145,7 +145,7 @@ def test_a_name_is_told_from_one_that_only_begins_like_git(name: str, is_git: bo
         (["../outside"], [], ["src/main.py", "outside/secret"]),
     ],
 )
-def test_what_is_in_the_namespace_is_written_and_all_else_is_refused_with_it(
+def test_allows_writes_only_in_the_namespace(
     root: Root, namespace: list[str], allowed: list[str], refused: list[str]
 ) -> None:
     own = edits(root, *namespace)
@@ -161,7 +161,7 @@ def test_what_is_in_the_namespace_is_written_and_all_else_is_refused_with_it(
         assert ((root.path / name).read_bytes() if (root.path / name).is_file() else None) == before
 
 
-def test_a_submodule_and_a_pointer_of_git_lfs_are_left_alone(root: Root) -> None:
+def test_leaves_submodules_and_git_lfs_pointers_unchanged(root: Root) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 5\n"
     (root.path / "big.bin").write_bytes(pointer)
     own = edits(root, submodules=("lib/other",))
@@ -174,7 +174,7 @@ def test_a_submodule_and_a_pointer_of_git_lfs_are_left_alone(root: Root) -> None
     assert own.read("about.md").endswith(b"xx"), "what only begins like one is none"
 
 
-def test_a_file_keeps_its_permissions_without_those_that_matter_to_the_system(root: Root) -> None:
+def test_keeps_file_permissions_but_removes_setuid(root: Root) -> None:
     own = edits(root)
     (root.path / "run.sh").write_bytes(b"old")
     (root.path / "run.sh").chmod(0o4755)
@@ -184,7 +184,7 @@ def test_a_file_keeps_its_permissions_without_those_that_matter_to_the_system(ro
     assert stat.S_IMODE((root.path / "made/here.txt").stat().st_mode) == 0o644
 
 
-def test_what_is_missing_too_large_or_in_the_way_is_told_apart(root: Root) -> None:
+def test_distinguishes_missing_oversized_and_blocked_paths(root: Root) -> None:
     own = edits(root)
     with pytest.raises(NotThere, match="does not exist"):
         own.read("src/nothing.py")
@@ -200,9 +200,7 @@ def test_what_is_missing_too_large_or_in_the_way_is_told_apart(root: Root) -> No
 
 
 @pytest.mark.parametrize("way", [kernel, stepwise])
-def test_a_folder_swapped_with_a_link_while_files_are_written_leads_nowhere(
-    tmp_path: Path, way: Callable[[Path], Root]
-) -> None:
+def test_a_folder_swapped_for_a_link_during_writes_leads_nowhere(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     tree, outside = tmp_path / "tree", tmp_path / "outside"
     (tree / "src").mkdir(parents=True)
     outside.mkdir()
@@ -240,7 +238,7 @@ while True:
 """
 
 
-def test_a_kill_while_a_file_is_written_leaves_the_old_or_the_new_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_kill_during_a_write_leaves_the_old_or_the_new_file_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "tree" / "src").mkdir(parents=True)
     (tmp_path / "tree/src/file").write_bytes(b"a" * 1_900_000)
     left = 0
@@ -283,7 +281,7 @@ SMALL_DISK = 'mount -t tmpfs -o size=1m none "$1" || exit 77; shift; exec "$@"'
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_a_full_disk_leaves_the_file_as_it_was_and_is_told(tmp_path: Path) -> None:
+def test_reports_a_full_disk_and_leaves_the_file_unchanged(tmp_path: Path) -> None:
     unshare = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh", str(tmp_path)]
     done = subprocess.run(
         [*unshare, sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=30

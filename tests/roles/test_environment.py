@@ -14,31 +14,29 @@ from ava_roles.tool import ToolContext
 from ava_roles.tools.search import SearchArgs, SearchCodebase
 
 
-def test_a_child_has_the_mark_of_its_run_and_nothing_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_process_gets_the_run_id_and_no_server_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_SECRET_ACCESS_KEY", "PYTHONPATH", "LD_PRELOAD", "PATH", "HOME"):
         monkeypatch.setenv(name, "/of/the/server")
     monkeypatch.delenv("SYSTEMROOT", raising=False)
     assert child_environment("S-123abc") == {"AVA_RUN_ID": "S-123abc"}
 
 
-def test_what_a_child_is_given_comes_too_and_cannot_take_the_mark_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_variables_are_passed_on_but_cannot_replace_the_run_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SYSTEMROOT", raising=False)
     given = {"PATH": "/usr/bin", "AVA_RUN_ID": ""}
     assert child_environment("S-123abc", given) == {"PATH": "/usr/bin", "AVA_RUN_ID": "S-123abc"}
 
 
-def test_the_child_of_a_nameless_run_is_marked_all_the_same() -> None:
+def test_marks_the_child_process_of_a_run_without_an_id_too() -> None:
     assert child_environment("")["AVA_RUN_ID"]
 
 
-def test_windows_programs_find_their_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_systemroot_on_for_windows_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SYSTEMROOT", r"C:\Windows")
     assert child_environment("S-123abc")["SYSTEMROOT"] == r"C:\Windows"
 
 
-async def test_a_search_works_whatever_the_server_was_started_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_works_in_any_server_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

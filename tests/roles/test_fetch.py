@@ -73,18 +73,18 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("address", PRIVATE)
-def test_an_address_that_is_not_public_is_known_in_every_disguise(address: str) -> None:
+def test_recognises_a_non_public_address_in_any_notation(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize(
     "address", [PUBLIC, "1.1.1.1", "2606:2800:21f::1", "::ffff:1.1.1.1", "64:ff9b::101:101", "172.32.0.1"]
 )
-def test_a_public_address_is_let_through(address: str) -> None:
+def test_accepts_a_public_address(address: str) -> None:
     assert is_public(address)
 
 
-def test_a_public_address_of_this_machine_is_not_public(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_does_not_treat_a_public_address_of_this_machine_as_public(monkeypatch: pytest.MonkeyPatch) -> None:
     assert addresses.is_own(addresses.ip_address("127.0.0.1"))  # type: ignore[attr-defined]
     monkeypatch.setattr(addresses, "is_own", lambda address: str(address) == PUBLIC)
     assert not is_public(PUBLIC)
@@ -194,7 +194,7 @@ BAD_URLS = [
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-async def test_an_odd_url_is_refused_before_any_name_is_looked_up(url: str) -> None:
+async def test_rejects_an_unacceptable_url_before_any_name_lookup(url: str) -> None:
     async with site({}) as web:
         with pytest.raises(AccessRefused) as refused:
             await web.fetcher.get(url)
@@ -213,15 +213,15 @@ async def test_an_odd_url_is_refused_before_any_name_is_looked_up(url: str) -> N
         "HTTP://EXAMPLE.com/",
     ],
 )
-def test_an_ordinary_url_is_let_through_without_its_fragment(url: str) -> None:
+def test_accepts_an_ordinary_url_and_drops_its_fragment(url: str) -> None:
     assert "#" not in str(checked_url(url))
 
 
-def test_a_password_is_masked_in_messages() -> None:
+def test_masks_a_password_in_messages() -> None:
     assert masked("https://me:geheim@example.com/x@y") == "https://***@example.com/x@y"
 
 
-async def test_a_page_arrives_with_its_type_and_the_name_in_the_host_header() -> None:
+async def test_fetches_a_page_with_its_type_and_sends_the_host_header() -> None:
     async with site({"/page?q=1": Page("grüße", content_type="Text/Plain; charset=UTF-8")}) as web:
         with anyio.fail_after(5):
             got = await web.fetcher.get(web.url("/page?q=1#part"))
@@ -244,18 +244,18 @@ async def test_a_page_arrives_with_its_type_and_the_name_in_the_host_header() ->
         ("text/html; charset=ascii", "Grüße".encode(), "Grüße"),
     ],
 )
-async def test_the_charset_that_site_or_page_name_is_used(content_type: str, body: bytes, text: str) -> None:
+async def test_uses_the_charset_named_by_the_site_or_page(content_type: str, body: bytes, text: str) -> None:
     async with site({"/": Page(body, content_type=content_type)}) as web:
         assert (await web.fetcher.get(web.url("/"))).text().endswith(text)
 
 
-async def test_an_error_status_is_an_answer() -> None:
+async def test_returns_an_error_status_as_an_answer() -> None:
     async with site({}) as web:
         assert (await web.fetcher.get(web.url("/missing"))).status == 404
 
 
 @pytest.mark.parametrize("answers", [["127.0.0.1"], [PUBLIC, "10.0.0.1"], ["::ffff:192.168.0.1"], ["nonsense"]])
-async def test_one_address_that_is_not_public_refuses_the_name(answers: list[str]) -> None:
+async def test_refuses_a_name_with_one_non_public_address(answers: list[str]) -> None:
     async with site({"/": "inside"}) as web:
         web.answers[HOST] = [answers]
         with pytest.raises(AccessRefused, match="not public"):
@@ -263,7 +263,7 @@ async def test_one_address_that_is_not_public_refuses_the_name(answers: list[str
         assert web.connected == []
 
 
-async def test_a_name_that_changes_its_address_is_stopped_at_the_second_connection() -> None:
+async def test_stops_dns_rebinding_at_the_second_connection() -> None:
     async with site({"/": "hello"}) as web:
         web.answers[HOST] = [[PUBLIC], ["127.0.0.1"]]
         await web.fetcher.get(web.url("/"))
@@ -273,7 +273,7 @@ async def test_a_name_that_changes_its_address_is_stopped_at_the_second_connecti
         assert web.resolved == [HOST, HOST]
 
 
-async def test_a_name_without_an_address_is_told() -> None:
+async def test_reports_a_name_without_an_address() -> None:
     async with site({}) as web:
         web.answers[HOST] = [[]]
         with pytest.raises(ToolFailed, match="no address was found"):
@@ -294,7 +294,7 @@ async def test_a_name_without_an_address_is_told() -> None:
         "http://[::1]/",
     ],
 )
-async def test_a_redirect_inwards_is_refused(location: str) -> None:
+async def test_refuses_a_redirect_to_an_internal_address(location: str) -> None:
     async with site({"/": Page(status=302, headers={"Location": location})}) as web:
         web.answers["inner.example.com"] = [["10.1.2.3"]]
         with pytest.raises(AccessRefused):
@@ -302,7 +302,7 @@ async def test_a_redirect_inwards_is_refused(location: str) -> None:
         assert web.paths == ["/"]
 
 
-async def test_redirects_are_followed_and_counted() -> None:
+async def test_follows_a_limited_number_of_redirects() -> None:
     pages = {f"/{n}": Page(status=301, headers={"Location": f"{n + 1}"}) for n in range(9)}
     async with site({**pages, "/5": "there"}) as web:
         got = await web.fetcher.get(web.url("/0"))
@@ -313,14 +313,14 @@ async def test_redirects_are_followed_and_counted() -> None:
             await web.fetcher.get(web.url("/0"))
 
 
-async def test_own_headers_do_not_travel_to_another_site() -> None:
+async def test_does_not_send_custom_headers_to_another_site() -> None:
     away = Page(status=302, headers={"Location": "http://other.example.org/b"})
     async with site({"/a": away, "/b": "there"}) as web:
         await web.fetcher.get(web.url("/a"), headers={"X-Token": "mine"})
         assert [seen.headers.get("x-token") for seen in web.requests] == ["mine", None]
 
 
-async def test_each_hop_is_shown_to_the_caller_before_it_is_requested() -> None:
+async def test_asks_the_caller_before_following_each_redirect() -> None:
     async with site({"/a": Page(status=302, headers={"Location": "/b"}), "/b": "there"}) as web:
 
         async def refuse_b(url: str) -> None:
@@ -332,7 +332,7 @@ async def test_each_hop_is_shown_to_the_caller_before_it_is_requested() -> None:
         assert web.paths == ["/a"]
 
 
-async def test_a_gzip_bomb_ends_at_the_limit_and_costs_no_more_memory() -> None:
+async def test_stops_a_gzip_bomb_at_the_limit_without_using_more_memory() -> None:
     packer = zlib.compressobj(wbits=31)
     bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(256)]) + packer.flush()
     async with site({"/": Page(bomb, headers={"Content-Encoding": "gzip"})}) as web:
@@ -347,7 +347,7 @@ async def test_a_gzip_bomb_ends_at_the_limit_and_costs_no_more_memory() -> None:
         assert len(got.body) == 500_000
 
 
-async def test_gzip_in_several_members_is_read_whole_and_a_broken_one_is_told() -> None:
+async def test_reads_multi_member_gzip_and_reports_broken_gzip() -> None:
     encoded = {"Content-Encoding": "gzip"}
     pages = {
         "/ok": Page(gzip.compress(b"one ") + gzip.compress(b"two"), headers=encoded),
@@ -364,7 +364,7 @@ async def test_gzip_in_several_members_is_read_whole_and_a_broken_one_is_told() 
             await web.fetcher.get(web.url("/brotli"))
 
 
-async def test_an_endless_body_ends_at_the_limit() -> None:
+async def test_stops_an_endless_body_at_the_limit() -> None:
     async def endless(stream: anyio.abc.ByteStream) -> None:
         await stream.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n")
         while True:
@@ -376,7 +376,7 @@ async def test_an_endless_body_ends_at_the_limit() -> None:
         assert (len(got.body), got.truncated) == (300_000, True)
 
 
-async def test_headers_without_end_are_refused() -> None:
+async def test_refuses_endless_headers() -> None:
     async def headers(stream: anyio.abc.ByteStream) -> None:
         await stream.send(b"HTTP/1.1 200 OK\r\n")
         while True:
@@ -388,7 +388,7 @@ async def test_headers_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize("head", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"])
-async def test_a_slow_drip_ends_at_the_total_deadline(head: bytes) -> None:
+async def test_stops_a_slow_response_at_the_total_deadline(head: bytes) -> None:
     async def drip(stream: anyio.abc.ByteStream) -> None:
         await stream.send(head or b"H")
         while True:
@@ -400,7 +400,7 @@ async def test_a_slow_drip_ends_at_the_total_deadline(head: bytes) -> None:
             await web.fetcher.get(web.url("/"), deadline_s=0.3)
 
 
-async def test_a_resolver_that_hangs_ends_at_the_deadline() -> None:
+async def test_stops_a_hanging_resolver_at_the_deadline() -> None:
     async def hang(host: str, port: int) -> list[str]:
         await anyio.sleep_forever()
         return []
@@ -409,7 +409,7 @@ async def test_a_resolver_that_hangs_ends_at_the_deadline() -> None:
         await Fetcher(hang).get("http://example.com/", deadline_s=0.2)
 
 
-async def test_a_server_that_hangs_up_is_a_failure_in_words() -> None:
+async def test_reports_a_server_that_hangs_up() -> None:
     async def nothing(stream: anyio.abc.ByteStream) -> None:
         return
 
@@ -422,7 +422,7 @@ needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="make
 
 
 @needs_openssl
-async def test_tls_asks_for_the_name_and_checks_the_certificate_against_it(tmp_path: Path) -> None:
+async def test_tls_sends_the_host_name_and_checks_the_certificate_against_it(tmp_path: Path) -> None:
     names: list[str | None] = []
     certificate = make_certificate(tmp_path, HOST)
     async with site({"/": "secure"}, certificate=certificate, server_names=names) as web:
@@ -436,7 +436,7 @@ async def test_tls_asks_for_the_name_and_checks_the_certificate_against_it(tmp_p
         assert web.paths == ["/"]
 
 
-async def test_requests_to_one_host_wait_for_each_other_and_keep_apart() -> None:
+async def test_runs_requests_to_one_host_one_by_one_with_a_pause() -> None:
     started, go = anyio.Event(), anyio.Event()
 
     async def slow(stream: anyio.abc.ByteStream) -> None:
@@ -457,7 +457,7 @@ async def test_requests_to_one_host_wait_for_each_other_and_keep_apart() -> None
         assert web.pauses == [1.0]
 
 
-async def test_hosts_are_forgotten_when_nobody_waits_for_them() -> None:
+async def test_forgets_hosts_without_waiting_requests() -> None:
     now = 0.0
     turns = HostQueue(1.0, lambda: now, anyio.sleep)
     for number in range(1000):
@@ -467,7 +467,7 @@ async def test_hosts_are_forgotten_when_nobody_waits_for_them() -> None:
     assert len(turns._queues) < 300
 
 
-async def test_the_system_resolver_answers_in_a_thread_and_refuses_when_it_hangs() -> None:
+async def test_the_system_resolver_uses_a_thread_and_refuses_when_it_hangs() -> None:
     resolver = SystemResolver(threads=1)
     with anyio.fail_after(5):
         assert "127.0.0.1" in await resolver("127.0.0.1", 80)
@@ -476,7 +476,7 @@ async def test_the_system_resolver_answers_in_a_thread_and_refuses_when_it_hangs
             await resolver("127.0.0.1", 80)
 
 
-async def test_a_handshake_that_ends_at_the_deadline_leaves_no_connection_behind() -> None:
+async def test_a_tls_handshake_timeout_leaves_no_connection_open() -> None:
     closed = anyio.Event()
     async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener, anyio.create_task_group() as group:
 

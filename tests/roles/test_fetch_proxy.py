@@ -37,7 +37,7 @@ def fetcher(proxy: str | None, context: ssl.SSLContext | None = None) -> Fetcher
     return Fetcher(proxy=proxy, context=context, sleep=no_pause)
 
 
-async def test_a_plain_page_is_asked_for_in_absolute_form_and_its_name_is_not_looked_up() -> None:
+async def test_requests_a_plain_page_in_absolute_form_without_a_name_lookup() -> None:
     async with site({"/a?b=1": "<p>hello"}) as web:
         with before(web) as proxy:
             proxy.login = f"somebody:{PASSWORD}"
@@ -49,7 +49,7 @@ async def test_a_plain_page_is_asked_for_in_absolute_form_and_its_name_is_not_lo
     assert "proxy-authorization" not in web.requests[0].headers
 
 
-async def test_a_page_over_https_comes_through_a_tunnel_to_its_name_with_its_certificate_checked(
+async def test_fetches_an_https_page_through_a_tunnel_and_checks_its_certificate(
     tmp_path: Path,
 ) -> None:
     issued = issue(tmp_path, HOST)
@@ -68,9 +68,7 @@ async def test_a_page_over_https_comes_through_a_tunnel_to_its_name_with_its_cer
 
 
 @pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
-async def test_a_proxy_that_only_the_environment_names_is_never_used(
-    variable: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ignores_a_proxy_that_only_the_environment_names(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     async with site({"/": "straight"}) as web:
@@ -98,7 +96,7 @@ async def test_a_proxy_that_only_the_environment_names_is_never_used(
         "file:///etc/passwd",
     ],
 )
-async def test_an_address_inwards_never_reaches_the_proxy_not_by_a_redirect_either(location: str) -> None:
+async def test_internal_addresses_never_reach_the_proxy_not_even_by_redirect(location: str) -> None:
     moved = Page("", 302, headers={"Location": location})
     async with site({"/": moved}) as web:
         with before(web) as proxy:
@@ -118,7 +116,7 @@ async def test_a_redirect_goes_through_the_proxy_again() -> None:
     assert proxy.requests == [f"http://{HOST}/", "http://other.example.com/b"]
 
 
-async def test_size_and_decompression_are_bounded_behind_a_proxy_too() -> None:
+async def test_limits_size_and_decompression_behind_a_proxy_too() -> None:
     bomb = Page(gzip.compress(b"x" * 50_000_000), headers={"Content-Encoding": "gzip"})
     async with site({"/": "y" * 5_000, "/bomb": bomb}) as web:
         with before(web) as proxy:
@@ -129,7 +127,7 @@ async def test_size_and_decompression_are_bounded_behind_a_proxy_too() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_a_proxy_that_says_nothing_ends_at_the_deadline_and_keeps_no_connection(scheme: str) -> None:
+async def test_a_silent_proxy_times_out_and_leaves_no_connection_open(scheme: str) -> None:
     with running_proxy({}) as proxy:
         proxy.stalls = "answer"
         with pytest.raises(ToolFailed, match=r"did not answer completely within 0\.3 s"):
@@ -147,9 +145,7 @@ async def test_a_proxy_that_says_nothing_ends_at_the_deadline_and_keeps_no_conne
         ("https", {"hangs_up": True}, "hung up before it let us through"),
     ],
 )
-async def test_a_proxy_in_the_way_is_named_without_its_password(
-    scheme: str, change: dict[str, object], says: str
-) -> None:
+async def test_names_a_failing_proxy_without_its_password(scheme: str, change: dict[str, object], says: str) -> None:
     with running_proxy({}) as proxy:
         for name, value in change.items():
             setattr(proxy, name, value)
@@ -168,7 +164,7 @@ async def test_a_proxy_in_the_way_is_named_without_its_password(
         ("HTTP://10.0.0.1:3128", "10.0.0.1:3128"),
     ],
 )
-def test_the_address_of_a_proxy_is_named_by_host_and_port(text: str, place: str) -> None:
+def test_names_a_proxy_by_host_and_port(text: str, place: str) -> None:
     assert proxy_url(text) == text
     assert proxy_place(text) == place
 
@@ -189,7 +185,7 @@ def test_the_address_of_a_proxy_is_named_by_host_and_port(text: str, place: str)
         f"//somebody:{PASSWORD}@proxy.example",
     ],
 )
-def test_what_is_no_address_of_a_proxy_is_refused_with_what_is_allowed(text: str) -> None:
+def test_rejects_an_invalid_proxy_address_and_says_what_is_allowed(text: str) -> None:
     with pytest.raises(ValueError, match=r"an address such as http://proxy\.example:3128") as caught:
         proxy_url(text)
     assert PASSWORD not in str(caught.value)

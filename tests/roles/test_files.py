@@ -26,9 +26,7 @@ async def read(at: ToolContext, path: str, offset: int = 1, limit: int | None = 
         return await ReadFile()(ReadFileArgs(path=path, offset=offset, limit=limit), at)
 
 
-async def test_a_text_file_is_returned_as_it_is_under_a_line_that_says_what_it_is(
-    at: ToolContext, tmp_path: Path
-) -> None:
+async def test_returns_a_text_file_unchanged_under_a_header_line(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("first  line\n\tsecond — ü\n")
     got = await read(at, "notes.txt")
     head, _, text = got.text.partition("\n\n")
@@ -37,7 +35,7 @@ async def test_a_text_file_is_returned_as_it_is_under_a_line_that_says_what_it_i
     assert [source.location for source in got.sources] == ["notes.txt"]
 
 
-async def test_a_long_file_comes_in_pieces_that_join_without_a_gap(at: ToolContext, tmp_path: Path) -> None:
+async def test_reads_a_long_file_in_pages_without_gaps(at: ToolContext, tmp_path: Path) -> None:
     lines = [f"line {number} " + "x" * 90 for number in range(1, 501)]
     (tmp_path / "long.txt").write_text("\n".join(lines))
     collected: list[str] = []
@@ -52,7 +50,7 @@ async def test_a_long_file_comes_in_pieces_that_join_without_a_gap(at: ToolConte
     assert collected == lines
 
 
-async def test_offset_and_limit_choose_lines(at: ToolContext, tmp_path: Path) -> None:
+async def test_offset_and_limit_select_lines(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1\n2\n3\n4\n")
     got = await read(at, "a.txt", offset=2, limit=2)
     assert "lines 2 to 3 of 4\n\n2\n3\n\n[goes on: offset 4]" in got.text
@@ -60,14 +58,14 @@ async def test_offset_and_limit_choose_lines(at: ToolContext, tmp_path: Path) ->
         await read(at, "a.txt", offset=5)
 
 
-async def test_one_enormous_line_is_cut_and_said_to_be(at: ToolContext, tmp_path: Path) -> None:
+async def test_truncates_one_enormous_line_and_says_so(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "min.js").write_text("x" * 100_000)
     got = await read(at, "min.js")
     assert "cut at 4,000 characters: line 1" in got.text
     assert len(got.text) < 5_000
 
 
-async def test_binary_empty_and_foreign_encodings_are_answered(at: ToolContext, tmp_path: Path) -> None:
+async def test_handles_binary_files_empty_files_and_other_encodings(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(range(256)) * 10)
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "old.txt").write_bytes("Grüße".encode("cp1252"))
@@ -79,7 +77,7 @@ async def test_binary_empty_and_foreign_encodings_are_answered(at: ToolContext, 
     assert (await read(at, "wide.txt")).text.endswith("Grüße")
 
 
-async def test_a_folder_is_listed(at: ToolContext, tmp_path: Path) -> None:
+async def test_lists_a_folder(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "a.txt").write_text("abc")
     (tmp_path / "link").symlink_to("/etc/passwd")
@@ -89,7 +87,7 @@ async def test_a_folder_is_listed(at: ToolContext, tmp_path: Path) -> None:
         assert [source.location for source in got.sources] == ["."]
 
 
-async def test_a_pdf_is_read_by_pages(at: ToolContext, tmp_path: Path) -> None:
+async def test_reads_a_pdf_by_pages(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "paper.pdf").write_bytes(pdf("Page one", "Page two", "Page three"))
     got = await read(at, "paper.pdf")
     assert "pages 1 to 3 of 3" in got.text
@@ -101,7 +99,7 @@ async def test_a_pdf_is_read_by_pages(at: ToolContext, tmp_path: Path) -> None:
         await read(at, "paper.pdf", offset=9)
 
 
-async def test_a_word_document_keeps_its_order_of_headings_words_and_tables(at: ToolContext, tmp_path: Path) -> None:
+async def test_keeps_the_order_of_headings_text_and_tables_in_a_word_document(at: ToolContext, tmp_path: Path) -> None:
     import docx
 
     document = docx.Document()
@@ -117,7 +115,7 @@ async def test_a_word_document_keeps_its_order_of_headings_words_and_tables(at: 
     assert text.endswith("# Offer\n\nPrices are net.\n\n| Item | Price |\n|---|---|\n| Service | 300 |\n\nKind regards")
 
 
-async def test_a_workbook_becomes_a_table_a_sheet(at: ToolContext, tmp_path: Path) -> None:
+async def test_renders_each_sheet_of_a_workbook_as_a_table(at: ToolContext, tmp_path: Path) -> None:
     import openpyxl
 
     book = openpyxl.Workbook()
@@ -134,27 +132,25 @@ async def test_a_workbook_becomes_a_table_a_sheet(at: ToolContext, tmp_path: Pat
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
-async def test_a_csv_becomes_a_table_whatever_separates_its_cells(
-    at: ToolContext, tmp_path: Path, separator: str
-) -> None:
+async def test_renders_a_csv_with_any_separator_as_a_table(at: ToolContext, tmp_path: Path, separator: str) -> None:
     rows = [["name", "size"], ["a b", "1"], ["c", "2"]]
     (tmp_path / "t.csv").write_text("\n".join(separator.join(row) for row in rows))
     assert (await read(at, "t.csv")).text.endswith("| name | size |\n|---|---|\n| a b | 1 |\n| c | 2 |")
 
 
-def test_a_table_says_how_many_rows_it_left_out() -> None:
+def test_reports_how_many_table_rows_are_omitted() -> None:
     text = documents.render_table([str(number), "x"] for number in range(2_500))
     assert text.endswith("(500 more rows are not shown)")
 
 
 @pytest.mark.parametrize("name", ["x.pdf", "x.docx", "x.xlsx"])
-async def test_a_broken_document_is_a_failure_that_names_it(at: ToolContext, tmp_path: Path, name: str) -> None:
+async def test_names_a_document_that_cannot_be_read(at: ToolContext, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"%PDF-1.4 rubbish" if name == "x.pdf" else b"PK\x03\x04 rubbish")
     with pytest.raises(ToolFailed, match=rf"{name}: this .* cannot be read"):
         await read(at, name)
 
 
-async def test_an_office_file_that_unpacks_to_too_much_is_refused(at: ToolContext, tmp_path: Path) -> None:
+async def test_refuses_an_office_file_that_unpacks_to_too_much(at: ToolContext, tmp_path: Path) -> None:
     import zipfile
 
     with zipfile.ZipFile(tmp_path / "bomb.xlsx", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -164,7 +160,9 @@ async def test_an_office_file_that_unpacks_to_too_much_is_refused(at: ToolContex
         await read(at, "bomb.xlsx")
 
 
-async def test_what_is_outside_is_refused_and_a_run_without_workspace_says_so(at: ToolContext, tmp_path: Path) -> None:
+async def test_refuses_paths_outside_the_workspace_and_reports_a_missing_workspace(
+    at: ToolContext, tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     for path in ("../x", "/etc/passwd", "link"):
         with pytest.raises(AccessRefused):

@@ -49,7 +49,7 @@ async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
 
 
 @pytest.mark.parametrize("regex", [False, True])
-async def test_a_search_finds_lines_by_path_and_leaves_out_what_is_ignored(at: ToolContext, regex: bool) -> None:
+async def test_finds_lines_by_path_and_skips_ignored_files(at: ToolContext, regex: bool) -> None:
     got = await search(at, "(?i)main" if regex else "MAIN", regex=regex)
     assert got.text.split("\n\n")[1].split("\n") == [
         "docs/guide.md:3: The main thing is the pump.",
@@ -61,12 +61,12 @@ async def test_a_search_finds_lines_by_path_and_leaves_out_what_is_ignored(at: T
     assert got.sources[0].location == "docs/guide.md"
 
 
-async def test_a_literal_search_takes_special_characters_as_they_are(at: ToolContext) -> None:
+async def test_a_literal_search_treats_special_characters_as_text(at: ToolContext) -> None:
     assert (await search(at, "os.getcwd()")).count == 1
     assert (await search(at, "o.*s")).count == 0
 
 
-async def test_path_glob_and_number_narrow_a_search(at: ToolContext) -> None:
+async def test_path_glob_and_result_limit_narrow_a_search(at: ToolContext) -> None:
     assert "guide" not in (await search(at, "main", path="src")).text
     assert (await search(at, "main", glob="*.ts")).count == 1
     assert (await search(at, "main", glob="docs/**/*.md")).count == 1
@@ -85,7 +85,7 @@ async def test_a_search_does_not_leave_the_workspace(at: ToolContext, path: str,
     assert got.count == 0
 
 
-async def test_a_wrong_expression_and_a_missing_path_are_told(at: ToolContext) -> None:
+async def test_reports_an_invalid_expression_and_a_missing_path(at: ToolContext) -> None:
     with pytest.raises(ToolFailed, match="is not a regular expression"):
         await search(at, "(", regex=True)
     with pytest.raises(ToolFailed, match="does not exist"):
@@ -94,7 +94,7 @@ async def test_a_wrong_expression_and_a_missing_path_are_told(at: ToolContext) -
         await search(at, "x", path="../..")
 
 
-async def test_an_expression_that_never_ends_is_ended_and_does_not_stop_the_server(
+async def test_stops_an_endless_expression_without_blocking_the_server(
     at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
@@ -124,7 +124,7 @@ async def test_a_cancelled_search_ends_at_once(at: ToolContext, tmp_path: Path) 
     assert scope.cancelled_caught
 
 
-async def test_a_question_is_answered_with_passages_letter_for_letter(at: ToolContext, tmp_path: Path) -> None:
+async def test_answers_a_question_with_verbatim_passages(at: ToolContext, tmp_path: Path) -> None:
     filler = "\n\n".join(f"Paragraph {number} speaks of gardens and weather." for number in range(200))
     passage = "The pump   runs at 3,200 rpm;\n  its “filter” must be changed every 90 days."
     (tmp_path / "manual.txt").write_text(f"{filler}\n\n{passage}\n\n{filler}\n")
@@ -137,7 +137,7 @@ async def test_a_question_is_answered_with_passages_letter_for_letter(at: ToolCo
     assert first <= start <= last
 
 
-async def test_the_best_file_comes_first_and_only_as_many_as_asked_for(at: ToolContext, tmp_path: Path) -> None:
+async def test_returns_the_best_files_first_up_to_the_limit(at: ToolContext, tmp_path: Path) -> None:
     for number in range(6):
         (tmp_path / f"note{number}.md").write_text("pump\n" if number else "pump pump filter valve\n")
     got = await ask(at, "pump filter valve", max_files=2)
@@ -145,7 +145,7 @@ async def test_the_best_file_comes_first_and_only_as_many_as_asked_for(at: ToolC
     assert got.count == 2
 
 
-async def test_documents_are_read_too(at: ToolContext, tmp_path: Path) -> None:
+async def test_searches_documents_too(at: ToolContext, tmp_path: Path) -> None:
     import docx
 
     document = docx.Document()
@@ -155,7 +155,7 @@ async def test_documents_are_read_too(at: ToolContext, tmp_path: Path) -> None:
     assert "The zeppelin leaves on Tuesday." in got.text
 
 
-async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: ToolContext) -> None:
+async def test_reports_the_search_words_when_nothing_matches(at: ToolContext) -> None:
     got = await ask(at, "what is the zymurgy?")
     assert (got.count, got.success) == (0, True)
     assert "looked for: zymurgy" in got.text
@@ -163,7 +163,7 @@ async def test_a_question_that_fits_nothing_says_what_was_looked_for(at: ToolCon
     assert (await ask(at, "???")).count == 0
 
 
-async def test_an_answer_stays_within_what_the_model_is_shown(at: ToolContext, tmp_path: Path) -> None:
+async def test_an_answer_stays_within_the_limit_for_the_model(at: ToolContext, tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"big{number}.txt").write_text("\n".join(f"pump {line} " + "y" * 800 for line in range(50)))
     got = await ask(at, "pump", max_files=20)
@@ -171,19 +171,19 @@ async def test_an_answer_stays_within_what_the_model_is_shown(at: ToolContext, t
     assert got.count == 20
 
 
-def test_passages_are_whole_lines_and_together_the_text() -> None:
+def test_passages_consist_of_whole_lines_and_lose_no_text() -> None:
     text = "\n".join(f"line {number} " + "z" * (number % 80) for number in range(500))
     pieces = [passage.text for passage in split_passages(text)]
     assert "\n".join(pieces) == text
     assert max(map(len, pieces)) <= 1_300
 
 
-def test_common_words_do_not_count_unless_there_are_no_others() -> None:
+def test_ignores_common_words_unless_there_are_no_others() -> None:
     assert query_words("What is the filter?") == ["filter"]
     assert query_words("to be or not to be") == ["to", "be", "or", "not"]
 
 
-async def test_words_far_into_one_long_line_are_found_and_quoted(at: ToolContext, tmp_path: Path) -> None:
+async def test_finds_and_quotes_words_deep_inside_one_long_line(at: ToolContext, tmp_path: Path) -> None:
     words = [f"w{number:05}" for number in range(20_000)]
     (tmp_path / "long.txt").write_text(f"first\n{' '.join(words)}\nlast\n")
     got = await ask(at, "w00007 w15000 w19999")
@@ -193,7 +193,7 @@ async def test_words_far_into_one_long_line_are_found_and_quoted(at: ToolContext
     assert all(passage.strip() in " ".join(words) for passage in passages)
 
 
-def test_a_long_line_becomes_passages_that_lose_no_word_and_keep_the_lines_around_it() -> None:
+def test_splits_a_long_line_without_losing_words_or_the_lines_around_it() -> None:
     words = [f"w{number}" for number in range(3_000)]
     found = list(split_passages("\n".join(["before", " ".join(words), "after", "x" * 5_000])))
     assert found[0].text == "before"

@@ -31,7 +31,7 @@ async def recall(memory: Memory | None, **given: object) -> ToolOutput:
         return await Recall()(RecallArgs.model_validate(given), ToolContext(memory=memory))
 
 
-async def test_without_arguments_the_notes_are_listed_with_first_line_date_and_size(memory: Memory) -> None:
+async def test_lists_notes_with_first_line_date_and_size_when_called_without_arguments(memory: Memory) -> None:
     os.utime(memory.path("prices"), (1_790_000_000, 1_790_000_000))
     os.utime(memory.path("house-rules"), (0, 0))
     got = await recall(memory)
@@ -43,14 +43,14 @@ async def test_without_arguments_the_notes_are_listed_with_first_line_date_and_s
     assert (got.count, got.sources) == (2, ())
 
 
-async def test_a_question_brings_the_passages_that_fit_best_with_the_notes_name(memory: Memory) -> None:
+async def test_a_question_returns_the_best_matching_passages_with_the_note_name(memory: Memory) -> None:
     got = await recall(memory, query="what do minutes of Otter cost?")
     assert got.text == ("1 of 2 fit best:\n\n## prices, lines 1 to 3\n# Prices\n\nOtter charges twelve cents a minute.")
     assert (await recall(memory, query="euros", name="prices")).text.startswith("No passage fits; 1 looked through")
     assert (await recall(memory, query="walrus")).count == 0
 
 
-async def test_a_note_is_read_in_pages_that_together_are_the_note(memory: Memory) -> None:
+async def test_reads_a_note_in_pages_without_gaps(memory: Memory) -> None:
     text = "".join(f"{number} seals\n" for number in range(3_000))
     memory.path("seals").write_text(text)
     pages: list[str] = []
@@ -69,7 +69,7 @@ async def test_a_note_is_read_in_pages_that_together_are_the_note(memory: Memory
 
 
 @pytest.mark.parametrize("name", ["walrus", "../prices", "/etc/passwd", "prices\n", "PRICES", "a\x1b[31m", "con"])
-async def test_a_note_that_there_is_not_is_told_with_those_that_there_are(memory: Memory, name: str) -> None:
+async def test_reports_a_missing_note_and_lists_the_existing_ones(memory: Memory, name: str) -> None:
     if name == "prices\n":  # white space around a name is not part of it
         assert "twelve" in (await recall(memory, name=name)).text
         return
@@ -78,7 +78,7 @@ async def test_a_note_that_there_is_not_is_told_with_those_that_there_are(memory
     assert str(told.value).isprintable()
 
 
-async def test_secrets_are_hidden_before_anything_is_cut(memory: Memory) -> None:
+async def test_hides_secrets_before_truncating(memory: Memory) -> None:
     value = "value-0123456789abcdef"
     memory.path("long").write_text(f"{'x' * 90}{value} and more\n{'y ' * 590}{value} seals\n")
     at = ToolContext(memory=memory, hide=lambda text: text.replace(value, "[redacted:X]"))
@@ -87,14 +87,14 @@ async def test_secrets_are_hidden_before_anything_is_cut(memory: Memory) -> None
         assert "value-" not in text and "abcdef" not in text
 
 
-async def test_a_run_without_memory_is_told_so(tmp_path: Path) -> None:
+async def test_tells_a_run_that_it_has_no_memory(tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match="no memory"):
         await recall(None)
     assert (await recall(Memory(tmp_path / "nowhere"))).text == "There are no notes."
 
 
 @posix
-async def test_what_is_no_note_is_told_and_passed_over_and_nothing_waits_for_it(memory: Memory) -> None:
+async def test_reports_and_skips_files_that_are_not_notes_without_blocking(memory: Memory) -> None:
     outside = memory.folder.parent / "outside.md"
     outside.write_text("a secret of somebody")
     (memory.folder / "link.md").symlink_to(outside)
@@ -139,7 +139,7 @@ async def test_what_is_no_note_is_told_and_passed_over_and_nothing_waits_for_it(
 
 
 @posix
-async def test_a_folder_that_others_may_write_to_is_not_read_unless_nobody_can_come_near(memory: Memory) -> None:
+async def test_does_not_read_a_folder_that_others_can_reach_and_write_to(memory: Memory) -> None:
     memory.folder.chmod(0o777)
     memory.folder.parent.chmod(0o700)
     assert not memory.is_empty()
@@ -150,7 +150,7 @@ async def test_a_folder_that_others_may_write_to_is_not_read_unless_nobody_can_c
 
 
 @posix
-async def test_a_link_in_the_place_of_the_folder_is_not_followed(memory: Memory, tmp_path: Path) -> None:
+async def test_does_not_follow_a_link_in_place_of_the_folder(memory: Memory, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(memory.folder)
     with pytest.raises(ToolFailed, match="is not a folder, or is a link to one"):
@@ -158,7 +158,7 @@ async def test_a_link_in_the_place_of_the_folder_is_not_followed(memory: Memory,
     assert Memory(link).is_empty()
 
 
-def test_more_notes_than_are_read_are_told(tmp_path: Path) -> None:
+def test_reports_notes_beyond_the_maximum_number(tmp_path: Path) -> None:
     for number in range(MAX_NOTES + 2):
         (tmp_path / f"{number:03}.md").write_text("x")
     found = Memory(tmp_path).read()
@@ -173,5 +173,5 @@ def test_more_notes_than_are_read_are_told(tmp_path: Path) -> None:
         *((name, False) for name in ("", "-a", "_a", "A", "a.b", "a b", "ä", "a\n", "a/b", "a" * 65, "nul", "com1")),
     ],
 )
-def test_a_name_is_one_that_every_system_takes(name: str, may_be: bool) -> None:
+def test_accepts_only_note_names_that_are_valid_on_every_system(name: str, may_be: bool) -> None:
     assert is_note_name(name) is may_be

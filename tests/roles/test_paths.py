@@ -75,7 +75,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_name_is_refused_for_reading(root: Root, name: str) -> None:
+def test_refuses_to_read_a_hostile_path(root: Root, name: str) -> None:
     with pytest.raises(AccessRefused) as refused:
         root.read(name)
     assert SECRET.decode() not in str(refused.value)
@@ -83,7 +83,7 @@ def test_a_hostile_name_is_refused_for_reading(root: Root, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
-def test_a_hostile_name_is_refused_for_writing(root: Root, name: str) -> None:
+def test_refuses_to_write_a_hostile_path(root: Root, name: str) -> None:
     with pytest.raises(ToolFailed):
         root.replace(name, b"overwritten")
     assert (root.path.parent / "outside" / "secret").read_bytes() == SECRET
@@ -91,7 +91,7 @@ def test_a_hostile_name_is_refused_for_writing(root: Root, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["..", "folder-out", "folder-in", "magic", "/", "src/../.."])
-def test_a_folder_outside_or_behind_a_link_is_not_listed(root: Root, name: str) -> None:
+def test_does_not_list_a_folder_outside_or_behind_a_link(root: Root, name: str) -> None:
     with pytest.raises(ToolFailed):
         root.entries(name)
     with pytest.raises(ToolFailed):
@@ -99,20 +99,20 @@ def test_a_folder_outside_or_behind_a_link_is_not_listed(root: Root, name: str) 
             raise ToolFailed("a link yields nothing")
 
 
-def test_a_file_is_read_by_relative_and_by_absolute_path(root: Root) -> None:
+def test_reads_a_file_by_relative_and_by_absolute_path(root: Root) -> None:
     assert root.read("src/main.py") == (b"print('hello')\n", False)
     assert root.read("./src//main.py") == (b"print('hello')\n", False)
     assert root.read(str(root.path / "src" / "main.py")) == (b"print('hello')\n", False)
 
 
-def test_a_read_stops_at_its_cap_even_in_a_huge_sparse_file(root: Root) -> None:
+def test_a_read_stops_at_its_limit_even_in_a_huge_sparse_file(root: Root) -> None:
     with (root.path / "sparse").open("wb") as file:
         file.truncate(10 << 30)
     assert root.read("sparse", cap=1000) == (bytes(1000), True)
     assert root.read("src/main.py", cap=15) == (b"print('hello')\n", False)
 
 
-def test_a_missing_file_is_a_failure_that_says_where_to_look(root: Root) -> None:
+def test_the_error_for_a_missing_file_says_where_to_look(root: Root) -> None:
     with pytest.raises(ToolFailed, match=r"src/nothing.py does not exist.*'src'") as failed:
         root.read("src/nothing.py")
     assert not isinstance(failed.value, AccessRefused)
@@ -124,7 +124,7 @@ def test_a_folder_cannot_be_read_as_a_file(root: Root) -> None:
             root.read(name)
 
 
-def test_entries_are_sorted_and_say_what_they_are(root: Root) -> None:
+def test_lists_entries_sorted_and_with_their_kind(root: Root) -> None:
     kinds = {entry.name: entry.kind for entry in root.entries()}
     assert list(kinds) == sorted(kinds)
     assert kinds["src"] == "folder"
@@ -133,7 +133,7 @@ def test_entries_are_sorted_and_say_what_they_are(root: Root) -> None:
     assert [(entry.name, entry.size) for entry in root.entries("src")] == [("main.py", 15)]
 
 
-def test_a_walk_yields_files_by_path_and_follows_no_link(root: Root) -> None:
+def test_a_walk_yields_files_in_path_order_and_follows_no_links(root: Root) -> None:
     (root.path / "src" / "deep").mkdir()
     for name in ("src/deep/z.txt", "src/a.txt", "src-other.txt", "src/deep-er.txt"):
         (root.path / name).write_text("x")
@@ -145,13 +145,13 @@ def test_a_walk_yields_files_by_path_and_follows_no_link(root: Root) -> None:
     assert [entry.name for entry in root.walk("src/main.py")] == ["src/main.py"]
 
 
-def test_a_walk_stops_at_its_limit_and_leaves_out_what_is_not_wanted(root: Root) -> None:
+def test_a_walk_stops_at_its_limit_and_skips_unwanted_entries(root: Root) -> None:
     assert len(list(root.walk(limit=4))) < 4
     kept = [entry.name for entry in root.walk(keep=lambda entry: entry.name != "src")]
     assert "src/main.py" not in kept
 
 
-def test_a_replaced_file_keeps_its_permissions_and_leaves_no_temporary(root: Root) -> None:
+def test_replacing_a_file_keeps_its_permissions_and_leaves_no_temporary_file(root: Root) -> None:
     target = root.path / "src" / "main.py"
     target.chmod(0o750)
     root.replace("src/main.py", b"new")
@@ -160,7 +160,7 @@ def test_a_replaced_file_keeps_its_permissions_and_leaves_no_temporary(root: Roo
     assert [each.name for each in (root.path / "src").iterdir()] == ["main.py"]
 
 
-def test_a_new_file_needs_its_folder_unless_folders_are_to_be_made(root: Root) -> None:
+def test_creates_the_folders_of_a_new_file_only_on_request(root: Root) -> None:
     with pytest.raises(ToolFailed):
         root.replace("new/deep/file.txt", b"x")
     root.replace("new/deep/file.txt", b"x", mode=0o600, create_dirs=True)
@@ -171,7 +171,7 @@ def test_a_new_file_needs_its_folder_unless_folders_are_to_be_made(root: Root) -
     assert not (root.path.parent / "outside" / "deep").exists()
 
 
-def test_a_write_that_fails_leaves_no_temporary(root: Root) -> None:
+def test_a_failed_write_leaves_no_temporary_file(root: Root) -> None:
     with pytest.raises(ToolFailed):
         root.replace("src", b"a folder is in the way")
     with pytest.raises(ToolFailed):
@@ -189,7 +189,9 @@ def test_a_closed_root_reads_nothing(root: Root) -> None:
         root.read("src/main.py")
 
 
-def test_without_openat2_the_steps_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_opening_paths_step_by_step_without_openat2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def missing(folder: int, name: str, flags: int, mode: int = 0) -> int:
         raise NotOnThisSystem("openat2")
 
@@ -203,7 +205,7 @@ def test_without_openat2_the_steps_take_over(tmp_path: Path, monkeypatch: pytest
     root.close()
 
 
-def test_without_folder_descriptors_paths_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_plain_paths_without_folder_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path_access, "has_folder_descriptors", lambda: False)
     (tmp_path / "file").write_text("content")
     root = Root.open(tmp_path)
@@ -219,7 +221,7 @@ def test_a_file_cannot_be_a_root(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", [kernel, stepwise])
-def test_a_folder_swapped_with_a_link_leaks_and_overwrites_nothing(tmp_path: Path, way: Callable[[Path], Root]) -> None:
+def test_a_folder_swapped_for_a_link_leaks_and_overwrites_nothing(tmp_path: Path, way: Callable[[Path], Root]) -> None:
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     (inside / "src").mkdir(parents=True)
     outside.mkdir()

@@ -43,7 +43,7 @@ def refused(catalog: Catalog, name: str) -> str:
     return str(raised.value)
 
 
-def test_a_file_that_nobody_has_trusted_is_no_role_and_who_asks_for_it_is_told_how_it_becomes_one(
+def test_an_untrusted_file_is_no_role_and_the_error_explains_how_to_trust_it(
     project: Path,
 ) -> None:
     put(project, pirate=PIRATE)
@@ -57,7 +57,7 @@ def test_a_file_that_nobody_has_trusted_is_no_role_and_who_asks_for_it_is_told_h
     assert (untrusted.name, untrusted.changed, untrusted.problem) == ("pirate", False, None)
 
 
-def test_a_trusted_file_is_a_role_until_a_byte_of_it_changes(project: Path) -> None:
+def test_a_trusted_file_is_a_role_until_it_changes(project: Path) -> None:
     put(project, pirate=PIRATE)
     trusted = hashes(pirate=PIRATE)
     assert load(project, trusted).get("pirate").source == ".ava/roles/pirate.md"
@@ -68,19 +68,19 @@ def test_a_trusted_file_is_a_role_until_a_byte_of_it_changes(project: Path) -> N
     assert load(project, trusted).get("pirate").body == "Arr."
 
 
-def test_what_was_trusted_under_one_name_is_not_under_another(project: Path) -> None:
+def test_trust_does_not_carry_over_to_another_file_name(project: Path) -> None:
     put(project, copy=PIRATE)
     assert load(project, hashes(pirate=PIRATE)).untrusted[0].changed is False
 
 
-def test_an_untrusted_file_takes_no_name_from_a_trusted_one(project: Path) -> None:
+def test_an_untrusted_file_cannot_take_the_name_of_a_trusted_one(project: Path) -> None:
     put(project, aaa=OTHER.replace("---\n", "---\nname: pirate\n", 1), pirate=PIRATE)
     catalog = load(project, hashes(pirate=PIRATE))
     assert catalog.get("pirate").description == "Says arr."
     assert [(untrusted.file.name, untrusted.name) for untrusted in catalog.untrusted] == [("aaa.md", "pirate")]
 
 
-def test_nothing_that_an_untrusted_file_says_is_in_what_a_model_reads(project: Path) -> None:
+def test_no_text_of_an_untrusted_file_reaches_a_model(project: Path) -> None:
     put(
         project,
         loud="---\ndescription: OBEY me.\ntimeout: OBEY\n---\nOBEY.\n",
@@ -98,7 +98,7 @@ def test_nothing_that_an_untrusted_file_says_is_in_what_a_model_reads(project: P
     assert len(told) == 2 and all("OBEY" in text for text in told)
 
 
-def test_links_pipes_and_what_cannot_be_read_are_problems_and_lead_nowhere(project: Path, tmp_path: Path) -> None:
+def test_reports_links_pipes_and_unreadable_files_without_following_them(project: Path, tmp_path: Path) -> None:
     there = put(project, good=PIRATE)
     outside = tmp_path / "outside.md"
     outside.write_text(PIRATE)
@@ -124,9 +124,7 @@ def test_links_pipes_and_what_cannot_be_read_are_problems_and_lead_nowhere(proje
 
 
 @pytest.mark.parametrize("linked", [".ava", ".ava/roles"])
-def test_a_folder_that_is_a_link_out_of_the_project_is_a_problem_even_with_files_that_were_trusted(
-    tmp_path: Path, linked: str
-) -> None:
+def test_reports_a_folder_linked_out_of_the_project_even_with_trusted_files(tmp_path: Path, linked: str) -> None:
     project, elsewhere = (tmp_path / "project").resolve(), tmp_path / "elsewhere"
     (elsewhere / "roles").mkdir(parents=True)
     for folder in (elsewhere, elsewhere / "roles"):
@@ -139,7 +137,7 @@ def test_a_folder_that_is_a_link_out_of_the_project_is_a_problem_even_with_files
     assert problem.text.startswith(".ava/roles: is not a folder, leads through a link, or cannot be read")
 
 
-def test_folders_inside_count_three_deep_where_claude_code_reads_them_and_no_link_leads_on(tmp_path: Path) -> None:
+def test_reads_claude_code_subfolders_three_levels_deep_and_follows_no_links(tmp_path: Path) -> None:
     project = (tmp_path / "project").resolve()
     agents, elsewhere = project / ".claude" / "agents", tmp_path / "elsewhere"
     deepest = agents / "a" / "b" / "c" / "d"
@@ -158,7 +156,7 @@ def test_folders_inside_count_three_deep_where_claude_code_reads_them_and_no_lin
     assert Catalog.load([Folder(agents, "x", project, trusted, deep=True)]).get("role-1").source == "x/a/role-1.md"
 
 
-def test_a_folder_of_very_many_folders_is_read_in_part_and_that_is_told(tmp_path: Path) -> None:
+def test_reads_only_part_of_a_folder_with_very_many_subfolders_and_says_so(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / "agents" / f"{number}").mkdir(parents=True)
     (tmp_path / "agents" / "loop").symlink_to(tmp_path / "agents")
@@ -168,5 +166,5 @@ def test_a_folder_of_very_many_folders_is_read_in_part_and_that_is_told(tmp_path
     assert any("has more than 50 folders inside" in problem.text for problem in catalog.problems)
 
 
-def test_a_project_without_role_files_is_empty(tmp_path: Path) -> None:
+def test_a_project_without_role_files_has_no_problems(tmp_path: Path) -> None:
     assert load(tmp_path).problems == () == load(tmp_path / "gone").problems

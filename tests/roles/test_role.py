@@ -16,7 +16,7 @@ def fault(front: str) -> str:
     return str(raised.value)
 
 
-def test_a_file_without_values_has_the_custom_roles_defaults_and_the_researchers_tools() -> None:
+def test_a_minimal_file_gets_custom_role_defaults_and_researcher_tools() -> None:
     mine = role("description: Does it.")
     assert mine == Role(
         name="mine",
@@ -44,7 +44,7 @@ def test_a_file_without_values_has_the_custom_roles_defaults_and_the_researchers
     )
 
 
-def test_every_key_of_ours_is_read() -> None:
+def test_reads_every_supported_key() -> None:
     mine = role(
         "name: tester\ndescription: Tests.\ntools: [run_bash, read_file]\nmodel: openrouter:some/model-1\n"
         "timeout: 90.5\nmax_cost_cents: 12.5\nmax_tokens: 5000\nmax_iterations: 7\nmax_tool_calls: 9\n"
@@ -65,7 +65,7 @@ def test_every_key_of_ours_is_read() -> None:
     assert mine.tools == ("run_bash", "read_file", *COMMON_TOOLS)
 
 
-def test_a_claude_code_agent_file_is_read_with_its_tools_mapped_and_the_rest_reported() -> None:
+def test_reads_a_claude_code_agent_file_and_reports_what_is_unsupported() -> None:
     mine = role(
         "name: release-notes\n"
         "description: Use this agent for notes. Examples:\\n<example>user: write them</example>\n"
@@ -87,11 +87,11 @@ def test_a_claude_code_agent_file_is_read_with_its_tools_mapped_and_the_rest_rep
     ("model", "tier"),
     [("haiku", "fast"), ("sonnet", "balanced"), ("opus", "deep"), ("inherit", "balanced"), ("Haiku", "fast")],
 )
-def test_claude_codes_model_names_become_tiers(model: str, tier: str) -> None:
+def test_maps_claude_code_model_names_to_tiers(model: str, tier: str) -> None:
     assert role(f"description: d\nmodel: {model}").model == tier
 
 
-def test_tools_of_other_mcp_servers_are_kept_and_a_whole_server_can_be_denied() -> None:
+def test_keeps_tools_of_mcp_servers_and_can_deny_a_whole_server() -> None:
     front = "description: d\ntools: [mcp__ssh__run, mcp__forge__issue, mcp__forge__merge]\n"
     assert role(front).tools[:3] == ("mcp__ssh__run", "mcp__forge__issue", "mcp__forge__merge")
     assert role(front + "disallowedTools: mcp__forge__merge").tools[:2] == (
@@ -102,24 +102,24 @@ def test_tools_of_other_mcp_servers_are_kept_and_a_whole_server_can_be_denied() 
         assert role(front + f"disallowedTools: [{denied}]").tools == ("mcp__ssh__run", *COMMON_TOOLS)
 
 
-def test_a_tool_denied_by_pattern_is_denied_as_a_whole() -> None:
+def test_denying_a_tool_by_pattern_denies_it_completely() -> None:
     mine = role("description: d\ntools: Bash, Read\ndisallowedTools: Bash(rm:*), Agent, (x)")
     assert mine.tools == ("read_file", *COMMON_TOOLS)
     assert mine.ignored_keys == ("disallowedTools: Agent", "disallowedTools: (x)")
 
 
-def test_a_common_tool_can_be_denied_and_an_empty_tool_list_leaves_the_common_ones() -> None:
+def test_a_common_tool_can_be_denied_and_an_empty_tool_list_keeps_the_common_ones() -> None:
     assert role("description: d\ntools: []\ndisallowedTools: [recall]").tools == tuple(
         tool for tool in COMMON_TOOLS if tool != "recall"
     )
 
 
-def test_a_file_may_have_windows_line_ends_a_byte_order_mark_and_an_empty_body() -> None:
+def test_accepts_windows_line_endings_a_byte_order_mark_and_an_empty_body() -> None:
     mine = parse_role("\ufeff---\r\ndescription: d\r\ntimeout: 5\r\n---\r\n", "f.md", "f")
     assert (mine.description, mine.timeout_s, mine.body) == ("d", 5.0, "")
 
 
-def test_rules_in_the_body_do_not_end_the_frontmatter_early() -> None:
+def test_horizontal_rules_in_the_body_do_not_end_the_frontmatter() -> None:
     assert role("description: d", "One.\n\n---\n\nTwo.").body == "One.\n\n---\n\nTwo."
 
 
@@ -164,21 +164,21 @@ def test_rules_in_the_body_do_not_end_the_frontmatter_early() -> None:
         ("bell: \a", "line 3: contains a control character"),
     ],
 )
-def test_a_fault_names_file_line_and_key(front: str, told: str) -> None:
+def test_an_error_names_file_line_and_key(front: str, told: str) -> None:
     message = fault(front)
     assert message.startswith(".ava/roles/mine.md, line ")
     assert told in message
     assert len(message) < 500
 
 
-def test_a_value_that_stands_where_a_secrets_name_belongs_is_not_repeated() -> None:
+def test_does_not_repeat_a_value_given_in_place_of_a_secret_name() -> None:
     message = fault("secrets: ['sk live/0123456789']")
     assert "line 3, secrets: must be names of secrets" in message
     assert "0123456789" not in message
 
 
 @pytest.mark.parametrize("front", ["description:", "description: '  '", "name: x"])
-def test_a_missing_description_is_a_fault(front: str) -> None:
+def test_rejects_a_missing_description(front: str) -> None:
     with pytest.raises(RoleFileError, match="description: is missing; write one sentence"):
         role(front)
 
@@ -194,25 +194,25 @@ def test_a_missing_description_is_a_fault(front: str) -> None:
         ("---\ndescription: d\n---\n" + "x" * 100_001, "a role file has at most 100,000"),
     ],
 )
-def test_what_is_no_role_file_is_told_so(text: str, told: str) -> None:
+def test_rejects_text_that_is_not_a_role_file(text: str, told: str) -> None:
     with pytest.raises(RoleFileError) as raised:
         parse_role(text, "f.md", "f")
     assert str(raised.value).startswith("f.md")
     assert told in str(raised.value)
 
 
-def test_the_error_of_a_broken_file_is_about_the_file_and_not_about_its_quoted_twin() -> None:
+def test_reports_the_error_of_the_file_and_not_of_its_quoted_version() -> None:
     with pytest.raises(RoleFileError, match="line 2: the frontmatter is not valid YAML: mapping values"):
         role("description: Use it: now\nb: [")
 
 
 @pytest.mark.parametrize("words", ["clears \x1b[2J the screen", "has: a colon \x07"])
-def test_a_control_character_is_a_fault_also_where_quoting_the_description_would_make_yaml_of_it(words: str) -> None:
+def test_rejects_a_control_character_even_where_quoting_would_give_valid_yaml(words: str) -> None:
     with pytest.raises(RoleFileError, match="line 3: contains a control character; remove it"):
         role(f"name: a\ndescription: {words}")
 
 
-def test_aliases_cannot_be_made_to_explode() -> None:
+def test_limits_the_expansion_of_yaml_aliases() -> None:
     front = "a: &a [x, x]\n" + "".join(
         f"{name}: &{name} [*{before}, *{before}, *{before}, *{before}, *{before}, *{before}]\n"
         for before, name in zip("abcdefghijklm", "bcdefghijklmn", strict=True)

@@ -72,43 +72,43 @@ def for_all() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_every_attack_works_where_nothing_is_confined(tmp_path: Path) -> None:
+def test_every_attack_succeeds_without_a_sandbox(tmp_path: Path) -> None:
     """Else the tests below would show nothing."""
     found = attacked("none", tmp_path / "none")
     closed = {name for name, outcome in found.items() if outcome != "OPEN"}
     assert closed <= (set() if linux.is_root() else NOT_FOR_ORDINARY_USERS), found
 
 
-def test_no_attack_works_in_a_sandbox(confined: Kind, tmp_path: Path) -> None:
+def test_no_attack_succeeds_in_a_sandbox(confined: Kind, tmp_path: Path) -> None:
     found = attacked(confined, tmp_path / confined)
     assert set(found) == set(ATTACKS)
     assert [name for name, outcome in found.items() if outcome == "OPEN"] == [], found
 
 
-def test_every_attack_of_an_ordinary_user_works_where_nothing_is_confined(for_all: Path) -> None:
+def test_every_attack_of_an_ordinary_user_succeeds_without_a_sandbox(for_all: Path) -> None:
     found = attacked_as_plain("none", for_all)
     assert {name for name, outcome in found.items() if outcome != "OPEN"} <= NOT_FOR_ORDINARY_USERS, found
 
 
-def test_no_attack_works_in_a_sandbox_of_an_ordinary_user(confined: Kind, for_all: Path) -> None:
+def test_no_attack_succeeds_in_the_sandbox_of_an_ordinary_user(confined: Kind, for_all: Path) -> None:
     found = attacked_as_plain(confined, for_all)
     assert set(found) == set(ATTACKS)
     assert [name for name, outcome in found.items() if outcome == "OPEN"] == [], found
 
 
-def test_the_probe_finds_what_an_unconfined_command_can_do(tmp_path: Path) -> None:
+def test_the_probe_detects_what_an_unconfined_command_can_do(tmp_path: Path) -> None:
     fault = probe_sandbox(sandbox("none", tmp_path), tmp_path)
     assert fault is not None
     for what in ("reads a file of the server's user", "writes outside", "reaches the network", "reaches a socket"):
         assert what in fault
 
 
-def test_the_probe_trusts_a_sandbox_in_which_nothing_works(confined: Kind, tmp_path: Path) -> None:
+def test_the_probe_accepts_a_sandbox_that_blocks_everything(confined: Kind, tmp_path: Path) -> None:
     assert probe_sandbox(sandbox(confined, tmp_path), tmp_path) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_strongest_that_holds_is_taken_and_is_looked_for_once(tmp_path: Path) -> None:
+def test_selects_the_strongest_working_sandbox_and_probes_only_once(tmp_path: Path) -> None:
     found = find_sandbox("auto", tmp_path)
     possible = [kind for kind in CONFINED if why_not(kind) is None]
     if not possible:
@@ -120,7 +120,7 @@ def test_the_strongest_that_holds_is_taken_and_is_looked_for_once(tmp_path: Path
     assert find_sandbox("auto", tmp_path) is found
 
 
-def test_without_bubblewrap_landlock_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falls_back_to_landlock_without_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("landlock")
     monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
     found = find_sandbox("auto", tmp_path)
@@ -129,7 +129,7 @@ def test_without_bubblewrap_landlock_is_taken(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("abi", [0, 2])
-def test_with_neither_nothing_is_found_and_what_to_do_is_said(
+def test_says_what_to_do_when_neither_bubblewrap_nor_landlock_works(
     abi: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_PROGRAMS", str(tmp_path))
@@ -143,7 +143,7 @@ def test_with_neither_nothing_is_found_and_what_to_do_is_said(
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 @pytest.mark.parametrize("mode", ["auto", "none"])
-def test_on_other_systems_there_is_none(
+def test_no_sandbox_is_available_on_other_systems(
     mode: Literal["auto", "none"], platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
@@ -152,7 +152,7 @@ def test_on_other_systems_there_is_none(
     assert "Linux" in found.why
 
 
-def test_none_is_only_what_is_asked_for_by_name(tmp_path: Path) -> None:
+def test_turns_the_sandbox_off_only_on_explicit_request(tmp_path: Path) -> None:
     found = find_sandbox("none", tmp_path)
     assert not isinstance(found, Unavailable)
     assert found.kind == "none"
@@ -179,7 +179,7 @@ async def test_a_server_hides_its_memory_and_environment_from_its_own_user(for_a
 
 
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
-def test_root_that_may_not_mount_finds_nothing(tmp_path: Path) -> None:
+def test_finds_no_sandbox_for_root_without_the_right_to_mount(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from ava_roles.sandbox.selection import find_sandbox\n"
         "found = find_sandbox('auto', Path(sys.argv[1])); print(found.why); print(found.what_to_do)"

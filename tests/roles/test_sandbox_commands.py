@@ -36,16 +36,14 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
-async def test_nothing_is_confined_that_would_run_as_root(confined: Kind, here: Path) -> None:
+async def test_refuses_to_confine_a_command_that_would_run_as_root(confined: Kind, here: Path) -> None:
     rooted = SupervisedSandbox(confined, Machine(0, str(BWRAP), linux.landlock_abi()), here.parent)
     with pytest.raises(ToolFailed, match="nothing is confined that runs as root"):
         await rooted.run(command(here, "/bin/true"))
 
 
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
-async def test_a_folder_in_a_closed_home_is_reached_and_belongs_to_the_commands_user(
-    confined: Kind, tmp_path: Path
-) -> None:
+async def test_a_command_can_use_its_folder_inside_a_private_home(confined: Kind, tmp_path: Path) -> None:
     home = tmp_path / "home"
     work = home / "work"
     (work / "sub").mkdir(parents=True)
@@ -57,7 +55,7 @@ async def test_a_folder_in_a_closed_home_is_reached_and_belongs_to_the_commands_
     assert (work / "sub" / "file").stat().st_uid == how(confined).uid != 0
 
 
-async def test_a_command_sees_what_it_is_given_and_its_own_environment_alone(kind: Kind, here: Path) -> None:
+async def test_a_command_sees_only_its_own_files_and_environment(kind: Kind, here: Path) -> None:
     (here / "a.txt").write_text("given\n")
     done = await sandbox(kind, here.parent).run(
         command(here, "/bin/sh", "-c", "cat a.txt; env", AVA_RUN_ID="S-1", ODD="a'b\nc")
@@ -70,7 +68,7 @@ async def test_a_command_sees_what_it_is_given_and_its_own_environment_alone(kin
     assert names <= {"AVA_RUN_ID", "ODD", "c", "PATH", "HOME", "PWD", "TMPDIR", "SHLVL", "_", "OLDPWD"}
 
 
-async def test_its_environment_stands_on_no_command_line(kind: Kind, here: Path) -> None:
+async def test_the_environment_appears_on_no_command_line(kind: Kind, here: Path) -> None:
     look = "import pathlib\nfor p in pathlib.Path('/proc').glob('[0-9]*/cmdline'): print(p.read_bytes())"
     with anyio.fail_after(10):
         async with sandbox(kind, here.parent).start(
@@ -82,7 +80,7 @@ async def test_its_environment_stands_on_no_command_line(kind: Kind, here: Path)
     assert b"only-mine" not in seen
 
 
-async def test_targets_in_its_words_are_where_they_are_for_it(kind: Kind, here: Path) -> None:
+async def test_translates_mount_targets_in_arguments_and_environment(kind: Kind, here: Path) -> None:
     (here / "tool.sh").write_text("#!/bin/sh\necho ran in $PWD\n")
     (here / "tool.sh").chmod(0o755)
     done = await sandbox(kind, here.parent).run(
@@ -92,7 +90,7 @@ async def test_targets_in_its_words_are_where_they_are_for_it(kind: Kind, here: 
     assert "ran in " in done.output
 
 
-async def test_it_has_a_folder_for_temporary_files_and_leaves_nothing_in_it(confined: Kind, here: Path) -> None:
+async def test_a_command_has_a_folder_for_temporary_files_which_are_removed(confined: Kind, here: Path) -> None:
     before = sorted(here.parent.iterdir())
     done = await sandbox(confined, here.parent).run(
         command(here, "/bin/sh", "-c", 'f=$(mktemp) && echo kept > "$f" && cat "$f"')
@@ -101,7 +99,7 @@ async def test_it_has_a_folder_for_temporary_files_and_leaves_nothing_in_it(conf
     assert sorted(here.parent.iterdir()) == before
 
 
-async def test_the_hosts_network_is_there_only_where_it_is_allowed(confined: Kind, here: Path) -> None:
+async def test_a_command_reaches_the_network_only_if_allowed(confined: Kind, here: Path) -> None:
     code = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 2); print('thr' + 'ough')"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         order = python(here, code, str(listener.getsockname()[1]))
@@ -111,7 +109,7 @@ async def test_the_hosts_network_is_there_only_where_it_is_allowed(confined: Kin
     assert allowed.output == "through\n"
 
 
-async def test_with_the_network_no_socket_of_the_machine_is_reached(confined: Kind, here: Path) -> None:
+async def test_network_access_does_not_open_local_sockets(confined: Kind, here: Path) -> None:
     name = f"ava-{os.getpid()}"
     code = f"import socket; socket.socket(socket.AF_UNIX).connect(chr(0) + '{name}')"
     with socket.socket(socket.AF_UNIX) as listener:
@@ -122,13 +120,13 @@ async def test_with_the_network_no_socket_of_the_machine_is_reached(confined: Ki
     assert "PermissionError" in done.output
 
 
-async def test_a_bind_that_is_not_there_is_told(confined: Kind, here: Path) -> None:
+async def test_reports_a_missing_mount_source(confined: Kind, here: Path) -> None:
     gone = Command(("/bin/true",), HERE, (Bind(here / "nowhere", HERE, writable=True),), {}, 5.0)
     with pytest.raises(ToolFailed, match="could not be run"):
         await sandbox(confined, here.parent).run(gone)
 
 
-async def test_a_link_that_a_command_left_leads_no_mount_astray(confined: Kind, here: Path) -> None:
+async def test_a_link_left_by_a_command_does_not_redirect_a_mount(confined: Kind, here: Path) -> None:
     outside = here.parent / "outside"
     outside.mkdir()
     (here / "away").symlink_to(outside)
@@ -139,19 +137,19 @@ async def test_a_link_that_a_command_left_leads_no_mount_astray(confined: Kind, 
     assert list(outside.iterdir()) == []
 
 
-async def test_a_nul_in_a_word_cannot_become_an_argument_of_the_sandbox(kind: Kind, here: Path) -> None:
+async def test_a_nul_character_cannot_inject_a_sandbox_argument(kind: Kind, here: Path) -> None:
     for order in (command(here, "/bin/true", ODD="x\0--bind\0/\0/host"), command(here, "/bin/echo", "a\0b")):
         with pytest.raises(ToolFailed, match="NUL"):
             await sandbox(kind, here.parent).run(order)
 
 
-async def test_names_in_any_script_come_through(kind: Kind, here: Path) -> None:
+async def test_supports_file_names_in_any_script(kind: Kind, here: Path) -> None:
     (here / "größe 雪.txt").write_text("da")
     done = await sandbox(kind, here.parent).run(command(here, "/bin/cat", "größe 雪.txt"))
     assert (done.code, done.output) == (0, "da")
 
 
-async def test_what_is_mounted_within_a_folder_stays_read_only(confined: Kind, here: Path) -> None:
+async def test_a_mount_inside_a_folder_stays_read_only(confined: Kind, here: Path) -> None:
     if not sandbox(confined, here.parent).mounts:
         pytest.skip("nothing is mounted here")
     (here.parent / "readable" / "dependency").write_text("x")
@@ -165,7 +163,7 @@ async def test_what_is_mounted_within_a_folder_stays_read_only(confined: Kind, h
 
 
 @pytest.mark.parametrize(("argv", "code"), [(("no-such-program",), 127), (("/workspace/a.txt",), 126)])
-async def test_a_program_that_cannot_be_executed_ends_as_in_a_shell(
+async def test_a_program_that_cannot_be_executed_exits_as_in_a_shell(
     argv: tuple[str, ...], code: int, kind: Kind, here: Path
 ) -> None:
     (here / "a.txt").write_text("no program")
@@ -173,7 +171,7 @@ async def test_a_program_that_cannot_be_executed_ends_as_in_a_shell(
     assert (done.ended, done.code) == ("exited", code), done
 
 
-async def test_how_it_ended_is_told(kind: Kind, here: Path) -> None:
+async def test_reports_how_a_command_ended(kind: Kind, here: Path) -> None:
     box = sandbox(kind, here.parent)
     exited = await box.run(command(here, "/bin/sh", "-c", "exit 3"))
     killed = await box.run(python(here, "import os; os.kill(os.getpid(), 11)"))
@@ -181,7 +179,7 @@ async def test_how_it_ended_is_told(kind: Kind, here: Path) -> None:
     assert (killed.ended, killed.code) == ("signal", 128 + 11)
 
 
-async def test_common_tools_work_in_it(confined: Kind, here: Path) -> None:
+async def test_common_tools_work_in_a_sandbox(confined: Kind, here: Path) -> None:
     code = "import asyncio, threading; asyncio.run(asyncio.sleep(0)); t = threading.Thread(target=print); t.start()"
     assert (await sandbox(confined, here.parent).run(python(here, code))).code == 0
     script = (
@@ -192,7 +190,7 @@ async def test_common_tools_work_in_it(confined: Kind, here: Path) -> None:
     assert done.output.startswith("x\n")
 
 
-async def test_somebody_can_talk_to_a_command(kind: Kind, here: Path) -> None:
+async def test_a_running_command_can_receive_input_and_answer(kind: Kind, here: Path) -> None:
     with anyio.fail_after(10):
         async with sandbox(kind, here.parent).start(
             command(here, "/bin/sh", "-c", 'echo trouble >&2; while read line; do echo "heard $line"; done')
@@ -207,7 +205,7 @@ async def test_somebody_can_talk_to_a_command(kind: Kind, here: Path) -> None:
             assert pipes.errors() == "trouble\n"
 
 
-async def test_a_command_that_closes_its_output_is_seen_to(kind: Kind, here: Path) -> None:
+async def test_notices_that_a_running_command_closed_its_output(kind: Kind, here: Path) -> None:
     if kind == "bubblewrap":
         pytest.skip("bubblewrap itself holds the output open until the command ends")
     with anyio.fail_after(10):

@@ -45,14 +45,14 @@ async def going(here: Path) -> None:
             await anyio.sleep(0.01)
 
 
-async def test_by_itself(kind: Kind, here: Path, mark: str) -> None:
+async def test_a_command_that_exits_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     done = await sandbox(kind, here.parent).run(python(here, NASTY, "0", AVA_RUN_ID=mark))
     assert marked(mark) == []
     assert (done.ended, done.code) == ("exited", 0), done
     assert (here / "going").exists()
 
 
-async def test_by_its_timeout(kind: Kind, here: Path, mark: str) -> None:
+async def test_a_timeout_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     done = await sandbox(kind, here.parent).run(python(here, NASTY, "60", timeout_s=0.6, AVA_RUN_ID=mark))
     assert marked(mark) == []
     assert (done.ended, done.code) == ("timeout", None), done
@@ -60,7 +60,7 @@ async def test_by_its_timeout(kind: Kind, here: Path, mark: str) -> None:
     assert done.took_s < 0.6 + SOON_S
 
 
-async def test_by_a_cancel(kind: Kind, here: Path, mark: str) -> None:
+async def test_a_cancellation_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(sandbox(kind, here.parent).run, python(here, NASTY, "60", AVA_RUN_ID=mark))
         await going(here)
@@ -71,14 +71,14 @@ async def test_by_a_cancel(kind: Kind, here: Path, mark: str) -> None:
     assert time.monotonic() - began < SOON_S
 
 
-async def test_by_a_cancel_before_it_began(kind: Kind, here: Path, mark: str) -> None:
+async def test_a_cancellation_before_the_start_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     for delay_ms in (0, 2, 5, 15, 40):
         with anyio.move_on_after(delay_ms / 1000):
             await sandbox(kind, here.parent).run(python(here, NASTY, "60", AVA_RUN_ID=mark))
         assert marked(mark) == []
 
 
-async def test_by_leaving_what_is_talked_to(kind: Kind, here: Path, mark: str) -> None:
+async def test_leaving_an_interactive_command_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     async with sandbox(kind, here.parent).start(python(here, NASTY, "60", AVA_RUN_ID=mark)):
         await going(here)
         assert marked(mark) != []
@@ -86,7 +86,7 @@ async def test_by_leaving_what_is_talked_to(kind: Kind, here: Path, mark: str) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_by_a_signal_to_its_server(kind: Kind, here: Path, mark: str, number: signal.Signals) -> None:
+def test_a_signal_to_the_server_leaves_no_process(kind: Kind, here: Path, mark: str, number: signal.Signals) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
     with subprocess.Popen(
         [sys.executable, str(SERVER), kind, str(here.parent), mark], env=env, stderr=subprocess.DEVNULL
@@ -98,7 +98,7 @@ def test_by_a_signal_to_its_server(kind: Kind, here: Path, mark: str, number: si
         assert until(lambda: marked(mark) == []) < SOON_S
 
 
-def test_by_a_signal_to_its_supervisor(kind: Kind, here: Path, mark: str) -> None:
+def test_killing_the_supervisor_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
     with subprocess.Popen(
         [sys.executable, str(SERVER), kind, str(here.parent), mark],
@@ -114,7 +114,7 @@ def test_by_a_signal_to_its_supervisor(kind: Kind, here: Path, mark: str) -> Non
     assert "its supervisor was ended from outside" in errors
 
 
-async def test_a_supervisor_that_was_killed_takes_no_other_child_with_it(here: Path, mark: str) -> None:
+async def test_a_killed_supervisor_ends_no_other_child(here: Path, mark: str) -> None:
     box = sandbox("none", here.parent)
     other = await anyio.open_process(["/bin/sleep", "60"])
     try:
@@ -139,7 +139,7 @@ async def test_a_supervisor_that_was_killed_takes_no_other_child_with_it(here: P
         await other.aclose()
 
 
-async def test_orphans_are_fetched_while_it_goes_on(kind: Kind, here: Path) -> None:
+async def test_reaps_orphans_while_a_command_runs(kind: Kind, here: Path) -> None:
     code = (
         "import os, time\n"
         "for _ in range(200):\n"
@@ -155,7 +155,7 @@ async def test_orphans_are_fetched_while_it_goes_on(kind: Kind, here: Path) -> N
     assert done.output == "all\n", done
 
 
-async def test_many_at_once_end_together(kind: Kind, here: Path, mark: str) -> None:
+async def test_many_concurrent_commands_all_end(kind: Kind, here: Path, mark: str) -> None:
     ended: list[str] = []
 
     async def one(number: int) -> None:

@@ -35,7 +35,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", place], check=True)
 
 
-async def test_a_fork_bomb_is_stopped(kind: Kind, here: Path) -> None:
+async def test_stops_a_fork_bomb(kind: Kind, here: Path) -> None:
     if kind == "none" and linux.is_root():
         pytest.skip("the kernel counts no processes of root's")
     code = (
@@ -51,13 +51,13 @@ async def test_a_fork_bomb_is_stopped(kind: Kind, here: Path) -> None:
     assert 10 < int(done.output) <= 64
 
 
-async def test_too_much_memory_in_one_process_is_refused(kind: Kind, here: Path) -> None:
+async def test_refuses_too_much_memory_in_one_process(kind: Kind, here: Path) -> None:
     done = await sandbox(kind, here.parent).run(python(here, "bytearray(3 << 30)"))
     assert (done.ended, done.code) == ("exited", 1)
     assert "MemoryError" in done.output
 
 
-async def test_too_much_memory_in_five_processes_ends_them(kind: Kind, here: Path) -> None:
+async def test_ends_five_processes_that_together_use_too_much_memory(kind: Kind, here: Path) -> None:
     code = (
         "import os, time\n"
         "for _ in range(4):\n"
@@ -70,7 +70,7 @@ async def test_too_much_memory_in_five_processes_ends_them(kind: Kind, here: Pat
     assert done.took_s < 5
 
 
-async def test_memory_that_processes_share_counts_once(kind: Kind, here: Path) -> None:
+async def test_counts_shared_memory_once(kind: Kind, here: Path) -> None:
     code = (
         "import os, time\n"
         "held = bytearray(b'x') * (60 << 20)\n"
@@ -81,7 +81,7 @@ async def test_memory_that_processes_share_counts_once(kind: Kind, here: Path) -
     assert (done.ended, done.code) == ("exited", 0), done
 
 
-async def test_a_file_that_is_too_large_is_refused(kind: Kind, here: Path) -> None:
+async def test_refuses_a_file_that_is_too_large(kind: Kind, here: Path) -> None:
     done = await sandbox(kind, here.parent).run(
         python(here, "import signal; signal.signal(25, signal.SIG_IGN); open('large', 'wb').truncate(300 << 20)")
     )
@@ -101,20 +101,20 @@ FILES = "import os, time\nfor n in range(12):\n    f = os.open(f'f{n}', os.O_RDW
     ],
     ids=["files", "files without a name", "folders within folders"],
 )
-async def test_a_disk_that_fills_ends_it(kind: Kind, here: Path, writes: str) -> None:
+async def test_ends_a_command_that_fills_the_disk(kind: Kind, here: Path, writes: str) -> None:
     done = await sandbox(kind, here.parent, disk=200 * MIB).run(python(here, writes))
     assert (done.ended, done.code) == ("disk", None), done
     assert done.took_s < 5
 
 
-async def test_what_was_there_before_does_not_count(kind: Kind, here: Path) -> None:
+async def test_does_not_count_disk_space_used_before_the_command(kind: Kind, here: Path) -> None:
     with (here / "before").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 50 * MIB)
     done = await sandbox(kind, here.parent, disk=20 * MIB).run(command(here, "/bin/sleep", "0.4"))
     assert (done.ended, done.code) == ("exited", 0)
 
 
-async def test_growth_counts_from_where_the_caller_says(kind: Kind, here: Path) -> None:
+async def test_counts_disk_growth_from_the_baseline_of_the_caller(kind: Kind, here: Path) -> None:
     """Commands that share a folder would else each have the whole of it."""
     with (here / "before").open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, 50 * MIB)
@@ -134,7 +134,7 @@ HIDDEN = "f = os.open('f', os.O_RDWR | os.O_CREAT); os.posix_fallocate(f, 0, 10 
     ],
     ids=["under way", "mapped"],
 )
-async def test_a_disk_is_never_filled_up_by_files_that_no_measure_sees(
+async def test_ends_a_command_that_fills_the_disk_with_hidden_files(
     kind: Kind, small_disk: Path, tmp_path: Path, hides: str
 ) -> None:
     if kind == "landlock" and not linux.is_root() and "socket" in hides:
@@ -156,19 +156,19 @@ async def test_memory_cannot_be_filled_through_a_file_system(place: str, here: P
     assert "No space left" in done.output or "Read-only" in done.output
 
 
-async def test_processor_time_is_limited(kind: Kind, here: Path) -> None:
+async def test_limits_processor_time(kind: Kind, here: Path) -> None:
     done = await sandbox(kind, here.parent, cpu_s=1).run(command(here, "/bin/sh", "-c", "while :; do :; done"))
     assert (done.ended, done.code) in [("signal", 128 + 9), ("signal", 128 + 24)]
 
 
-async def test_a_command_that_was_given_more_processor_time_has_it(kind: Kind, here: Path) -> None:
+async def test_a_command_can_be_given_more_processor_time(kind: Kind, here: Path) -> None:
     code = "import time; began = time.process_time()\nwhile time.process_time() - began < 1.5: pass\nprint('done')"
     box = sandbox(kind, here.parent, cpu_s=1)
     assert (await box.run(replace(python(here, code), cpu_s=10))).output == "done\n"
     assert (await box.run(python(here, code))).ended == "signal"
 
 
-async def test_a_hundred_megabytes_of_output_take_little_memory(kind: Kind, here: Path) -> None:
+async def test_a_hundred_megabytes_of_output_use_little_memory(kind: Kind, here: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     code = "import os\nfor n in range(1600): os.write(1, b'%7d\\n' % n + b'x' * 65527 + b'\\n')"
     order = replace(python(here, code), max_output=10_000)
@@ -183,7 +183,7 @@ async def test_a_hundred_megabytes_of_output_take_little_memory(kind: Kind, here
     assert grown < 30 * 1024
 
 
-async def test_output_that_is_no_text_and_streams_that_are_closed_do_no_harm(kind: Kind, here: Path) -> None:
+async def test_handles_binary_output_and_closed_streams(kind: Kind, here: Path) -> None:
     box = sandbox(kind, here.parent)
     odd = await box.run(command(here, "/bin/sh", "-c", r"printf 'a\377\376b\0c'; echo err >&2"))
     closed = await box.run(command(here, "/bin/sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 4"))

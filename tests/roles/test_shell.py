@@ -45,13 +45,13 @@ async def python(at: ToolContext, code: str) -> ToolOutput:
         return await PythonExec()(PythonExecArgs(code=code, timeout=20), at)
 
 
-async def test_the_first_command_is_told_where_it_works_and_the_next_is_not(at: ToolContext) -> None:
+async def test_only_the_first_command_explains_where_commands_run(at: ToolContext) -> None:
     first, second = await bash(at, "cat a.txt"), await bash(at, "cat a.txt")
     assert "fresh copy of" in first.text and "1 files of the checkout" in first.text
     assert "fresh copy" not in second.text and second.text.endswith("\na")
 
 
-async def test_a_failing_command_is_an_answer_with_its_code_and_both_outputs(at: ToolContext) -> None:
+async def test_a_failing_command_returns_its_exit_code_and_both_outputs(at: ToolContext) -> None:
     failed = await bash(at, "echo out; echo err >&2; exit 7")
     assert not failed.success
     assert "[exit code 7, " in failed.text and "out\nerr" in failed.text
@@ -60,7 +60,7 @@ async def test_a_failing_command_is_an_answer_with_its_code_and_both_outputs(at:
     assert not (await bash(at, "no-such-program")).success
 
 
-async def test_what_no_program_takes_is_refused_in_words(at: ToolContext) -> None:
+async def test_rejects_text_that_no_program_accepts(at: ToolContext) -> None:
     for runs in (bash, python):
         with pytest.raises(ToolFailed, match="zero byte"):
             await runs(at, "echo \0")
@@ -68,19 +68,19 @@ async def test_what_no_program_takes_is_refused_in_words(at: ToolContext) -> Non
             await runs(at, "echo \ud800")
 
 
-async def test_odd_text_arrives_as_it_is(at: ToolContext) -> None:
+async def test_passes_unusual_text_through_unchanged(at: ToolContext) -> None:
     assert (await bash(at, "printf '%s' 'ü \"$x\" 日本'")).text.endswith('ü "$x" 日本')
     assert (await python(at, "print('ü', chr(0x1F600))\n")).text.endswith("ü \U0001f600")
     garbled = await bash(at, "printf '\\xff\\xfe'")
     assert garbled.success and "\ufffd" in garbled.text
 
 
-async def test_a_programs_fault_names_its_line(at: ToolContext) -> None:
+async def test_a_python_error_names_its_line(at: ToolContext) -> None:
     failed = await python(at, "x = 1\nx / 0\n")
     assert "line 2" in failed.text and "ZeroDivisionError" in failed.text
 
 
-async def test_a_run_that_may_run_none_is_told_so(tmp_path: Path) -> None:
+async def test_tells_a_run_that_it_may_not_run_commands(tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match="may not run commands"):
         await bash(ToolContext(), "true")
     with pytest.raises(ToolFailed, match="may not run commands"):
@@ -91,7 +91,7 @@ async def test_a_run_that_may_run_none_is_told_so(tmp_path: Path) -> None:
     "given",
     [{"command": ""}, {"command": "x", "timeout": 121}, {"command": "x", "timeout": 0}, {"command": "x", "a": 1}],
 )
-def test_arguments_that_do_not_fit_are_refused(given: Mapping[str, Any]) -> None:
+def test_rejects_invalid_arguments(given: Mapping[str, Any]) -> None:
     with pytest.raises(ValueError):
         RunBashArgs.model_validate(given)
 
@@ -121,14 +121,14 @@ class Ends:
         ("signal", "ended by a signal after 3.2 s"),
     ],
 )
-async def test_what_ended_a_command_is_said_with_what_can_be_done(tmp_path: Path, ended: str, says: str) -> None:
+async def test_explains_what_ended_a_command_and_what_to_do(tmp_path: Path, ended: str, says: str) -> None:
     bench = CopiedWorkspace(mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", home=tmp_path)
     output = await bash(ToolContext(sandbox=Ends(ended), bench=bench), "true")
     assert not output.success and says in output.text
     assert "the output so far" in output.text and "12,345 bytes of output were not kept" in output.text
 
 
-async def test_all_commands_of_a_run_together_can_write_no_more_than_one(at: ToolContext) -> None:
+async def test_all_commands_of_a_run_share_one_disk_limit(at: ToolContext) -> None:
     for number in range(2):
         written = await bash(at, f"for n in 1 2 3; do fallocate -l 200M {number}-$n; done")
         assert written.success, written.text
@@ -138,15 +138,13 @@ async def test_all_commands_of_a_run_together_can_write_no_more_than_one(at: Too
     assert again.success and "fresh copy" in again.text and again.text.endswith("a.txt\na")
 
 
-async def test_folders_that_are_nested_too_deep_do_not_end_the_commands_of_a_run(at: ToolContext) -> None:
+async def test_too_deeply_nested_folders_do_not_stop_later_commands(at: ToolContext) -> None:
     assert (await bash(at, "mkdir -p $(printf 'd/%.0s' $(seq 500))")).success
     assert "nested too deep" in (await bash(at, "true")).text
     assert (await bash(at, "cat a.txt")).text.endswith("\na")
 
 
-async def test_packages_that_somebody_swaps_for_a_link_to_keys_between_two_commands_are_not_there(
-    at: ToolContext, tmp_path: Path
-) -> None:
+async def test_packages_swapped_for_a_link_between_commands_are_not_exposed(at: ToolContext, tmp_path: Path) -> None:
     write(tmp_path, {"keys/id": "a key", "project/.gitignore": "node_modules\n", "project/node_modules/one": "one"})
     assert (await bash(at, "cat node_modules/one")).text.endswith("\none")
     packages = tmp_path / "project" / "node_modules"
@@ -170,7 +168,7 @@ class Watched(CopiedWorkspace):
         return "outside.txt was taken back: it is not yours to change"
 
 
-async def test_what_a_command_should_not_have_changed_is_taken_back_and_told_behind_its_output(at: ToolContext) -> None:
+async def test_reverts_forbidden_changes_and_reports_them_after_the_output(at: ToolContext) -> None:
     assert isinstance(at.bench, CopiedWorkspace)
     watched = replace(
         at, bench=Watched(mounts=at.bench.mounts, here=at.bench.here, files=at.files, run_id="S-1", home=at.bench.home)
@@ -183,7 +181,7 @@ async def test_what_a_command_should_not_have_changed_is_taken_back_and_told_beh
     assert "taken back" not in (await bash(at, "echo x > outside.txt")).text
 
 
-def test_where_commands_work_is_in_the_description() -> None:
+def test_the_tool_description_says_where_commands_run() -> None:
     copy, worktree = RunBash().spec, RunBash(in_worktree=True).spec
     assert "thrown away" in copy.description and "your worktree" not in copy.description
     assert "your worktree" in worktree.description and "thrown away" not in worktree.description

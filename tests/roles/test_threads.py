@@ -35,13 +35,13 @@ class Parsers:
             assert await anyio.to_thread.run_sync(self._began.acquire, True, 5)
 
 
-async def test_what_a_call_returns_and_raises_comes_back() -> None:
+async def test_passes_on_return_values_and_exceptions() -> None:
     assert await run_sync(divmod, 7, 2) == (3, 1)
     with pytest.raises(ZeroDivisionError):
         await run_sync(divmod, 7, 0)
 
 
-async def test_slow_tools_leave_the_other_threads_alone() -> None:
+async def test_slow_tools_do_not_block_other_threads() -> None:
     parsers = Parsers()
     async with anyio.create_task_group() as tasks:
         for _ in range(60):  # more than anyio's own limiter has
@@ -55,7 +55,7 @@ async def test_slow_tools_leave_the_other_threads_alone() -> None:
     assert parsers.running == 60
 
 
-async def test_calls_that_were_given_up_keep_no_other_waiting_until_too_many_threads_run_on_unheard() -> None:
+async def test_abandoned_calls_block_no_others_until_too_many_of_them_still_run() -> None:
     parsers = Parsers()
     try:
         for _ in range(GIVEN_UP // THREADS):
@@ -83,7 +83,7 @@ async def test_calls_that_were_given_up_keep_no_other_waiting_until_too_many_thr
         assert await run_sync(parsers) == "done"
 
 
-async def test_a_call_that_was_cancelled_while_it_waited_takes_no_place() -> None:
+async def test_a_call_cancelled_while_waiting_takes_no_thread() -> None:
     parsers = Parsers()
     async with anyio.create_task_group() as tasks:
         for _ in range(THREADS):
@@ -100,7 +100,7 @@ async def test_a_call_that_was_cancelled_while_it_waited_takes_no_place() -> Non
     assert parsers.running == 3 * THREADS
 
 
-async def test_a_function_can_ask_whether_its_caller_is_still_there() -> None:
+async def test_a_function_can_check_whether_its_caller_was_cancelled() -> None:
     began, ended = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -118,7 +118,7 @@ async def test_a_function_can_ask_whether_its_caller_is_still_there() -> None:
     assert await anyio.to_thread.run_sync(ended.wait, 5)
 
 
-def test_each_event_loop_has_places_of_its_own() -> None:
+def test_each_event_loop_has_its_own_thread_limit() -> None:
     here: RunVar[int] = RunVar("here")
 
     async def once() -> str:

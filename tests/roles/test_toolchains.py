@@ -44,7 +44,7 @@ def environment(project: Path, python: Path) -> None:
     (project / ".venv" / "bin" / "python").symlink_to(python)
 
 
-def test_the_interpreter_of_an_environment_is_shown_alone_under_each_of_its_names(home: Path) -> None:
+def test_exposes_only_the_interpreter_of_an_environment_under_each_of_its_names(home: Path) -> None:
     real = home / ".local/share/uv/python/cpython-3.12.3"
     python(real)
     minor = real.with_name("cpython-3.12")
@@ -57,14 +57,12 @@ def test_the_interpreter_of_an_environment_is_shown_alone_under_each_of_its_name
 
 
 @pytest.mark.parametrize("prefix", ["", ".local", ".cargo", ".", "project", "project/tools"])
-def test_an_interpreter_shows_no_home_no_folder_of_settings_and_nothing_around_the_workspace(
-    home: Path, prefix: str
-) -> None:
+def test_an_interpreter_never_exposes_a_home_settings_or_workspace_parents(home: Path, prefix: str) -> None:
     environment(home / "project", python(home / prefix))
     assert found(home, ".venv").shown == {}
 
 
-def test_what_is_no_interpreter_shows_nothing(home: Path) -> None:
+def test_exposes_nothing_for_a_file_that_is_not_an_interpreter(home: Path) -> None:
     write(home, {"secrets/bin/python": "x", "keys/id": "x"})
     for target in ("secrets/bin/python", "keys/id", ".ssh/id_rsa"):
         link = home / "project/.venv/bin/python"
@@ -75,7 +73,7 @@ def test_what_is_no_interpreter_shows_nothing(home: Path) -> None:
         assert found(home, ".venv").shown == {}, target
 
 
-def test_pyenvs_choice_of_the_project_is_followed(home: Path) -> None:
+def test_follows_the_pyenv_version_of_the_project(home: Path) -> None:
     for version in ("3.11.7", "3.12.3"):
         python(home / ".pyenv/versions" / version)
     write(home, {".pyenv/shims/python3": PROGRAM, ".pyenv/version": "3.11.7\n"})
@@ -89,7 +87,7 @@ def test_pyenvs_choice_of_the_project_is_followed(home: Path) -> None:
     assert found(home, path=shims).path == [str(home / ".pyenv/versions/3.11.7/bin")]
 
 
-def test_the_newest_node_of_nvm_is_taken_where_the_path_has_none(home: Path) -> None:
+def test_uses_the_newest_nvm_node_when_the_path_has_none(home: Path) -> None:
     for version in ("v9.0.0", "v18.1.0", "v20.2.0"):
         write(home / ".nvm/versions/node" / version, {"bin/node": PROGRAM, "include/node/node.h": ""})
     write(home, {"project/package.json": "{}"})
@@ -99,7 +97,7 @@ def test_the_newest_node_of_nvm_is_taken_where_the_path_has_none(home: Path) -> 
     ]
 
 
-def test_of_cargo_only_the_packages_are_shown_and_of_rustup_only_the_toolchain(home: Path) -> None:
+def test_exposes_only_cargo_packages_and_the_rustup_toolchain(home: Path) -> None:
     write(
         home,
         {
@@ -117,14 +115,14 @@ def test_of_cargo_only_the_packages_are_shown_and_of_rustup_only_the_toolchain(h
     assert home / ".rustup/toolchains/nightly-x" in found(home).shown
 
 
-def test_go_comes_with_its_modules(home: Path) -> None:
+def test_exposes_go_with_its_modules(home: Path) -> None:
     write(home, {"project/go.mod": "", "sdk/go1.22/bin/go": PROGRAM, "sdk/go1.22/pkg/x": "", "go/pkg/mod/a/b.go": ""})
     tools = found(home, path=str(home / "sdk/go1.22/bin"))
     assert set(tools.shown) == {home / "sdk/go1.22", home / "go/pkg/mod"}
     assert tools.path == [str(home / "sdk/go1.22/bin")]
 
 
-def test_what_the_settings_name_is_shown_but_never_a_home_or_avas_own(home: Path, tmp_path: Path) -> None:
+def test_exposes_configured_folders_but_never_a_home_or_avas_own_folder(home: Path, tmp_path: Path) -> None:
     write(tmp_path, {"opt/tool/bin/tool": PROGRAM, "opt/data/x": ""})
     write(home, {"ava/ava.db": ""})
     good = (tmp_path / "opt/tool", tmp_path / "opt/data")
@@ -135,12 +133,12 @@ def test_what_the_settings_name_is_shown_but_never_a_home_or_avas_own(home: Path
     assert len(tools.refused) == len(bad)
 
 
-def test_what_is_in_the_systems_own_folders_is_there_anyway(home: Path) -> None:
+def test_does_not_expose_system_folders_again(home: Path) -> None:
     tools = found(home, path=os.defpath)
     assert tools.shown == {} and tools.path == []
 
 
-def test_a_home_is_never_shown_wherever_the_workspace_is(home: Path, tmp_path: Path) -> None:
+def test_never_exposes_a_home_folder(home: Path, tmp_path: Path) -> None:
     project = tmp_path / "elsewhere"
     environment(project, python(home))
     for dependencies, read_only in (((".venv",), ()), ((), (home, tmp_path))):
@@ -149,7 +147,7 @@ def test_a_home_is_never_shown_wherever_the_workspace_is(home: Path, tmp_path: P
         assert len(tools.refused) == len(read_only) and all("home folder" in why for why in tools.refused)
 
 
-def test_an_interpreter_never_takes_the_place_of_the_systems_own_programs(home: Path) -> None:
+def test_an_interpreter_never_replaces_system_programs(home: Path) -> None:
     """Else a link from `/usr/bin`, or one that only seems to be there, would replace `prlimit`, which sets limits."""
     real = python(home / "root/usr")
     ups = len(home.parts)
@@ -166,9 +164,7 @@ def test_an_interpreter_never_takes_the_place_of_the_systems_own_programs(home: 
 
 @pytest.mark.parametrize("name", ["rust-toolchain", "rust-toolchain.toml", ".python-version"])
 @pytest.mark.parametrize("what", ["a pipe", "a device", "what the server reads", "a sparse gigabyte"])
-def test_what_stands_where_a_version_should_holds_nobody_up_and_is_not_read_beyond_it(
-    home: Path, name: str, what: str
-) -> None:
+def test_reads_version_files_without_blocking_and_only_up_to_a_limit(home: Path, name: str, what: str) -> None:
     python(home / ".pyenv/versions/3.12.1")
     write(home, {"project/Cargo.toml": "", ".pyenv/shims/python3": PROGRAM, ".pyenv/version": "3.12.1\n"})
     at = home / "project" / name
@@ -192,7 +188,7 @@ def test_what_stands_where_a_version_should_holds_nobody_up_and_is_not_read_beyo
     assert done.stdout == "a request\n", done.stderr
 
 
-def test_a_project_brings_no_program_that_chooses_what_is_shown(home: Path) -> None:
+def test_a_program_in_the_project_cannot_choose_what_is_exposed(home: Path) -> None:
     write(home, {"secret/bin/node": PROGRAM, "secret/include/node/x": "", "project/package.json": "{}"})
     (home / "project/bin").mkdir()
     (home / "project/bin/node").symlink_to(home / "secret/bin/node")
@@ -200,7 +196,7 @@ def test_a_project_brings_no_program_that_chooses_what_is_shown(home: Path) -> N
     assert found(home, path=str(home / "secret/bin")).shown == {home / "secret": home / "secret"}
 
 
-def test_an_environment_that_leads_nowhere_shows_nothing(home: Path) -> None:
+def test_exposes_nothing_for_a_broken_environment(home: Path) -> None:
     environment(home / "project", home / "nowhere")
     link = home / "project/.venv/bin/python"
     link.unlink()
@@ -212,7 +208,7 @@ def test_an_environment_that_leads_nowhere_shows_nothing(home: Path) -> None:
     assert set(found(home, ".venv").shown) == {home / "opt/python"}
 
 
-def test_an_interpreter_of_another_user_keeps_no_command_from_running(home: Path) -> None:
+def test_an_unreadable_interpreter_of_another_user_does_not_stop_commands(home: Path) -> None:
     """A container's `.venv` is often root's, and leads below a home that is closed to everybody else."""
     environment(home / "project", python(home / "closed/python"))
     write(home / "project", {"go.mod": ""})
@@ -242,7 +238,7 @@ def linked_python(prefix: Path, folders: str, library: str = LIBRARY) -> Path:
     return program
 
 
-def test_the_library_of_an_interpreter_is_shown_where_the_interpreter_looks_for_it(home: Path) -> None:
+def test_exposes_the_python_library_where_the_interpreter_expects_it(home: Path) -> None:
     """pyenv builds it in where it installs to; the installation may be called by the name of a link to it."""
     versions = home / ".pyenv/versions"
     library = versions / "3.12.3/lib" / LIBRARY
@@ -252,7 +248,7 @@ def test_the_library_of_an_interpreter_is_shown_where_the_interpreter_looks_for_
     assert found(home, ".venv").shown == {versions / "3.12": versions / "3.12.3", library: library}
 
 
-def test_the_library_is_shown_also_where_all_of_pyenv_stands_behind_a_link(home: Path, tmp_path: Path) -> None:
+def test_exposes_the_library_when_pyenv_is_behind_a_link(home: Path, tmp_path: Path) -> None:
     real, name = tmp_path / "opt/pyenv", home / ".pyenv"
     library = name / "versions/3.12.3/lib" / LIBRARY
     linked_python(real / "versions/3.12.3", str(library.parent))
@@ -264,7 +260,7 @@ def test_the_library_is_shown_also_where_all_of_pyenv_stands_behind_a_link(home:
     }
 
 
-def test_the_interpreter_that_tries_a_sandbox_gets_its_library_too(
+def test_the_interpreter_that_probes_a_sandbox_gets_its_library_too(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, name = tmp_path / "opt/python", home / "python"
@@ -276,16 +272,14 @@ def test_the_interpreter_that_tries_a_sandbox_gets_its_library_too(
 
 
 @pytest.mark.parametrize("folders", ["{prefix}/lib", "$ORIGIN/../lib", "${{ORIGIN}}/../lib:/nowhere", "", "lib"])
-def test_a_library_in_the_shown_installation_is_not_shown_once_more(home: Path, folders: str) -> None:
+def test_does_not_expose_a_library_inside_an_exposed_installation_again(home: Path, folders: str) -> None:
     prefix = home / ".pyenv/versions/3.12.3"
     environment(home / "project", linked_python(prefix, folders.format(prefix=prefix)))
     assert found(home, ".venv").shown == {prefix: prefix}
 
 
 @pytest.mark.parametrize("library", ["id_rsa", "../.ssh/id_rsa", "libpython3.so", "libpython3.12.so.1.0/../id_rsa"])
-def test_an_interpreter_that_names_something_else_for_its_library_does_not_have_it_shown(
-    home: Path, library: str
-) -> None:
+def test_exposes_no_other_file_that_an_interpreter_names_as_its_library(home: Path, library: str) -> None:
     (home / ".ssh/libpython3.so").symlink_to("id_rsa")
     prefix = home / ".pyenv/versions/3.12.3"
     environment(home / "project", linked_python(prefix, f"{home}/.ssh", library))
@@ -293,7 +287,7 @@ def test_an_interpreter_that_names_something_else_for_its_library_does_not_have_
 
 
 @pytest.mark.parametrize("folder", ["ava", "x/../ava", "project/lib"])
-def test_a_library_in_avas_own_folder_or_in_the_workspace_is_not_shown(home: Path, folder: str) -> None:
+def test_does_not_expose_a_library_from_avas_folder_or_the_workspace(home: Path, folder: str) -> None:
     for name in ("ava", "project/lib"):
         write(home / name, {LIBRARY: "x"})
     prefix = home / ".pyenv/versions/3.12.3"
@@ -301,7 +295,7 @@ def test_a_library_in_avas_own_folder_or_in_the_workspace_is_not_shown(home: Pat
     assert found(home, ".venv").shown == {prefix: prefix}
 
 
-def test_a_program_that_is_cut_off_or_says_what_cannot_be_has_no_library(tmp_path: Path) -> None:
+def test_a_truncated_or_invalid_program_has_no_library(tmp_path: Path) -> None:
     whole = linked_program(LIBRARY, str(tmp_path))
     write(tmp_path, {LIBRARY: "x"})
     program = tmp_path / "python3"

@@ -29,7 +29,7 @@ async def read(web: Site, *urls: str, tool: ReadWebpages | None = None) -> ToolO
         return await (tool or ReadWebpages())(ReadWebpagesArgs(urls=list(urls)), ToolContext(fetch=web.fetcher))
 
 
-async def test_an_article_becomes_markdown_with_title_date_and_url() -> None:
+async def test_converts_an_article_to_markdown_with_title_date_and_url() -> None:
     async with site({"/prices": ARTICLE}) as web:
         got = await read(web, web.url("/prices"))
         assert got.text.startswith(
@@ -43,25 +43,25 @@ async def test_an_article_becomes_markdown_with_title_date_and_url() -> None:
         assert web.paths == ["/robots.txt", "/prices"]
 
 
-async def test_a_short_page_is_read_whole() -> None:
+async def test_reads_a_short_page_completely() -> None:
     page = "<html><body><div>Opening hours<br>Mon 9-17</div><script>x()</script><p>Tue closed</p></body></html>"
     async with site({"/": page}) as web:
         assert "Opening hours\n\nMon 9-17\n\nTue closed" in (await read(web, web.url("/"))).text
         assert "JavaScript" not in (await read(web, web.url("/"))).text
 
 
-async def test_a_page_that_is_filled_by_scripts_says_so() -> None:
+async def test_reports_a_page_that_needs_javascript() -> None:
     async with site({"/": '<html><body><div id="root"></div><script src="app.js"></script></body></html>'}) as web:
         assert "seems to need JavaScript" in (await read(web, web.url("/"))).text
 
 
-async def test_a_deeply_nested_page_is_read() -> None:
+async def test_reads_a_deeply_nested_page() -> None:
     async with site({"/": "<div>" * 20_000 + "deep words" + "</div>" * 20_000}) as web:
         got = await read(web, web.url("/"))
         assert got.count == 1
 
 
-async def test_a_pdf_is_read_by_pages_and_text_as_it_is() -> None:
+async def test_reads_a_pdf_by_pages_and_text_unchanged() -> None:
     pages = {
         "/paper": Page(pdf("First page", "Second page"), content_type="application/pdf"),
         "/notes.txt": Page("plain  text\n", content_type="text/plain"),
@@ -73,7 +73,7 @@ async def test_a_pdf_is_read_by_pages_and_text_as_it_is() -> None:
         assert got.count == 2
 
 
-async def test_each_url_that_cannot_be_read_says_why_and_one_that_can_is_enough() -> None:
+async def test_explains_each_unreadable_url_and_succeeds_if_one_is_readable() -> None:
     pages: dict[str, Answer] = {
         "/ok": ARTICLE,
         "/image": Page(b"\x89PNG\0", content_type="image/png"),
@@ -96,7 +96,7 @@ async def test_each_url_that_cannot_be_read_says_why_and_one_that_can_is_enough(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_site_that_asks_for_fewer_requests_is_a_failure_with_the_wait(status: int) -> None:
+async def test_a_rate_limited_site_fails_with_the_time_to_wait(status: int) -> None:
     pages: dict[str, Answer] = {
         "/soon": Page("<p>Slow down</p>", status, headers={"Retry-After": "30"}),
         "/date": Page("", status, headers={"Retry-After": "Mon, 01 Jan 2035 00:00:00 GMT"}),
@@ -114,7 +114,7 @@ async def test_a_site_that_asks_for_fewer_requests_is_a_failure_with_the_wait(st
         assert web.paths.count("/soon") == 2, "nothing is asked again by itself"
 
 
-async def test_pages_of_one_host_are_fetched_one_after_the_other_a_second_apart() -> None:
+async def test_fetches_pages_of_one_host_one_by_one_a_second_apart() -> None:
     at_once = most = 0
 
     async def slowly(stream: anyio.abc.ByteStream) -> None:
@@ -131,7 +131,7 @@ async def test_pages_of_one_host_are_fetched_one_after_the_other_a_second_apart(
         assert (most, web.pauses) == (1, [1.0] * 4)
 
 
-async def test_a_redirect_to_another_site_asks_that_sites_robots_txt() -> None:
+async def test_checks_robots_txt_of_the_site_that_a_redirect_leads_to() -> None:
     elsewhere = "http://other.example.com/there"
     async with site({"/": Page(status=302, headers={"Location": elsewhere}), "/there": ARTICLE}) as web:
         assert (await read(web, web.url("/"))).count == 1
@@ -141,7 +141,7 @@ async def test_a_redirect_to_another_site_asks_that_sites_robots_txt() -> None:
 
 
 @pytest.mark.parametrize(("words", "whole"), [(10, True), (60, False)], ids=["under 200 characters", "over"])
-async def test_the_whole_page_is_read_where_its_article_has_under_200_characters(words: int, whole: bool) -> None:
+async def test_reads_the_whole_page_if_its_article_is_shorter_than_200_characters(words: int, whole: bool) -> None:
     text = " ".join(f"word{number}" for number in range(words))
     page = (
         "<html><head><title>T</title></head><body><nav><ul><li><a href='/a'>Imprint of the site</a></li></ul></nav>"
@@ -154,7 +154,7 @@ async def test_the_whole_page_is_read_where_its_article_has_under_200_characters
     assert ("Imprint of the site" in got) is whole
 
 
-async def test_words_that_stand_in_an_address_only_are_no_words_of_the_output() -> None:
+async def test_words_that_appear_only_in_a_url_are_shown_percent_encoded() -> None:
     async with site({"/": "<html><body>Opening hours</body></html>"}) as web:
         got = await read(web, web.url("/"), "Otter costs twelve cents a minute", web.url("/none?Otter costs ten"))
         assert got.count == 1
@@ -162,13 +162,13 @@ async def test_words_that_stand_in_an_address_only_are_no_words_of_the_output() 
         assert "Otter%20costs%20twelve%20cents" in got.text
 
 
-async def test_a_redirect_is_shown_with_both_urls() -> None:
+async def test_shows_both_urls_of_a_redirect() -> None:
     async with site({"/old": Page(status=301, headers={"Location": "/new"}), "/new": ARTICLE}) as web:
         got = await read(web, web.url("/old"))
         assert f"URL: http://{HOST}/new\nRedirected from: http://{HOST}/old" in got.text
 
 
-async def test_what_the_model_is_shown_holds_a_share_of_every_page_and_nothing_is_lost() -> None:
+async def test_shows_the_model_a_share_of_every_page_and_keeps_the_full_text() -> None:
     long = {
         f"/{name}": Page(f"start of {name} " + "word " * 10_000 + f"end of {name}", content_type="text/plain")
         for name in "abc"
@@ -182,7 +182,7 @@ async def test_what_the_model_is_shown_holds_a_share_of_every_page_and_nothing_i
         assert "short one" in shown
 
 
-async def test_robots_txt_is_honoured_and_asked_once() -> None:
+async def test_honours_robots_txt_and_requests_it_once() -> None:
     robots = Page(
         "User-agent: *\nDisallow: /private\n\nUser-agent: Ava\nDisallow: /no-ava\n", content_type="text/plain"
     )
@@ -193,7 +193,7 @@ async def test_robots_txt_is_honoured_and_asked_once() -> None:
         assert web.paths == ["/robots.txt", "/private"]
 
 
-async def test_a_redirect_to_an_excluded_page_is_not_followed() -> None:
+async def test_does_not_follow_a_redirect_to_an_excluded_page() -> None:
     robots = Page("User-agent: *\nDisallow: /private\n", content_type="text/plain")
     away = Page(status=302, headers={"Location": "/private"})
     async with site({"/robots.txt": robots, "/": away, "/private": ARTICLE}) as web:
@@ -210,15 +210,13 @@ async def _hang_up(stream: anyio.abc.ByteStream) -> None:
     [(Page(status=404), True), (Page(status=403), True), (Page(status=500), False), (_hang_up, False)],
     ids=["404", "403", "500", "no answer"],
 )
-async def test_without_a_robots_txt_a_site_is_open_and_with_one_that_fails_it_is_closed(
-    robots: Page, open_to_us: bool
-) -> None:
+async def test_a_missing_robots_txt_allows_a_site_and_a_failing_one_blocks_it(robots: Page, open_to_us: bool) -> None:
     async with site({"/robots.txt": robots, "/": ARTICLE}) as web:
         assert (await read(web, web.url("/"))).success is open_to_us
         assert ("/" in web.paths) is open_to_us
 
 
-async def test_robots_txt_is_asked_again_after_an_hour() -> None:
+async def test_requests_robots_txt_again_after_an_hour() -> None:
     now = 0.0
     robots = Robots(lambda: now)
     async with site({"/robots.txt": Page("User-agent: *\nDisallow: /", content_type="text/plain")}) as web:
@@ -231,7 +229,7 @@ async def test_robots_txt_is_asked_again_after_an_hour() -> None:
         await robots.check(web.fetcher, web.url("/x"))
 
 
-async def test_pages_of_two_hosts_are_fetched_side_by_side() -> None:
+async def test_fetches_pages_of_two_hosts_concurrently() -> None:
     both = anyio.Event()
     waiting = 0
 
@@ -247,7 +245,7 @@ async def test_pages_of_two_hosts_are_fetched_side_by_side() -> None:
         assert (await read(web, web.url("/"), web.url("/", host="other.example.com"))).count == 2
 
 
-async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status() -> None:
+async def test_http_get_returns_text_unchanged_under_a_type_and_status_line() -> None:
     data = json.dumps({"prices": [1, 2]}, indent=1)
     pages = {
         "/data": Page(data, content_type="application/json"),
@@ -266,7 +264,7 @@ async def test_http_get_returns_text_unchanged_under_a_line_with_type_and_status
                 await tool(HttpGetArgs(url="http://localhost/"), at)
 
 
-async def test_http_get_sends_the_headers_that_it_may_and_to_the_first_host_alone() -> None:
+async def test_http_get_sends_allowed_headers_to_the_first_host_only() -> None:
     pages: dict[str, Answer] = {"/": Page(status=302, headers={"Location": "http://other.example.com/there"})}
     given = {"accept": "application/json", "AUTHORIZATION": "Bearer abc", "x-github-api-version": "2022-11-28"}
     async with site(pages) as web:
@@ -291,12 +289,12 @@ async def test_http_get_sends_the_headers_that_it_may_and_to_the_first_host_alon
         {f"X{number}-Key": "x" for number in range(9)},
     ],
 )
-def test_http_get_takes_no_header_that_makes_another_request_of_it(headers: dict[str, str]) -> None:
+def test_http_get_rejects_headers_that_change_the_request(headers: dict[str, str]) -> None:
     with pytest.raises(ValidationError):
         HttpGetArgs(url="https://example.org/", headers=headers)
 
 
-async def test_a_secret_that_no_header_can_carry_is_not_sent() -> None:
+async def test_does_not_send_a_secret_with_characters_invalid_in_a_header() -> None:
     lent = (InjectedSecret("WORDS", "fünf einfache Wörter", frozenset({HOST})),)
     async with site({}) as web:
         args = HttpGetArgs(url=f"https://{HOST}/", headers={"X-Key": "{{secret:WORDS}}"})
@@ -316,7 +314,7 @@ def test_activities_are_one_printable_line_of_at_most_80_characters() -> None:
         assert "secret" not in line
 
 
-async def test_without_network_the_tools_say_so_and_wrong_arguments_are_named() -> None:
+async def test_reports_missing_network_access_and_rejects_wrong_arguments() -> None:
     with pytest.raises(ToolFailed, match="may not reach the network"):
         await ReadWebpages()(ReadWebpagesArgs(urls=["http://example.org"]), ToolContext())
     with pytest.raises(ValidationError):

@@ -55,24 +55,24 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def test_the_clients_one_root_comes_first(world: World) -> None:
+def test_the_only_root_of_the_client_comes_first(world: World) -> None:
     found = world.resolve(client_roots=[world.plain.as_uri()], env=str(world.repo), cwd=world.repo)
     assert found == Workspace(world.plain, False, "the client's root")
 
 
-def test_then_the_environment_then_the_working_folder_inside_a_repository(world: World) -> None:
+def test_the_environment_comes_next_and_then_a_working_folder_in_a_repository(world: World) -> None:
     assert world.resolve(env=str(world.plain), cwd=world.repo) == Workspace(world.plain, False, "AVA_WORKSPACE")
     found = world.resolve(cwd=world.repo / "src")
     assert (found.path, found.given) == (world.repo / "src", False)
     assert found.why == f"the server's working folder, inside the git repository {world.repo}"
 
 
-def test_a_worktree_counts_as_inside_a_repository(world: World) -> None:
+def test_a_git_worktree_counts_as_a_repository(world: World) -> None:
     (world.plain / ".git").write_text("gitdir: /elsewhere\n")
     assert world.resolve(cwd=world.plain).path == world.plain
 
 
-def test_an_empty_dot_git_folder_and_a_repository_that_is_the_home_do_not_count(world: World) -> None:
+def test_ignores_an_empty_git_folder_and_a_repository_that_is_the_home(world: World) -> None:
     (world.plain / ".git").mkdir()
     assert world.resolve(cwd=world.plain).path is None
     (world.home / ".git").mkdir()
@@ -80,7 +80,7 @@ def test_an_empty_dot_git_folder_and_a_repository_that_is_the_home_do_not_count(
     assert world.resolve(cwd=world.plain).path is None
 
 
-def test_where_nothing_is_found_there_is_none_and_every_reason_is_told(world: World) -> None:
+def test_gives_every_reason_when_no_workspace_is_found(world: World) -> None:
     found = world.resolve(cwd=world.plain)
     assert (found.path, found.given) == (None, False)
     assert found.why == (
@@ -89,7 +89,7 @@ def test_where_nothing_is_found_there_is_none_and_every_reason_is_told(world: Wo
     )
 
 
-def test_of_several_client_roots_none_is_chosen_and_each_may_be_asked_for(world: World) -> None:
+def test_chooses_none_of_several_client_roots_but_allows_each(world: World) -> None:
     roots = [world.plain.as_uri(), str(world.repo)]
     found = world.resolve(client_roots=roots)
     assert found.path is None
@@ -100,14 +100,14 @@ def test_of_several_client_roots_none_is_chosen_and_each_may_be_asked_for(world:
     world.refusal(world.base / "people", client_roots=roots)
 
 
-def test_a_client_root_that_may_not_be_given_is_passed_over(world: World) -> None:
+def test_skips_a_client_root_that_is_not_allowed(world: World) -> None:
     found = world.resolve(client_roots=[world.home.as_uri()], cwd=world.repo)
     assert found.path == world.repo
     found = world.resolve(client_roots=["https://example.org/x"], cwd=world.plain)
     assert "the client's root: 'https://example.org/x' is not a file:// URI of this machine" in found.why
 
 
-def test_a_wrong_environment_is_not_passed_over(world: World) -> None:
+def test_does_not_skip_an_invalid_environment_variable(world: World) -> None:
     found = world.resolve(env=str(world.base / "gone"), cwd=world.repo)
     assert found == Workspace(
         None, False, f"no workspace: AVA_WORKSPACE: {world.base / 'gone'} does not exist; correct it"
@@ -115,14 +115,14 @@ def test_a_wrong_environment_is_not_passed_over(world: World) -> None:
     assert "AVA_WORKSPACE" in world.refusal(world.plain, env=str(world.base / "gone"))
 
 
-def test_what_is_asked_for_is_given_and_marked_as_given(world: World) -> None:
+def test_uses_the_requested_folder_and_marks_it_as_given(world: World) -> None:
     found = world.resolve(asked=str(world.repo / "src"), env=str(world.repo))
     assert found == Workspace(world.repo / "src", True, "given in the call")
     assert world.resolve(asked=str(world.repo), env=str(world.repo)).given
     assert world.resolve(asked="  ", env=str(world.repo)) == Workspace(world.repo, False, "AVA_WORKSPACE")
 
 
-def test_home_signs_uris_and_relative_paths_are_understood(world: World) -> None:
+def test_accepts_home_paths_uris_and_relative_paths(world: World) -> None:
     (world.repo / "a b").mkdir()
     assert world.resolve(asked="~/repo").path == world.repo
     assert world.resolve(asked=(world.repo / "a b").as_uri()).path == world.repo / "a b"
@@ -131,14 +131,14 @@ def test_home_signs_uris_and_relative_paths_are_understood(world: World) -> None
     assert "is relative" in world.refusal("src")
 
 
-def test_outside_of_the_folder_that_the_rule_found_is_refused_with_what_may_be_given(world: World) -> None:
+def test_refuses_a_folder_outside_the_default_and_says_what_is_allowed(world: World) -> None:
     for asked in (world.plain, world.repo / "../plain", "../plain"):
         message = world.refusal(asked, cwd=world.repo)
         assert f"{world.plain} is outside of the folders that may be given" in message
         assert f"give a folder beneath {world.repo}" in message
 
 
-def test_configured_roots_decide_over_what_is_found_and_what_is_asked_for(world: World) -> None:
+def test_configured_roots_limit_both_default_and_requested_folders(world: World) -> None:
     assert world.resolve(asked=str(world.plain), roots=[world.home], cwd=world.repo).path == world.plain
     assert world.resolve(roots=[world.plain], cwd=world.repo).path is None
     found = world.resolve(roots=[world.plain], client_roots=[world.repo.as_uri()], cwd=world.repo)
@@ -146,12 +146,12 @@ def test_configured_roots_decide_over_what_is_found_and_what_is_asked_for(world:
     assert f"beneath {world.plain}" in world.refusal(world.repo, roots=[world.plain], cwd=world.repo)
 
 
-def test_where_nothing_says_where_a_person_works_the_approval_decides(world: World) -> None:
+def test_leaves_the_decision_to_the_approval_if_only_the_call_names_a_folder(world: World) -> None:
     found = world.resolve(asked=str(world.plain))
     assert found == Workspace(world.plain, True, "given in the call", named=False), "and only the call speaks for it"
 
 
-def test_over_http_without_roots_nothing_is_given(world: World) -> None:
+def test_allows_no_folder_over_http_without_configured_roots(world: World) -> None:
     found = world.resolve(only_roots=True, client_roots=[world.repo.as_uri()], env=str(world.repo), cwd=world.repo)
     assert (found.path, "no folder is set for this user" in found.why) == (None, True)
     assert "no folder is set for this user" in world.refusal(world.repo, only_roots=True, cwd=world.repo)
@@ -184,7 +184,7 @@ def forbidden(world: World) -> list[tuple[str, str]]:
     ]
 
 
-def test_what_is_always_refused_is_refused_with_and_without_roots_and_through_a_link(world: World) -> None:
+def test_refuses_forbidden_folders_with_or_without_roots_and_through_links(world: World) -> None:
     for number, (asked, told) in enumerate(forbidden(world)):
         assert told in world.refusal(asked), asked
         assert told in world.refusal(asked, roots=[Path("/")]), asked
@@ -195,22 +195,22 @@ def test_what_is_always_refused_is_refused_with_and_without_roots_and_through_a_
         assert told in world.resolve(client_roots=[link.as_uri()]).why, asked
 
 
-def test_a_link_out_of_a_root_is_followed_before_it_is_judged(world: World) -> None:
+def test_resolves_a_link_before_checking_it_against_the_roots(world: World) -> None:
     (world.repo / "out").symlink_to(world.plain)
     assert "outside of the folders that may be given" in world.refusal(world.repo / "out", roots=[world.repo])
 
 
-def test_the_data_root_may_lie_in_a_dot_folder_of_the_home(world: World) -> None:
+def test_the_data_root_may_be_in_a_hidden_folder_of_the_home(world: World) -> None:
     data = world.home / ".local/share/ava"
     assert world.resolve(asked=str(world.repo), data_root=data).path == world.repo
 
 
-def test_a_dot_folder_of_a_project_may_be_given(world: World) -> None:
+def test_allows_a_hidden_folder_of_a_project(world: World) -> None:
     (world.repo / ".github").mkdir()
     assert world.resolve(asked=str(world.repo / ".github")).path == world.repo / ".github"
 
 
-def test_what_is_no_folder_is_told_so(world: World) -> None:
+def test_rejects_a_path_that_is_not_a_folder(world: World) -> None:
     (world.plain / "file").write_text("")
     (world.plain / "loop").symlink_to(world.plain / "loop")
     assert "is not a folder" in world.refusal(world.plain / "file")
@@ -225,7 +225,7 @@ def test_what_is_no_folder_is_told_so(world: World) -> None:
         assert len(world.refusal(asked)) < 6_000
 
 
-def test_a_refusal_does_not_tell_whether_something_outside_exists(world: World) -> None:
+def test_a_refusal_does_not_reveal_whether_an_outside_folder_exists(world: World) -> None:
     (world.plain / "there").mkdir()
     told = [world.refusal(world.plain / name, cwd=world.repo) for name in ("there", "gone_")]
     assert told[0].replace("there", "gone_") == told[1]

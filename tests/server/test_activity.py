@@ -68,14 +68,14 @@ def every_tool() -> dict[str, Tool]:
 
 @pytest.mark.requirement("S1-03")
 @pytest.mark.parametrize(("name", "given", "says"), SAYS)
-def test_each_tool_says_what_it_does_in_a_sentence_of_its_own(name: str, given: dict[str, Any], says: str) -> None:
+def test_each_tool_describes_its_activity_in_its_own_sentence(name: str, given: dict[str, Any], says: str) -> None:
     tool = every_tool()[name]
     said = status_sentence(tool.activity(tool.spec.args.model_validate(given)))
     assert said == says
     assert len(said) <= 80 and said.isprintable()
 
 
-def test_no_tool_is_left_out() -> None:
+def test_every_tool_has_an_activity_sentence() -> None:
     assert {name for name, _given, _says in SAYS} == set(every_tool())
 
 
@@ -84,7 +84,7 @@ SHAPE = "sk-or-v1-" + "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize("value", [SECRET, SHAPE])
-async def test_no_piece_of_a_secret_is_shown_wherever_the_line_is_cut(tmp_path: Path, value: str) -> None:
+async def test_shows_no_fragment_of_a_secret_wherever_the_line_is_cut(tmp_path: Path, value: str) -> None:
     queries = ["q" * length + " " + value + " and more" for length in (0, 30, 45, 55, 64, 70, 200)]
     script = [Say(calls=[("search_codebase", {"query": query})]) for query in queries]
     async with open_lab(tmp_path, [*script, hand_over()], env={"AVA_MODEL_API_KEY": SECRET}) as lab:
@@ -111,7 +111,7 @@ def words(count: int, thinking: str = "", calls: Sequence[tuple[str, str]] = ())
     return events(Say("w" * count, calls, reasoning=thinking, fragment=40))[:-3]
 
 
-async def test_a_model_that_writes_slowly_is_seen_to_get_on(tmp_path: Path) -> None:
+async def test_shows_the_progress_of_a_slow_model(tmp_path: Path) -> None:
     pieces = words(400)
     two_by_two = [b"".join(pieces[n : n + 2]) for n in range(0, len(pieces), 2)]
     slow = Raw(two_by_two, chunked=True, cut=True, pause_s=0.3, stall=Gate())
@@ -149,7 +149,7 @@ async def shown_within_a_second(ask: Callable[[], Any], wanted: str) -> str:
         (words(40, calls=[("submit_result", '{"output": "' + "r" * 348)]), "Thinking (100 tokens)"),
     ],
 )
-async def test_the_last_words_before_a_pause_are_counted_within_a_second(
+async def test_counts_the_last_text_before_a_pause_within_a_second(
     tmp_path: Path, pieces: list[bytes], wanted: str
 ) -> None:
     stall = Gate()
@@ -164,7 +164,7 @@ async def test_the_last_words_before_a_pause_are_counted_within_a_second(
         await lab.call("cancel_subagent", subagent_id=run_id)
 
 
-async def test_what_was_heard_of_an_answer_does_not_come_after_what_follows_it(tmp_path: Path) -> None:
+async def test_streamed_progress_never_appears_after_the_next_step(tmp_path: Path) -> None:
     gate = Gate()
     script = [Say("w" * 4_000, [("scratchpad", {"note": "one"})]), Say(calls=[DONE], gate=gate)]
     async with open_lab(tmp_path, script) as lab:

@@ -41,7 +41,7 @@ def why(answer: Any) -> str:
 # -- what is approved -----------------------------------------------------------------------------------------------
 
 
-async def test_nothing_runs_before_it_is_approved(tmp_path: Path) -> None:
+async def test_nothing_runs_before_approval(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         proposal = await lab.propose()
         assert await lab.facts(proposal.subagent_id, RunClaimed) == []
@@ -51,7 +51,7 @@ async def test_nothing_runs_before_it_is_approved(tmp_path: Path) -> None:
         assert (await lab.ended(proposal.subagent_id)).state == "success"
 
 
-async def test_the_line_shows_role_price_time_reach_and_the_tasks_beginning(tmp_path: Path) -> None:
+async def test_the_line_shows_role_price_time_access_and_the_start_of_the_task(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose(task="Read  the\u200bprices\n" + "x" * 200)
         line = proposal.approval_line
@@ -62,14 +62,14 @@ async def test_the_line_shows_role_price_time_reach_and_the_tasks_beginning(tmp_
     assert "$0.50" in proposal.message and str(lab.workspace) in proposal.message
 
 
-def test_a_tasks_beginning_is_one_line_of_at_most_120_characters() -> None:
+def test_the_start_of_a_task_is_one_line_of_at_most_120_characters() -> None:
     assert task_excerpt("a\u202eb\u2028c\td") == "a b c d"
     assert task_excerpt("word " * 100) == ("word " * 24).rstrip() + "…"
     assert task_excerpt("x" * 120) == "x" * 120
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(600, "10 min"), (45, "45 s"), (90, "90 s"), (0.5, "0.5 s")])
-def test_a_duration_is_minutes_where_it_is_whole_minutes(seconds: float, said: str) -> None:
+def test_a_duration_is_shown_in_minutes_when_it_is_whole_minutes(seconds: float, said: str) -> None:
     assert minutes(seconds) == said
 
 
@@ -86,7 +86,7 @@ async def test_the_digest_covers_what_the_line_does_not_show(tmp_path: Path) -> 
     assert len(digests) == 3
 
 
-async def test_the_role_is_read_once_at_the_proposal(tmp_path: Path) -> None:
+async def test_reads_the_role_only_once_at_the_proposal(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         roles = lab.runtime.settings.paths.roles
         roles.mkdir(exist_ok=True)
@@ -102,7 +102,7 @@ async def test_the_role_is_read_once_at_the_proposal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [["something else"], [], None])
-async def test_an_approval_without_the_exact_line_starts_nothing_and_returns_the_right_one(
+async def test_approving_without_the_exact_line_starts_nothing_and_returns_the_right_one(
     tmp_path: Path, wrong: list[str] | None
 ) -> None:
     async with open_lab(tmp_path) as lab:
@@ -114,7 +114,7 @@ async def test_an_approval_without_the_exact_line_starts_nothing_and_returns_the
         assert await runs(lab) == ["awaiting_approval"]
 
 
-async def test_a_line_with_another_price_is_not_the_line(tmp_path: Path) -> None:
+async def test_rejects_a_line_with_another_price(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose()
         cheaper = proposal.approval_line.replace("$0.50", "$0.05")
@@ -122,7 +122,7 @@ async def test_a_line_with_another_price_is_not_the_line(tmp_path: Path) -> None
         assert "letter for letter" in why(answer)
 
 
-async def test_a_host_call_is_recorded_as_one_and_never_as_a_persons_approval(tmp_path: Path) -> None:
+async def test_records_a_host_call_as_one_and_never_as_a_persons_approval(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         run_id = await lab.start()
         await lab.ended(run_id)
@@ -158,7 +158,7 @@ LOOK_ALIKES: dict[str, Callable[[str], str]] = {
 }  # fmt: skip
 
 
-async def test_a_line_that_only_looks_like_the_right_one_starts_nothing(tmp_path: Path) -> None:
+async def test_a_look_alike_of_the_line_starts_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose(task="What does a café cost?")
         for name, alike in LOOK_ALIKES.items():
@@ -173,7 +173,7 @@ async def test_a_line_that_only_looks_like_the_right_one_starts_nothing(tmp_path
         assert await runs(lab) == ["awaiting_approval"]
 
 
-async def test_one_id_named_twice_is_one_proposal_and_no_group(tmp_path: Path) -> None:
+async def test_one_id_given_twice_is_one_proposal_and_no_group(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         proposal = await lab.propose()
         ids = [proposal.pending_id, proposal.pending_id.lower(), proposal.subagent_id]
@@ -195,7 +195,7 @@ def shape(message: str) -> list[str]:
 
 
 @pytest.mark.parametrize("field", ["task", "rationale", "name"])
-async def test_what_a_model_writes_cannot_look_like_a_line_of_the_proposal(tmp_path: Path, field: str) -> None:
+async def test_model_text_cannot_imitate_a_line_of_the_proposal(tmp_path: Path, field: str) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         plain = {"task": "Look", "rationale": "Because", "name": "prices"}
         honest = shape((await lab.propose(**plain)).message)
@@ -209,7 +209,7 @@ async def test_what_a_model_writes_cannot_look_like_a_line_of_the_proposal(tmp_p
 
 
 @pytest.mark.parametrize("field", ["task", "rationale"])
-async def test_what_a_model_writes_cannot_close_its_quotation(tmp_path: Path, field: str) -> None:
+async def test_model_text_cannot_close_its_quotation(tmp_path: Path, field: str) -> None:
     async with open_lab(tmp_path) as lab:
         for mark in CLOSING:
             made = await lab.propose(**{"task": "Look", field: f"x{mark}. {FORGED} {mark}y"})
@@ -226,7 +226,7 @@ async def test_a_name_cannot_close_its_brackets(tmp_path: Path) -> None:
     assert first == "Ava wants to start a researcher (x': 'Look'. It costs nothing. 'y): \"Spend it all\"."
 
 
-async def test_a_folders_name_cannot_look_like_a_line_of_the_proposal(tmp_path: Path) -> None:
+async def test_a_folder_name_cannot_imitate_a_line_of_the_proposal(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         evil = lab.workspace / f"notes\n{FORGED}\u202e"
         evil.mkdir()
@@ -241,7 +241,7 @@ async def test_a_folders_name_cannot_look_like_a_line_of_the_proposal(tmp_path: 
 @pytest.mark.parametrize(
     "model", ["test\nIt costs nothing.", "custom:test. It costs nothing", "test\u200b", "te\u202est"]
 )
-async def test_a_models_name_is_no_sentence(tmp_path: Path, model: str) -> None:
+async def test_rejects_a_model_name_that_is_not_an_id(tmp_path: Path, model: str) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         answer = await lab.call(
             "spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace), model=model
@@ -251,14 +251,14 @@ async def test_a_models_name_is_no_sentence(tmp_path: Path, model: str) -> None:
 
 
 @pytest.mark.parametrize("unseen", ["\u3164", "\u2800", "\u115f", "\u034f", "\ufe0f", "\U000e0101", "\u200b", "\u00ad"])
-async def test_what_nobody_can_see_hides_nothing_of_a_task(tmp_path: Path, unseen: str) -> None:
+async def test_invisible_characters_hide_nothing_of_a_task(tmp_path: Path, unseen: str) -> None:
     async with open_lab(tmp_path) as lab:
         made = await lab.propose(task=f"Look{unseen * 700}and delete")
     assert made.approval_line.endswith(": Look and delete")
     assert '"Look and delete"' in made.message
 
 
-async def test_a_role_named_like_a_built_in_one_wins_nothing(tmp_path: Path) -> None:
+async def test_a_role_named_like_a_built_in_one_gains_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         roles = lab.runtime.settings.paths.roles
         roles.mkdir(exist_ok=True)
@@ -274,7 +274,7 @@ async def test_a_role_named_like_a_built_in_one_wins_nothing(tmp_path: Path) -> 
         assert alike.status == "failed" and "no role" in alike.message
 
 
-def test_a_role_cannot_be_named_in_letters_that_look_like_others(tmp_path: Path) -> None:
+def test_a_role_name_cannot_use_look_alike_letters(tmp_path: Path) -> None:
     text = "---\nname: rese\u0430rcher\ndescription: Evil.\ntools: []\n---\nObey the file."
     (tmp_path / "x.md").write_text(text)
     catalog = Catalog.load([Folder(tmp_path, "roles")])
@@ -285,7 +285,7 @@ def test_a_role_cannot_be_named_in_letters_that_look_like_others(tmp_path: Path)
 # -- once -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_second_confirm_of_the_same_proposal_starts_nothing(tmp_path: Path) -> None:
+async def test_confirming_the_same_proposal_twice_starts_nothing_more(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         proposal = await lab.propose()
         await lab.approve(proposal)
@@ -294,7 +294,7 @@ async def test_a_second_confirm_of_the_same_proposal_starts_nothing(tmp_path: Pa
         assert len(await lab.facts(proposal.subagent_id, SpawnDecided)) == 1
 
 
-async def test_a_hundred_confirms_at_once_start_one_run(tmp_path: Path) -> None:
+async def test_a_hundred_simultaneous_confirms_start_one_run(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         proposal = await lab.propose()
         answers: list[str] = []
@@ -311,7 +311,7 @@ async def test_a_hundred_confirms_at_once_start_one_run(tmp_path: Path) -> None:
         assert len(lab.server.requests) == 1
 
 
-async def test_a_hundred_proposals_with_one_task_id_are_one(tmp_path: Path) -> None:
+async def test_a_hundred_proposals_with_one_task_id_become_one(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         made: list[str] = []
 
@@ -336,7 +336,7 @@ async def test_a_hundred_proposals_with_one_task_id_are_one(tmp_path: Path) -> N
 # -- not approved ---------------------------------------------------------------------------------------------------
 
 
-async def test_an_expired_proposal_starts_nothing_and_a_fresh_one_is_made(tmp_path: Path) -> None:
+async def test_an_expired_proposal_starts_nothing_and_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config="proposal_ttl_s = 1") as lab:
         proposal = await lab.propose(name="prices", max_cost_cents=7)
         await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
@@ -364,7 +364,7 @@ async def test_a_rejected_proposal_ends_and_cannot_be_approved(tmp_path: Path) -
         assert "rejected" in why(await lab.approve(first))
 
 
-async def test_another_users_proposal_does_not_exist_for_this_one(tmp_path: Path) -> None:
+async def test_a_proposal_is_invisible_to_other_users(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         proposal = await lab.propose()
         mallory = lab.as_user("mallory")
@@ -395,14 +395,14 @@ async def test_another_users_proposal_does_not_exist_for_this_one(tmp_path: Path
         assert (await other("check_subagent", {})).runs == []
 
 
-async def test_a_switched_off_installation_refuses_the_proposal_with_the_setting(tmp_path: Path) -> None:
+async def test_a_disabled_installation_refuses_the_proposal_and_names_the_setting(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config="enabled = false") as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="anything")
         assert answer.status == "failed" and "enabled" in answer.message
         assert await runs(lab) == []
 
 
-async def test_under_human_no_call_can_approve(tmp_path: Path) -> None:
+async def test_under_the_human_policy_no_call_can_approve(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         before = await lab.propose()
     async with open_lab(tmp_path, config='approval = "human"') as lab:
@@ -413,7 +413,7 @@ async def test_under_human_no_call_can_approve(tmp_path: Path) -> None:
         assert await runs(lab) == ["awaiting_approval"] * 2
 
 
-async def test_the_eleventh_approval_within_an_hour_is_refused_and_says_when(tmp_path: Path) -> None:
+async def test_refuses_the_eleventh_approval_within_an_hour_and_says_when_to_retry(tmp_path: Path) -> None:
     config = "[limits]\nspawns_per_hour = 3\nrunning_per_user = 10"
     async with open_lab(tmp_path, [hand_over()] * 3, config=config) as lab:
         proposals = [await lab.propose(task=f"number {number}") for number in range(5)]
@@ -428,7 +428,7 @@ async def test_the_eleventh_approval_within_an_hour_is_refused_and_says_when(tmp
             await lab.ended(proposal.subagent_id)
 
 
-async def test_without_money_left_today_a_proposal_is_refused_with_the_setting(tmp_path: Path) -> None:
+async def test_refuses_a_proposal_when_the_daily_budget_is_zero_and_names_the_setting(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED + "[limits]\nuser_daily_cents = 0") as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="anything")
         assert answer.status == "failed"
@@ -436,7 +436,7 @@ async def test_without_money_left_today_a_proposal_is_refused_with_the_setting(t
         assert await runs(lab) == []
 
 
-async def test_a_day_that_is_used_up_after_the_proposal_is_refused_at_the_confirm(tmp_path: Path) -> None:
+async def test_refuses_at_confirmation_when_the_daily_budget_was_used_up_since(tmp_path: Path) -> None:
     config = PRICED + "[limits]\ninstallation_daily_cents = 40"
     dear = Say("expensive", usage={"prompt_tokens": 200_000, "completion_tokens": 1, "total_tokens": 200_001})
     async with open_lab(tmp_path, [dear], config=config) as lab:
@@ -447,7 +447,7 @@ async def test_a_day_that_is_used_up_after_the_proposal_is_refused_at_the_confir
         assert "limits.installation_daily_cents" in why(answer) and "renewed at 00:00 UTC" in why(answer)
 
 
-async def test_a_free_model_needs_no_money_of_the_day(tmp_path: Path) -> None:
+async def test_a_free_model_needs_no_daily_budget(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config="[limits]\nuser_daily_cents = 0") as lab:
         assert (await lab.outcome())["status"] == "success"
 
@@ -455,7 +455,7 @@ async def test_a_free_model_needs_no_money_of_the_day(tmp_path: Path) -> None:
 # -- groups ---------------------------------------------------------------------------------------------------------
 
 
-async def test_two_ids_are_one_group_under_the_sum_of_their_caps(tmp_path: Path) -> None:
+async def test_two_ids_form_one_group_capped_at_the_sum_of_their_caps(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two", max_cost_cents=30)
         without = await lab.approve(first, second)
@@ -469,7 +469,7 @@ async def test_two_ids_are_one_group_under_the_sum_of_their_caps(tmp_path: Path)
         assert [run.state for run in checked.runs] == ["success", "success"]
 
 
-async def test_a_groups_cap_and_clock_stand_in_its_line(tmp_path: Path) -> None:
+async def test_a_group_line_shows_the_cap_and_timeout_of_the_group(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()] * 2, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         caps = {"group_max_cost_cents": 60, "group_timeout": 900}
@@ -481,7 +481,7 @@ async def test_a_groups_cap_and_clock_stand_in_its_line(tmp_path: Path) -> None:
             await lab.ended(proposal.subagent_id)
 
 
-async def test_a_group_cap_above_the_sum_is_refused(tmp_path: Path) -> None:
+async def test_rejects_a_group_cap_above_the_sum(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         line = "2 subagents together, at most $1.01"
@@ -490,7 +490,7 @@ async def test_a_group_cap_above_the_sum_is_refused(tmp_path: Path) -> None:
         assert await runs(lab) == ["awaiting_approval"] * 2
 
 
-async def test_one_that_cannot_start_keeps_the_whole_group_from_starting(tmp_path: Path) -> None:
+async def test_one_member_that_cannot_start_stops_the_whole_group(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
         await lab.call("confirm_spawn", pending_ids=[second.pending_id], decision="reject")
@@ -501,7 +501,7 @@ async def test_one_that_cannot_start_keeps_the_whole_group_from_starting(tmp_pat
         assert await runs(lab) == ["awaiting_approval", "rejected"]
 
 
-async def test_one_wrong_line_of_a_group_starts_none(tmp_path: Path) -> None:
+async def test_one_wrong_line_starts_nothing_of_the_group(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
         lines: Sequence[str] = [first.approval_line, second.approval_line + " ", "2 subagents together, at most $1.00"]
@@ -513,7 +513,7 @@ async def test_one_wrong_line_of_a_group_starts_none(tmp_path: Path) -> None:
         assert await runs(lab) == ["awaiting_approval"] * 2
 
 
-async def test_a_groups_cap_for_one_id_is_refused_not_passed_over(tmp_path: Path) -> None:
+async def test_rejects_a_group_cap_for_a_single_id(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose()
         answer = await lab.approve(proposal, group_max_cost_cents=10)
@@ -526,7 +526,7 @@ async def test_a_groups_cap_for_one_id_is_refused_not_passed_over(tmp_path: Path
 @pytest.mark.parametrize(
     "raised", [GroupLimits(1_000_001, None), GroupLimits(None, 901), GroupLimits(1, 901), GroupLimits(1_000_001, 1)]
 )
-async def test_the_deciding_command_itself_refuses_a_groups_raised_limit(tmp_path: Path, raised: GroupLimits) -> None:
+async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path: Path, raised: GroupLimits) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
@@ -538,7 +538,7 @@ async def test_the_deciding_command_itself_refuses_a_groups_raised_limit(tmp_pat
         assert await runs(lab) == ["awaiting_approval"] * 2
 
 
-async def test_what_was_refused_without_a_question_is_not_approved_though_it_could_be_by_now(tmp_path: Path) -> None:
+async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = await lab.propose()
         asked = Approval((made.pending_id,), (made.approval_line,))
@@ -547,7 +547,7 @@ async def test_what_was_refused_without_a_question_is_not_approved_though_it_cou
         assert await runs(lab) == ["awaiting_approval"]
 
 
-async def test_a_groups_clock_ends_its_runs_as_timeout(tmp_path: Path) -> None:
+async def test_the_group_timeout_ends_its_runs_as_timeout(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)] * 4) as lab:
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
@@ -561,7 +561,7 @@ async def test_a_groups_clock_ends_its_runs_as_timeout(tmp_path: Path) -> None:
 # -- changes --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_approval_may_lower_caps_and_take_tools_away(tmp_path: Path) -> None:
+async def test_an_approval_may_lower_caps_and_remove_tools(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         proposal = await lab.propose()
         change = {"caps": {"max_cost_cents": 20, "timeout": 60}, "blocked_tools": ["read_webpages"]}
@@ -585,7 +585,7 @@ async def test_an_approval_that_raises_a_cap_starts_nothing(tmp_path: Path, caps
         assert await runs(lab) == ["awaiting_approval"]
 
 
-async def test_a_change_that_hits_nothing_is_refused_not_passed_over(tmp_path: Path) -> None:
+async def test_rejects_a_change_that_applies_to_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         proposal = await lab.propose()
         elsewhere = await lab.approve(proposal, changes={"P-00000000": {"caps": {"timeout": 5}}})
@@ -604,14 +604,14 @@ async def test_a_proposal_survives_a_restart(tmp_path: Path) -> None:
             assert (await lab.ended(proposal.subagent_id)).state == "success"
 
 
-async def test_a_request_above_a_hard_cap_is_lowered_and_says_so(tmp_path: Path) -> None:
+async def test_lowers_a_request_above_a_hard_cap_and_says_so(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose(max_cost_cents=900, timeout=9_000)
         assert proposal.max_cost_cents == 500 and proposal.limits["timeout"] == 3_600
         assert "$9.00" in proposal.message and "hard cap" in proposal.message
 
 
-async def test_unpriced_models_are_refused_with_the_lines_to_add(tmp_path: Path) -> None:
+async def test_refuses_unpriced_models_and_shows_the_lines_to_add(tmp_path: Path) -> None:
     config = '[providers.far]\nbase_url = "https://api.nobody.example/v1"\n'
     async with open_lab(tmp_path, config=config) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="x", model="far:unheard-of")
@@ -619,7 +619,7 @@ async def test_unpriced_models_are_refused_with_the_lines_to_add(tmp_path: Path)
         assert '[prices."far:unheard-of"]' in answer.message
 
 
-async def test_two_houses_confirm_one_proposal_once(tmp_path: Path) -> None:
+async def test_two_runtimes_confirm_one_proposal_only_once(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)], check=False) as lab:
         proposal = await lab.propose()
@@ -645,7 +645,7 @@ async def test_two_houses_confirm_one_proposal_once(tmp_path: Path) -> None:
         await lab.store.read(check_budgets)
 
 
-async def test_what_waits_under_a_reference_is_superseded_by_another_proposal_under_it(tmp_path: Path) -> None:
+async def test_a_new_proposal_supersedes_the_pending_one_with_the_same_task_id(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         foreign: Any = await lab.as_user("somebody-else").call(
             "spawn_subagent",

@@ -13,12 +13,12 @@ TASK = {"role": "researcher", "task": "x"}
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_a_cap_that_is_no_number_is_refused_by_name(value: float) -> None:
+def test_rejects_a_cap_that_is_not_a_number_by_name(value: float) -> None:
     with pytest.raises(BadInput, match=r"^timeout: .*give "):
         parse(SpawnArgs, {**TASK, "timeout": value})
 
 
-def test_a_wait_that_is_no_number_is_refused() -> None:
+def test_rejects_a_wait_that_is_not_a_number() -> None:
     with pytest.raises(BadInput, match=r"^wait_seconds: "):
         parse(CheckArgs, {"wait_seconds": float("nan")})
 
@@ -31,12 +31,12 @@ def test_a_wait_that_is_no_number_is_refused() -> None:
         ({"P-00000000": {"model": "other"}}, "model"),
     ],
 )
-def test_a_change_that_there_is_not_is_refused_by_its_place(changes: dict[str, Any], names: str) -> None:
+def test_rejects_an_unknown_change_by_its_position(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(BadInput, match=rf"^changes\.P-00000000\..*{names}"):
         parse(ConfirmArgs, {"pending_ids": ["P-00000000"], "changes": changes})
 
 
-def test_a_value_is_shown_short_and_without_what_looks_like_a_key() -> None:
+def test_shows_a_value_truncated_and_without_anything_that_looks_like_a_key() -> None:
     assert len(shown("word " * 100)) <= 90
     key = "sk-or-" + "v1" + "0" * 30
     assert key not in shown({"key": key})

@@ -76,7 +76,7 @@ def waits(answer: Any) -> str:
 # -- the ceilings -----------------------------------------------------------------------------------------------------
 
 
-async def test_what_is_below_both_ceilings_starts_at_once_and_says_so(tmp_path: Path) -> None:
+async def test_a_run_below_both_ceilings_starts_at_once_and_says_so(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=auto()) as lab:
         answer = await reviewer(lab)
         assert answer.status == "approved" and "Started without a question, by the policy auto" in answer.message
@@ -91,7 +91,7 @@ async def test_what_is_below_both_ceilings_starts_at_once_and_says_so(tmp_path: 
         assert len(lab.server.requests) == 1
 
 
-async def test_what_is_above_the_runs_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
+async def test_a_run_above_its_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=auto(each=39)) as lab:
         answer = await reviewer(lab)
         said = waits(answer)
@@ -103,7 +103,7 @@ async def test_what_is_above_the_runs_ceiling_waits_and_names_the_setting(tmp_pa
         await lab.ended(answer.subagent_id)
 
 
-async def test_what_would_pass_the_days_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
+async def test_a_run_that_would_exceed_the_daily_ceiling_waits_and_names_the_setting(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(day=119), runs=False) as lab:
         assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
         third = await reviewer(lab, task="number 3")
@@ -114,14 +114,14 @@ async def test_what_would_pass_the_days_ceiling_waits_and_names_the_setting(tmp_
         assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="number 5", max_cost_cents=0.01))
 
 
-async def test_what_a_person_approved_counts_for_nothing_here(tmp_path: Path) -> None:
+async def test_runs_approved_by_a_person_do_not_count_towards_the_ceiling(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
         dear = await reviewer(lab, max_cost_cents=300)
         assert (await lab.approve(dear)).status == "approved"
         assert (await reviewer(lab, task="small", max_cost_cents=50)).status == "approved"
 
 
-async def test_fifty_at_once_never_commit_more_than_the_day_allows(tmp_path: Path) -> None:
+async def test_fifty_simultaneous_runs_never_commit_more_than_the_daily_ceiling(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=120), runs=False) as lab:
         answers: list[Any] = []
 
@@ -139,7 +139,7 @@ async def test_fifty_at_once_never_commit_more_than_the_day_allows(tmp_path: Pat
         assert [fact.channel for fact in await decided(lab)] == ["auto"] * 17
 
 
-async def test_two_servers_share_one_days_ceiling(tmp_path: Path) -> None:
+async def test_two_servers_share_one_daily_ceiling(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False, check=False) as lab:
         config = (lab.root / "config.toml").read_text()
         async with open_runtime(settings_of(lab.root, lab.server.base_url, config), runs=False) as runtime:
@@ -158,7 +158,7 @@ async def test_two_servers_share_one_days_ceiling(tmp_path: Path) -> None:
         await lab.store.read(check_budgets)
 
 
-async def test_a_repeated_task_id_is_counted_and_started_once(tmp_path: Path) -> None:
+async def test_a_repeated_task_id_counts_and_starts_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False) as lab:
         answers: list[Any] = []
 
@@ -173,7 +173,7 @@ async def test_a_repeated_task_id_is_counted_and_started_once(tmp_path: Path) ->
         assert {answer.status for answer in answers} <= {"approved", "queued"}
 
 
-async def test_what_has_ended_for_less_still_counts_with_its_cap(tmp_path: Path) -> None:
+async def test_a_run_that_cost_less_still_counts_with_its_cap(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=auto(each=50, day=60)) as lab:
         answer = await reviewer(lab)
         ended = await lab.ended(answer.subagent_id)
@@ -181,14 +181,14 @@ async def test_what_has_ended_for_less_still_counts_with_its_cap(tmp_path: Path)
         assert "$0.40 were committed" in waits(await reviewer(lab, task="another"))
 
 
-async def test_what_was_cancelled_still_counts(tmp_path: Path) -> None:
+async def test_a_cancelled_run_still_counts(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=60), runs=False) as lab:
         answer = await reviewer(lab)
         await lab.call("cancel_subagent", subagent_id=answer.subagent_id)
         assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="another"))
 
 
-async def test_a_free_run_counts_one_cent(tmp_path: Path) -> None:
+async def test_a_free_run_counts_as_one_cent(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=1, day=3, prices=""), runs=False) as lab:
         statuses = [(await reviewer(lab, task=f"number {each}", max_cost_cents=500)).status for each in range(4)]
         assert statuses == ["approved"] * 3 + [WAITING]
@@ -196,14 +196,14 @@ async def test_a_free_run_counts_one_cent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("each", "day"), [(0, 1000), (1000, 0), (0, 0)])
 @pytest.mark.parametrize("prices", [PRICED, ""], ids=["priced", "free"])
-async def test_a_ceiling_of_nothing_starts_nothing_by_itself(tmp_path: Path, each: int, day: int, prices: str) -> None:
+async def test_a_ceiling_of_zero_starts_nothing_automatically(tmp_path: Path, each: int, day: int, prices: str) -> None:
     async with open_lab(tmp_path, config=auto(each, day, prices), runs=False) as lab:
         answer = await reviewer(lab)
         assert ("auto_approve_cents" if each == 0 else "auto_approve_daily_cents") in waits(answer)
         assert await decided(lab) == []
 
 
-async def test_another_utc_day_starts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_ceiling_resets_with_the_utc_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's clock is set, to 23:59 UTC of a day to come and then over midnight."""
     real, began = time.time_ns, time.time_ns()
     late = (datetime.now(UTC) + timedelta(days=1)).replace(hour=23, minute=59, second=0, microsecond=0)
@@ -222,7 +222,7 @@ async def test_another_utc_day_starts_anew(tmp_path: Path, monkeypatch: pytest.M
     day=st.integers(0, 10**7),
     caps=st.lists(st.integers(1, 10**6), max_size=40),
 )
-def test_whatever_is_asked_for_the_ceilings_hold(each: int, day: int, caps: list[int]) -> None:
+def test_the_ceilings_hold_for_any_sequence_of_requests(each: int, day: int, caps: list[int]) -> None:
     ceilings, before = Ceilings(each, day), 0
     for micros in caps:
         if ceilings.exceeded(micros, before) is None:
@@ -236,7 +236,7 @@ def test_whatever_is_asked_for_the_ceilings_hold(each: int, day: int, caps: list
 # -- what never starts by itself --------------------------------------------------------------------------------------
 
 
-async def test_files_and_network_together_never_start_by_themselves(tmp_path: Path) -> None:
+async def test_file_and_network_access_together_never_start_automatically(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(), runs=False) as lab:
         both = await lab.call("spawn_subagent", role="researcher", task="x", workspace=str(lab.workspace))
         assert "it reads what is yours and reaches the web" in waits(both)
@@ -247,7 +247,7 @@ async def test_files_and_network_together_never_start_by_themselves(tmp_path: Pa
         assert len(await decided(lab)) == 2
 
 
-async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
+async def test_a_folder_named_only_by_the_call_never_starts_automatically(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without roots, and outside of a repository, every folder may be asked for: whoever sees the path decides."""
@@ -266,7 +266,7 @@ async def test_a_folder_that_only_the_call_names_never_starts_by_itself(
         assert (await spawn(rooted)).status == "approved", "the client itself has named it"
 
 
-async def test_results_of_others_and_network_together_never_start_by_themselves(tmp_path: Path) -> None:
+async def test_earlier_results_and_network_access_together_never_start_automatically(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=auto(each=50, day=1000)) as lab:
         first = await reviewer(lab)
         await lab.ended(first.subagent_id)
@@ -274,7 +274,7 @@ async def test_results_of_others_and_network_together_never_start_by_themselves(
         assert "it reads what is yours and reaches the web" in waits(web)
 
 
-async def test_a_sendable_secret_never_starts_by_itself(tmp_path: Path) -> None:
+async def test_a_role_with_a_secret_it_can_send_never_starts_automatically(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "data", None)
     settings.paths.create()
     settings.paths.roles.mkdir(exist_ok=True)
@@ -289,7 +289,7 @@ async def test_a_sendable_secret_never_starts_by_itself(tmp_path: Path) -> None:
         assert poor.status == "approved", "a secret that nobody has stored cannot be sent"
 
 
-async def test_saving_an_artifact_alone_is_no_reason_to_ask(tmp_path: Path) -> None:
+async def test_saving_an_artifact_alone_does_not_require_approval(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "data", None)
     settings.paths.create()
     settings.paths.roles.mkdir(exist_ok=True)
@@ -314,7 +314,7 @@ class Painter:
         return ToolOutput("painted")
 
 
-def test_a_tool_that_may_change_something_never_starts_by_itself() -> None:
+def test_a_tool_that_may_change_something_never_starts_automatically() -> None:
     tools: dict[str, Tool] = {**builtin_tools(), "paint": Painter()}
     config = RunConfig(
         role="painter", role_source="x", role_text="x", model="custom:test", provider="custom", model_id="test",
@@ -335,7 +335,7 @@ def test_a_tool_that_may_change_something_never_starts_by_itself() -> None:
 # -- who sets it ------------------------------------------------------------------------------------------------------
 
 
-def test_the_environment_cannot_set_it_over_a_stricter_file(tmp_path: Path) -> None:
+def test_the_environment_cannot_loosen_a_stricter_file(tmp_path: Path) -> None:
     for config in ("", 'approval = "ask"', 'approval = "human"'):
         with pytest.raises(ConfigError, match="AVA_APPROVAL"):
             settings_of(tmp_path / "data", None, config, {"AVA_APPROVAL": "auto"})
@@ -351,7 +351,7 @@ async def test_the_environment_may_tighten_it(tmp_path: Path) -> None:
         assert await decided(lab) == []
 
 
-async def test_in_a_terminal_the_person_is_asked_all_the_same(tmp_path: Path) -> None:
+async def test_a_terminal_user_is_still_asked(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(), runs=False) as lab:
         person = Session(user=lab.runtime.user, transport="terminal", channel="terminal")
         there = replace(lab, service=Service(lab.runtime, person), session=person)
@@ -360,20 +360,20 @@ async def test_in_a_terminal_the_person_is_asked_all_the_same(tmp_path: Path) ->
         assert await decided(lab) == []
 
 
-async def test_ceilings_without_the_policy_start_nothing(tmp_path: Path) -> None:
+async def test_ceilings_without_the_auto_policy_start_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto().replace('"auto"', '"ask"'), runs=False) as lab:
         assert (await reviewer(lab)).status == WAITING
         assert await decided(lab) == []
 
 
-async def test_an_hours_spawns_hold_here_too(tmp_path: Path) -> None:
+async def test_the_hourly_spawn_limit_applies_here_too(tmp_path: Path) -> None:
     config = auto(each=50, day=1000).replace("spawns_per_hour = 1000", "spawns_per_hour = 2")
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
         assert "at most 2 are allowed" in waits(await reviewer(lab, task="the third"))
 
 
-async def test_a_confirm_of_an_expired_one_starts_nothing_here_either(tmp_path: Path) -> None:
+async def test_confirming_an_expired_proposal_starts_nothing_here_either(tmp_path: Path) -> None:
     """The fresh proposal is one to look at: a call that is answered with "nothing was started" starts nothing."""
     with running_model_server([]) as models:
         strict = f"proposal_ttl_s = 1\n{auto().replace(chr(34) + 'auto' + chr(34), chr(34) + 'ask' + chr(34))}"

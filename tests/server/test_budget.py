@@ -118,7 +118,7 @@ async def put(store: Store, *events: Event) -> None:
     await store.do(lambda _view, _now: Outcome(None, events))
 
 
-async def test_reservations_at_the_same_moment_share_what_is_left(tmp_path: Path) -> None:
+async def test_simultaneous_reservations_share_the_remaining_budget(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         everybody = players()
         for player in everybody:
@@ -141,7 +141,7 @@ async def test_reservations_at_the_same_moment_share_what_is_left(tmp_path: Path
         }
 
 
-async def test_a_days_cap_of_zero_means_that_nothing_may_be_spent(tmp_path: Path) -> None:
+async def test_a_daily_cap_of_zero_means_nothing_may_be_spent(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         player = players()[3]
         for event in player.begun():
@@ -151,7 +151,7 @@ async def test_a_days_cap_of_zero_means_that_nothing_may_be_spent(tmp_path: Path
         assert answer.status == "cost_exceeded"
 
 
-async def test_after_an_overrun_nothing_more_is_reserved_for_the_run(tmp_path: Path) -> None:
+async def test_reserves_nothing_more_for_a_run_after_an_overrun(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         player = players()[3]
         for event in player.begun():
@@ -165,7 +165,7 @@ async def test_after_an_overrun_nothing_more_is_reserved_for_the_run(tmp_path: P
         assert (await store.read(lambda view: view.bucket(player.run_id))).spent_micros == 11, "booked in full"
 
 
-async def test_an_owner_that_has_lost_its_run_is_told_so_and_not_that_a_cap_is_reached(tmp_path: Path) -> None:
+async def test_an_owner_that_lost_its_run_gets_that_error_instead_of_a_reached_cap(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         player = players()[3]
         for event in player.begun():
@@ -178,7 +178,7 @@ async def test_an_owner_that_has_lost_its_run_is_told_so_and_not_that_a_cap_is_r
         assert await store.read(View.head) == before
 
 
-def test_a_call_that_was_not_billed_costs_nothing_and_one_that_may_have_been_costs_all() -> None:
+def test_an_unbilled_call_costs_nothing_and_an_unknown_one_costs_its_reservation() -> None:
     player = players()[3]
     for settlement, cost, tokens in (("not_billed", 0, 0), ("unknown", 500, 10)):
         player.held = Reservation(player.asked(500, 0).fact, 10, 1)
@@ -187,7 +187,7 @@ def test_a_call_that_was_not_billed_costs_nothing_and_one_that_may_have_been_cos
         assert getattr(event.fact, "tokens", None) == tokens
 
 
-def test_what_the_provider_reports_counts_and_its_parts_sum_to_it() -> None:
+def test_the_reported_cost_counts_and_its_parts_sum_to_it() -> None:
     usage = Usage(input_tokens=333, output_tokens=77, cache_read_tokens=1_001, thinking_tokens=50)
     player = players()[3]
     event, spend = settlement_event(
@@ -198,7 +198,7 @@ def test_what_the_provider_reports_counts_and_its_parts_sum_to_it() -> None:
     assert sum(getattr(event.fact, "cost_by", {}).values()) == 12_345
 
 
-async def test_a_groups_cap_holds_over_all_its_runs(tmp_path: Path) -> None:
+async def test_a_group_cap_applies_to_all_its_runs_together(tmp_path: Path) -> None:
     usage = {"prompt_tokens": 20_000, "completion_tokens": 500, "total_tokens": 20_500}
     note = Say(calls=[("scratchpad", {"note": "so far"})], usage=usage)
 
@@ -220,7 +220,7 @@ async def test_a_groups_cap_holds_over_all_its_runs(tmp_path: Path) -> None:
         assert any("group" in str(run.stop_reason) for run in ended)
 
 
-async def test_every_reservation_names_all_the_caps_that_cover_it(tmp_path: Path) -> None:
+async def test_every_reservation_names_all_caps_that_cover_it(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()

@@ -44,7 +44,7 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", MEANT)
-async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_that_are_here(
+async def test_an_agent_runs_as_a_role_with_its_prompt_tier_and_available_tools(
     tmp_path: Path, project: Path, name: str
 ) -> None:
     tier, tools, turns = MEANT[name]
@@ -64,7 +64,7 @@ async def test_an_agent_runs_as_a_role_with_its_words_its_tier_and_the_tools_tha
         assert offered == {*proposal.tools, "submit_result"}
 
 
-def test_descriptions_over_several_lines_and_with_colons_and_examples_are_read_whole(project: Path) -> None:
+def test_reads_multi_line_descriptions_with_colons_and_examples_in_full(project: Path) -> None:
     from ava_server.core.data_root import DataRoot
 
     catalog = RolePlaces(DataRoot(project.parent / "data"), project.resolve(), True, project.parent).load()

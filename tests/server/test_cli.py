@@ -29,7 +29,7 @@ def ava(root: Path | str, *args: str, stdin: str = "", **env: str) -> subprocess
     )
 
 
-def test_a_key_is_stored_from_a_pipe_listed_without_its_value_and_removed(tmp_path: Path) -> None:
+def test_stores_a_key_from_a_pipe_lists_it_without_its_value_and_removes_it(tmp_path: Path) -> None:
     root = tmp_path / "data"
     stored = ava(root, "key", "set", "openrouter", stdin=VALUE + "\n")
     listed = ava(root, "key", "list", BRAVE_API_KEY=VALUE)
@@ -63,7 +63,7 @@ def test_a_key_typed_at_a_terminal_is_not_echoed(tmp_path: Path) -> None:
     assert VALUE in (tmp_path / "keys.toml").read_text()
 
 
-def test_a_name_that_nobody_knows_is_told_before_the_key_is_asked_for(tmp_path: Path) -> None:
+def test_an_unknown_name_is_rejected_before_asking_for_the_key(tmp_path: Path) -> None:
     with on_terminal(tmp_path / "data", "key", "set", "openruter") as screen:
         assert screen.ended() == 2
     assert "Did you mean openrouter?" in screen.text
@@ -91,7 +91,7 @@ def test_a_name_that_nobody_knows_is_told_before_the_key_is_asked_for(tmp_path: 
     ],
 )
 @pytest.mark.parametrize("command", ["set", "remove"])
-def test_a_key_typed_in_the_providers_place_is_not_repeated(tmp_path: Path, command: str, key: str) -> None:
+def test_a_key_typed_as_the_provider_name_is_not_echoed(tmp_path: Path, command: str, key: str) -> None:
     for args in ((key,), ("openrouter", key)):
         done = ava(tmp_path / "data", "key", command, *args, stdin=VALUE)
         said = (done.stdout + done.stderr).lower()
@@ -101,7 +101,7 @@ def test_a_key_typed_in_the_providers_place_is_not_repeated(tmp_path: Path, comm
 
 
 @pytest.mark.parametrize(("typed", "code"), [("\x03", 130), ("\x04", 2)])
-def test_leaving_the_question_for_a_key_ends_its_line(tmp_path: Path, typed: str, code: int) -> None:
+def test_leaving_the_key_prompt_ends_its_line(tmp_path: Path, typed: str, code: int) -> None:
     with on_terminal(tmp_path, "key", "set", "openrouter", columns=300) as screen:
         screen.until("(not shown): ")
         if code == 130:
@@ -115,7 +115,7 @@ def test_leaving_the_question_for_a_key_ends_its_line(tmp_path: Path, typed: str
 
 
 @pytest.mark.parametrize(("provider", "price"), [("kagi", "$0.012"), ("brave", "$0.005")])
-def test_the_key_of_a_search_is_of_use_at_once_and_its_price_is_told(tmp_path: Path, provider: str, price: str) -> None:
+def test_a_search_key_works_at_once_and_its_price_is_shown(tmp_path: Path, provider: str, price: str) -> None:
     stored = ava(tmp_path, "key", "set", provider, stdin=VALUE)
     assert stored.returncode == 0
     assert f"search by {provider.title()}: about {price} each, which no cap on money counts." in stored.stdout
@@ -135,7 +135,7 @@ def test_the_key_of_a_search_is_of_use_at_once_and_its_price_is_told(tmp_path: P
         ("something: of `unknown` kind", "something: of `unknown` kind"),
     ],
 )
-def test_an_argument_of_the_tool_is_told_as_the_option_of_the_command(sentence: str, told: str) -> None:
+def test_an_error_about_a_tool_argument_names_the_command_line_option(sentence: str, told: str) -> None:
     assert name_options(sentence) == told
 
 
@@ -152,7 +152,7 @@ LOOKING = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("args", LOOKING)
-def test_a_data_root_that_can_be_none_is_refused_by_whoever_looks_at_it(tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_every_command_refuses_an_impossible_data_root(tmp_path: Path, args: tuple[str, ...]) -> None:
     file, link = tmp_path / "file", tmp_path / "link"
     file.write_text("text")
     link.symlink_to(tmp_path / "nowhere")
@@ -172,7 +172,7 @@ def test_a_data_root_that_can_be_none_is_refused_by_whoever_looks_at_it(tmp_path
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may look into every folder")
 @pytest.mark.parametrize("args", LOOKING)
-def test_a_data_root_of_somebody_else_is_one_sentence(tmp_path: Path, args: tuple[str, ...]) -> None:
+def test_a_data_root_of_another_user_is_reported_in_one_sentence(tmp_path: Path, args: tuple[str, ...]) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o000)
     try:
@@ -183,7 +183,7 @@ def test_a_data_root_of_somebody_else_is_one_sentence(tmp_path: Path, args: tupl
         closed.chmod(0o700)
 
 
-def test_an_error_is_one_sentence_without_a_traceback_and_with_its_exit_code(tmp_path: Path) -> None:
+def test_an_error_is_one_sentence_without_a_traceback_and_sets_the_exit_code(tmp_path: Path) -> None:
     wrong_root = ava("relative/path", "key", "list")
     wrong_value = ava(tmp_path, "key", "set", "openai", stdin="two words of text\n")
     wrong_word = ava(tmp_path, "keys")
@@ -197,7 +197,7 @@ def test_an_error_is_one_sentence_without_a_traceback_and_with_its_exit_code(tmp
     assert "No such command" in wrong_word.stderr
 
 
-def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
+def test_ctrl_c_exits_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ava_server", "key", "set", "openai"],
         env={"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(tmp_path), "PYTHONUNBUFFERED": "1"},
@@ -215,7 +215,7 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_the_version_and_the_help_name_what_there_is(tmp_path: Path) -> None:
+def test_version_and_help_list_what_exists(tmp_path: Path) -> None:
     assert ava(tmp_path, "--version").stdout.startswith("ava 0.")
     overview = ava(tmp_path, "--help", COLUMNS="80").stdout
     assert [word for word in app.COMMANDS if word not in overview] == []
@@ -242,7 +242,7 @@ def test_the_version_and_the_help_name_what_there_is(tmp_path: Path) -> None:
         (typer.Exit(21), 21),
     ],
 )
-def test_each_error_has_its_exit_code_wherever_it_was_raised(
+def test_each_error_has_its_exit_code_wherever_it_is_raised(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert exit_code_of(error, monkeypatch) == code
@@ -250,7 +250,7 @@ def test_each_error_has_its_exit_code_wherever_it_was_raised(
     assert capsys.readouterr().err == (f"ava: {file}say what\n" if code not in (130, 21) else "")
 
 
-def test_a_bug_beside_an_error_of_ours_is_not_hidden(
+def test_a_bug_raised_together_with_an_ava_error_is_not_hidden(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = ExceptionGroup("tasks", [ConfigError("say what"), ZeroDivisionError("so that")])
@@ -258,7 +258,7 @@ def test_a_bug_beside_an_error_of_ours_is_not_hidden(
     assert "ZeroDivisionError: so that" in capsys.readouterr().err
 
 
-def test_a_bug_keeps_its_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert exit_code_of(ZeroDivisionError("so that"), monkeypatch) == 70
     text = capsys.readouterr().err
     assert "Traceback" in text
@@ -282,7 +282,7 @@ def exit_code_of(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
     return app.main(["fail"])
 
 
-def test_a_command_imports_neither_rich_nor_the_other_commands(tmp_path: Path) -> None:
+def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> None:
     program = (
         "import sys; from ava_server.cli.app import main; code = main(['key', 'list']); "
         "sys.exit(code or any(name in sys.modules for name in ('rich', 'mcp', 'tomlkit', 'portalocker')))"

@@ -37,7 +37,7 @@ def entries(file: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in file.read_bytes().splitlines()]
 
 
-def test_everything_goes_into_a_file_for_its_owner_alone(root: Path, tmp_path: Path) -> None:
+def test_exports_everything_to_a_file_that_only_its_owner_can_read(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "whole log.jsonl"
     done = ava(root, "logs", "export", "-o", str(file))
     assert (done.returncode, done.stderr) == (0, "")
@@ -66,7 +66,7 @@ def ava_bytes(root: Path, *args: str, **more: str) -> bytes:
         (("--until", "1h"), 0),
     ],
 )
-def test_filters_are_those_of_ava_logs(root: Path, tmp_path: Path, args: tuple[str, ...], count: int) -> None:
+def test_filters_match_those_of_ava_logs(root: Path, tmp_path: Path, args: tuple[str, ...], count: int) -> None:
     file = tmp_path / "x.jsonl"
     done = ava(root, "logs", "export", *args, "-o", str(file))
     assert (done.returncode, done.stderr) == (0, "")
@@ -74,7 +74,7 @@ def test_filters_are_those_of_ava_logs(root: Path, tmp_path: Path, args: tuple[s
     assert ava(root, "verify", "--jsonl", str(file)).returncode == 0
 
 
-def test_stdout_gets_the_lines_and_nothing_else_whatever_its_encoding(root: Path, tmp_path: Path) -> None:
+def test_stdout_gets_only_the_lines_whatever_its_encoding(root: Path, tmp_path: Path) -> None:
     whole = ava_bytes(root, "logs", "export", "-o", "-")
     assert len(whole.splitlines()) == 19
     file = tmp_path / "x.jsonl"
@@ -85,14 +85,14 @@ def test_stdout_gets_the_lines_and_nothing_else_whatever_its_encoding(root: Path
         assert ava_bytes(root, "logs", "--json", "--last", "99", PYTHONIOENCODING=encoding) == whole
 
 
-def test_on_a_terminal_nothing_in_it_steers_the_terminal(root: Path) -> None:
+def test_an_export_cannot_control_the_terminal(root: Path) -> None:
     with on_terminal(root, "logs", "export", "-o", "-", "--search", "zebra", columns=200) as screen:
         assert screen.ended() == 0
     assert "\x9b" not in screen.text
     assert "\\u009b2J" in screen.text
 
 
-def test_what_is_there_stays_unless_it_may_go(root: Path, tmp_path: Path) -> None:
+def test_keeps_an_existing_file_unless_forced(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text("mine")
     kept = ava(root, "logs", "export", "-o", str(file))
@@ -120,20 +120,20 @@ def test_what_is_there_stays_unless_it_may_go(root: Path, tmp_path: Path) -> Non
         (("-o", "-", "--since", "whenever"), "--since: 'whenever' is not a time"),
     ],
 )
-def test_a_mistake_is_told(root: Path, args: tuple[str, ...], says: str) -> None:
+def test_reports_a_mistake_in_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
     done = ava(root, "logs", "export", *args)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_where_there_is_no_log_nothing_is_made(tmp_path: Path) -> None:
+def test_without_a_log_nothing_is_created(tmp_path: Path) -> None:
     done = ava(tmp_path / "data", "logs", "export", "-o", str(tmp_path / "x.jsonl"))
     assert (done.returncode, "There is no log in" in done.stderr) == (2, True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_export_that_is_broken_off_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
+def test_an_interrupted_export_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     async def long() -> None:
         async with Store.open(root) as store:
             for _ in range(40):

@@ -65,7 +65,7 @@ def agents(root: Path, *args: str) -> set[str]:
     return {line.split()[2] for line in lines(root, *args)}
 
 
-def test_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
+def test_shows_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
     everything = lines(root, "--last", "100")
     assert agents(root, "--last", "100") == {"ava", ONE, OTHER}
     assert "SessionStart claude-code stdio" in everything[0]
@@ -74,7 +74,7 @@ def test_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
     assert "The newest 2 entries; --last shows more." in ava(root, "logs", "--last", "2").stdout
 
 
-def test_one_subagents_trace_by_its_id_in_any_form(root: Path) -> None:
+def test_shows_the_trace_of_one_subagent_by_its_id_in_any_form(root: Path) -> None:
     trace = lines(root, ONE)
     assert agents(root, ONE) == {ONE}
     assert any("ToolCall web_search query=prices" in line for line in trace)
@@ -82,7 +82,7 @@ def test_one_subagents_trace_by_its_id_in_any_form(root: Path) -> None:
     assert lines(root, "P-aaaaaa00") == trace
 
 
-def test_errors_of_the_last_hour(root: Path) -> None:
+def test_shows_the_errors_of_the_last_hour(root: Path) -> None:
     found = types(root, "--type", "error", "--since", "1 hour ago")
     assert sorted(found) == ["ErrorOccurred", "SubagentComplete", "ToolResult"]
     assert agents(root, "--type", "error", "--since", "1 hour ago") == {"ava", OTHER}
@@ -90,7 +90,7 @@ def test_errors_of_the_last_hour(root: Path) -> None:
     assert "No entry matches." in ava(root, "logs", "--since", "2100-01-01").stdout
 
 
-def test_each_filter_and_all_of_them_together(root: Path) -> None:
+def test_filters_work_alone_and_together(root: Path) -> None:
     assert set(types(root, "--type", "toolcall", "--type", "cost")) == {"ToolCall", "CostReserved", "CostUpdate"}
     assert set(types(root, "--type", "ToolResult,ToolCall", "--type", "spawn")) == {
         *("ToolCall", "ToolResult", "SpawnProposed", "SpawnDecided")
@@ -113,7 +113,7 @@ def test_times_are_local_or_utc(root: Path) -> None:
     assert (hour_local - hour_utc) % 24 == 9
 
 
-def test_json_lines_are_those_of_the_mirror_and_verify(root: Path) -> None:
+def test_json_lines_match_the_mirror_and_verify(root: Path) -> None:
     done = ava(root, "logs", "--json", "--last", "1000")
     found = done.stdout.encode().splitlines(keepends=True)
     assert [line_fault(line) for line in found] == [None] * len(found)
@@ -138,7 +138,7 @@ def test_json_lines_are_those_of_the_mirror_and_verify(root: Path) -> None:
         (("-f", "--until", "1h"), "--until: nothing new is before a time"),
     ],
 )
-def test_a_mistake_is_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
+def test_reports_a_mistake_in_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
     done = ava(root, "logs", *args)
     assert done.returncode == 2
     assert done.stderr.startswith(f"ava: {says}")
@@ -153,7 +153,7 @@ def test_a_wrong_option_is_a_usage_error(root: Path, args: tuple[str, ...]) -> N
     assert args[0] in done.stderr
 
 
-def test_an_empty_place_is_said_and_nothing_is_made(tmp_path: Path) -> None:
+def test_reports_an_empty_log_and_creates_nothing(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = ava(root, "logs", "--last", "5")
     assert (done.returncode, done.stdout) == (0, f"Data root: {root}\nNothing is in the log yet.\n")
@@ -163,7 +163,7 @@ def test_an_empty_place_is_said_and_nothing_is_made(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
 @pytest.mark.parametrize("command", ["logs", "verify", "status"])
-def test_an_output_that_cannot_be_written_is_said_in_a_sentence(root: Path, command: str) -> None:
+def test_reports_unwritable_output_in_one_sentence(root: Path, command: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [*COMMAND, command], env=environment(root), stdout=full, stderr=subprocess.PIPE, text=True, timeout=30
@@ -184,7 +184,7 @@ def test_following_shows_what_another_process_writes(root: Path) -> None:
     assert "Traceback" not in screen.text
 
 
-def test_following_begins_before_there_is_anything(tmp_path: Path) -> None:
+def test_following_can_start_before_there_is_a_log(tmp_path: Path) -> None:
     root = tmp_path / "data"
     with on_terminal(root, "logs", "--follow", "--json", columns=200) as screen:
         folder = tmp_path / "work"
@@ -197,7 +197,7 @@ def test_following_begins_before_there_is_anything(tmp_path: Path) -> None:
         assert screen.ended() == 130
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(root: Path) -> None:
+def test_ends_quietly_when_its_reader_closes_the_pipe(root: Path) -> None:
     put(root, *(said(f"entry {number} " + "x" * 200) for number in range(1_000)))
     process = subprocess.Popen(
         [*COMMAND, "logs", "--last", "1000"],
@@ -215,7 +215,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(root: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--session", "--user", "--search"])
-def test_bytes_that_are_no_text_fit_nothing_and_break_nothing(root: Path, option: str) -> None:
+def test_arguments_that_are_not_text_match_nothing_and_break_nothing(root: Path, option: str) -> None:
     done = subprocess.run(
         [*COMMAND, "logs", option, b"half\xff"], env=environment(root), capture_output=True, check=False
     )
@@ -224,7 +224,7 @@ def test_bytes_that_are_no_text_fit_nothing_and_break_nothing(root: Path, option
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_following_ends_when_its_reader_goes_away_also_while_nothing_is_written(root: Path, as_json: bool) -> None:
+def test_following_ends_when_its_reader_closes_even_while_nothing_is_written(root: Path, as_json: bool) -> None:
     process = subprocess.Popen(
         [*COMMAND, "logs", "-f", *(["--json"] if as_json else [])],
         env=environment(root),
@@ -239,7 +239,7 @@ def test_following_ends_when_its_reader_goes_away_also_while_nothing_is_written(
     assert (process.wait(20), errors) == (141, b"")
 
 
-def test_following_into_a_file_or_a_pipe_ends_on_ctrl_c_without_a_word(root: Path) -> None:
+def test_following_into_a_file_or_a_pipe_ends_silently_on_ctrl_c(root: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "logs", "-f", "--search", "zebra OR giraffe"],
         env=environment(root),
@@ -253,7 +253,7 @@ def test_following_into_a_file_or_a_pipe_ends_on_ctrl_c_without_a_word(root: Pat
     assert (process.returncode, errors) == (130, b"")
 
 
-def test_a_line_tells_words_before_numbers_counts_and_what_an_ending_cost(root: Path) -> None:
+def test_a_line_shows_text_before_numbers_plus_counts_and_the_cost_of_an_ending(root: Path) -> None:
     life = Life("S-cccccc")
     args = {"limit": 5, "deep": True, "note": "", "path": "notes.md", "pattern": "price"}
     result = ToolResult(tool="search_codebase", success=True, output="notes.md:1", count=1)
@@ -274,7 +274,7 @@ def test_a_line_fits_the_terminal(root: Path) -> None:
     assert max(map(len, others)) == 90
 
 
-def test_errors_are_whole_on_a_narrow_terminal_where_one_looks_for_them(root: Path) -> None:
+def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
     life = Life("S-eeeeee")
     put(root, *life.begun(), life.failed("no answer came from the endpoint " * 6 + "at last"))
     for args in (("--type", "error"), ("--level", "error"), ("S-eeeeee",)):
@@ -288,7 +288,7 @@ def test_errors_are_whole_on_a_narrow_terminal_where_one_looks_for_them(root: Pa
     assert "Lines were cut to fit; --json shows them whole" in screen.text
 
 
-def test_the_mark_around_a_tools_output_is_for_models_alone(root: Path) -> None:
+def test_hides_the_wrapper_around_tool_output_that_only_models_need(root: Path) -> None:
     marked = wrap_tool_output("twelve <b>cents</b>", tool="read_file", nonce="abcdefgh1234", source="notes.md")
     life = Life("S-ffffff")
     put(root, *life.begun(), *life.tool(marked), *life.tool(f"before {marked}"))
@@ -297,7 +297,7 @@ def test_the_mark_around_a_tools_output_is_for_models_alone(root: Path) -> None:
     assert "<tool_output_abcdefgh1234" in shown[1], "what only contains a mark is left as it is"
 
 
-def test_a_spawn_is_told_with_its_name_or_without_a_gap(root: Path) -> None:
+def test_a_spawn_line_shows_its_name_or_no_gap(root: Path) -> None:
     spawn = SubagentSpawn(
         subagent_id="S-cccccc",
         pending_id="P-cccccc00",

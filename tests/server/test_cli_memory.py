@@ -42,7 +42,7 @@ def editor(*lines: str) -> dict[str, str]:
 
 
 @pytest.mark.requirement("S3-02")
-def test_a_note_is_added_listed_shown_searched_and_removed(root: Path) -> None:
+def test_adds_lists_shows_searches_and_removes_a_note(root: Path) -> None:
     added = ava(root, "memory", "add", "prices", "# Prices\n\nOtter charges twelve cents.")
     piped = ava(root, "memory", "add", "house-rules", stdin="Write amounts in euros.\r\n")
     listed = ava(root, "memory")
@@ -75,13 +75,13 @@ def test_a_note_is_added_listed_shown_searched_and_removed(root: Path) -> None:
 
 
 @posix
-def test_a_note_is_for_its_owners_eyes_alone(root: Path) -> None:
+def test_only_the_owner_can_read_a_note(root: Path) -> None:
     ava(root, "memory", "add", "prices", "x")
     assert stat.S_IMODE((root / "memory").stat().st_mode) == 0o700
     assert stat.S_IMODE((root / "memory" / "prices.md").stat().st_mode) == 0o600
 
 
-def test_a_note_that_is_there_is_added_to_and_never_overwritten(root: Path) -> None:
+def test_adding_to_an_existing_note_appends_and_never_overwrites(root: Path) -> None:
     assert ava(root, "memory", "add", "a", "- first").returncode == 0
     again = ava(root, "memory", "add", "a", "- second")
     assert again.returncode == 2 and "There is a note a already (8 bytes)" in again.stderr
@@ -92,7 +92,7 @@ def test_a_note_that_is_there_is_added_to_and_never_overwritten(root: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["Prices", "../prices", "a b", "a\nb", "", "nul", "x" * 65, SHAPE.upper()])
-def test_a_name_that_can_be_none_is_refused_and_not_repeated(root: Path, name: str) -> None:
+def test_rejects_an_invalid_name_without_repeating_it(root: Path, name: str) -> None:
     for command in (("add", name, "x"), ("show", name), ("remove", name, "--yes"), ("edit", name)):
         done = ava(root, "memory", *command)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
@@ -100,7 +100,7 @@ def test_a_name_that_can_be_none_is_refused_and_not_repeated(root: Path, name: s
     assert not (root / "memory").exists()
 
 
-def test_what_there_is_not_and_what_is_no_option_is_told(root: Path) -> None:
+def test_reports_missing_notes_and_unknown_options(root: Path) -> None:
     ava(root, "memory", "add", "a", "x")
     for command in (("show", "b"), ("remove", "b", "--yes")):
         done = ava(root, "memory", *command)
@@ -111,7 +111,7 @@ def test_what_there_is_not_and_what_is_no_option_is_told(root: Path) -> None:
 
 
 @pytest.mark.parametrize("held", [VALUE, SHAPE])
-def test_a_text_with_a_secret_is_refused_with_how_to_store_it(root: Path, held: str) -> None:
+def test_rejects_a_text_with_a_secret_and_says_how_to_store_it(root: Path, held: str) -> None:
     store(root)
     added = ava(root, "memory", "add", "a", f"first line\nthe token is {held}")
     ava(root, "memory", "add", "b", "harmless")
@@ -126,13 +126,13 @@ def test_a_text_with_a_secret_is_refused_with_how_to_store_it(root: Path, held: 
     assert [leak for leak in leaks_under(root) if "secrets.toml" not in str(leak)] == []
 
 
-def test_a_key_is_refused_also_where_it_is_known_from_the_environment_alone(root: Path) -> None:
+def test_rejects_a_key_known_only_from_the_environment(root: Path) -> None:
     value = "of-no-known-shape-0123456789"
     done = ava(root, "memory", "add", "a", f"use {value}", env={"OPENROUTER_API_KEY": value})
     assert done.returncode == 2 and "stored here" in done.stderr and value not in done.stderr
 
 
-def test_where_what_is_secret_cannot_be_read_nothing_is_written(root: Path) -> None:
+def test_writes_nothing_when_the_secrets_cannot_be_read(root: Path) -> None:
     store(root)
     (root / "secrets" / "secrets.toml").write_text("broken =")
     done = ava(root, "memory", "add", "a", "x")
@@ -148,7 +148,7 @@ def test_where_what_is_secret_cannot_be_read_nothing_is_written(root: Path) -> N
         (b"a\0b", "zero byte"),
     ],
 )
-def test_what_can_be_no_note_is_refused_whole(root: Path, data: bytes, says: str) -> None:
+def test_rejects_an_invalid_note_as_a_whole(root: Path, data: bytes, says: str) -> None:
     done = subprocess.run(
         [*COMMAND, "memory", "add", "a"],
         env=environment(root),
@@ -161,7 +161,7 @@ def test_what_can_be_no_note_is_refused_whole(root: Path, data: bytes, says: str
     assert names(root) == [] if (root / "memory").exists() else True
 
 
-def test_of_many_who_add_at_once_none_is_lost(root: Path) -> None:
+def test_concurrent_additions_lose_no_note(root: Path) -> None:
     ava(root, "memory", "add", "log", "begin")
     adding = [
         subprocess.Popen(
@@ -179,7 +179,7 @@ def test_of_many_who_add_at_once_none_is_lost(root: Path) -> None:
 # -- the editor -------------------------------------------------------------------------------------------------------
 
 
-def test_what_an_editor_saved_takes_the_notes_place(root: Path) -> None:
+def test_the_text_saved_in_the_editor_replaces_the_note(root: Path) -> None:
     ava(root, "memory", "add", "a", "twelve")
     new = ava(root, "memory", "edit", "b", env=editor("path.write_text('made anew')"))
     changed = ava(root, "memory", "edit", "a", env=editor("path.write_text(path.read_text().replace('twelve', '12'))"))
@@ -191,7 +191,7 @@ def test_what_an_editor_saved_takes_the_notes_place(root: Path) -> None:
     assert sorted(path.name for path in (root / "memory").iterdir()) == [".lock", "a.md", "b.md"]
 
 
-def test_without_an_editor_the_path_is_told_and_a_broken_one_changes_nothing(root: Path) -> None:
+def test_without_an_editor_the_path_is_shown_and_a_broken_editor_changes_nothing(root: Path) -> None:
     ava(root, "memory", "add", "a", "twelve")
     none = ava(root, "memory", "edit", "a")
     assert none.returncode == 30 and str(root / "memory" / "a.md") in none.stderr
@@ -204,7 +204,7 @@ def test_without_an_editor_the_path_is_told_and_a_broken_one_changes_nothing(roo
     assert (root / "memory" / "a.md").read_text() == "twelve\n"
 
 
-def test_what_somebody_else_wrote_meanwhile_is_not_overwritten_and_what_was_saved_is_kept(root: Path) -> None:
+def test_keeps_concurrent_changes_of_others_and_saves_the_edit_separately(root: Path) -> None:
     ava(root, "memory", "add", "a", "twelve")
     meanwhile = shlex.quote(str(root / "memory" / "a.md"))
     done = ava(
@@ -218,7 +218,7 @@ def test_what_somebody_else_wrote_meanwhile_is_not_overwritten_and_what_was_save
     assert names(root) == ["a.md"]
 
 
-def test_on_a_terminal_a_refused_text_can_be_mended(root: Path) -> None:
+def test_a_rejected_text_can_be_fixed_on_a_terminal(root: Path) -> None:
     ava(root, "memory", "add", "a", "twelve")
     env = editor(f"path.write_text({SHAPE!r} if path.read_text() == 'twelve\\n' else 'mended')")
     with on_terminal(root, "memory", "edit", "a", env=env) as screen:
@@ -233,7 +233,7 @@ def test_on_a_terminal_a_refused_text_can_be_mended(root: Path) -> None:
 
 
 @posix
-def test_what_is_no_note_is_told_and_passed_over_and_steers_no_terminal(root: Path) -> None:
+def test_files_that_are_not_notes_are_reported_skipped_and_cannot_control_the_terminal(root: Path) -> None:
     ava(root, "memory", "add", "a", "\x1b]0;owned\x07# \u202etitle\x1b[2J\nbody \x1b[31m")
     folder = root / "memory"
     (folder / "link.md").symlink_to("/etc/passwd")
@@ -261,7 +261,7 @@ def test_what_is_no_note_is_told_and_passed_over_and_steers_no_terminal(root: Pa
     assert not (folder / "link.md").is_symlink() and Path("/etc/passwd").exists()
 
 
-def test_a_folder_full_of_other_things_fits_a_screen_and_is_whole_as_json(root: Path) -> None:
+def test_a_folder_of_other_files_fits_one_screen_and_is_complete_as_json(root: Path) -> None:
     ava(root, "memory", "add", "a", "x")
     for number in range(30):
         (root / "memory" / f"{number}.txt").write_text("x")
@@ -272,7 +272,7 @@ def test_a_folder_full_of_other_things_fits_a_screen_and_is_whole_as_json(root: 
 
 
 @posix
-def test_a_link_in_the_place_of_the_folder_is_refused(root: Path, tmp_path: Path) -> None:
+def test_refuses_a_link_in_place_of_the_folder(root: Path, tmp_path: Path) -> None:
     root.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (root / "memory").symlink_to(tmp_path / "elsewhere")
@@ -282,7 +282,7 @@ def test_a_link_in_the_place_of_the_folder_is_refused(root: Path, tmp_path: Path
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_removing_asks(root: Path) -> None:
+def test_removing_asks_for_confirmation(root: Path) -> None:
     ava(root, "memory", "add", "a", "x")
     piped = ava(root, "memory", "remove", "a", stdin="y\n")
     assert piped.returncode == 2 and "add --yes" in piped.stderr
@@ -299,7 +299,7 @@ def test_removing_asks(root: Path) -> None:
 
 
 @pytest.mark.requirement("S3-02")
-def test_a_subagents_process_only_reads(root: Path) -> None:
+def test_a_subagent_process_may_only_read(root: Path) -> None:
     ava(root, "memory", "add", "a", "x")
     inside = {"AVA_RUN_ID": "S-000001", **editor("path.write_text('y')")}
     for command in (("add", "b", "x"), ("add", "a", "x", "--append"), ("edit", "a"), ("remove", "a", "--yes")):
@@ -309,7 +309,7 @@ def test_a_subagents_process_only_reads(root: Path) -> None:
     assert (root / "memory" / "a.md").read_text() == "x\n" and names(root) == ["a.md"]
 
 
-def test_looking_makes_nothing(root: Path) -> None:
+def test_reading_creates_nothing(root: Path) -> None:
     assert "No notes." in ava(root, "memory").stdout
     assert ava(root, "memory", "show", "a").returncode == 2
     assert not root.exists()

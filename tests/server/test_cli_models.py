@@ -82,7 +82,7 @@ def by_id(provider: dict[str, Any]) -> dict[str, Any]:
         ("", {}, "offline/extractive", "nobody: no key and no endpoint is configured"),
     ],
 )
-def test_a_tier_is_told_with_its_model_and_who_chose_it(
+def test_shows_each_tier_with_its_model_and_who_chose_it(
     root: Path, config: str, env: dict[str, str], model: str, chosen_by: str
 ) -> None:
     fast = told(root, config=config, **env)["tiers"][0]
@@ -90,7 +90,7 @@ def test_a_tier_is_told_with_its_model_and_who_chose_it(
     assert " ".join(f"chosen by {chosen_by}".split()) in " ".join(screen(root, **env).split())
 
 
-def test_prices_are_in_dollars_a_million_with_their_steps_window_and_source(root: Path) -> None:
+def test_shows_prices_in_dollars_per_million_with_steps_window_and_source(root: Path) -> None:
     tiers = {one["tier"]: one for one in told(root, **ROUTER)["tiers"]}
     assert list(tiers) == list(TIERS)
     fast = default_tiers()["openrouter"]["fast"]
@@ -113,7 +113,7 @@ def test_prices_are_in_dollars_a_million_with_their_steps_window_and_source(root
     assert f"{fast} (fast), above {step.up_to:,} tokens {usd(step.input)} {usd(step.output)}" in table
 
 
-def test_without_a_key_it_is_the_offline_reader_and_what_to_do_is_said(root: Path) -> None:
+def test_without_a_key_it_shows_the_offline_reader_and_what_to_do(root: Path) -> None:
     shown = screen(root)
     assert "fast, balanced, deep\n          offline/extractive\n          costs nothing\n" in shown
     assert "ava key set openrouter" in shown and "AVA_MODEL_BASE_URL" in shown
@@ -121,7 +121,7 @@ def test_without_a_key_it_is_the_offline_reader_and_what_to_do_is_said(root: Pat
     assert not (root / "ava.db").exists()
 
 
-def test_a_tier_without_its_key_and_one_without_a_price_say_what_to_do(root: Path) -> None:
+def test_a_tier_without_a_key_or_a_price_says_what_to_do(root: Path) -> None:
     config = '[models]\nfast = "openai:gpt-5"\ndeep = "openrouter:acme/unheard-of"\n'
     fast, balanced, deep = told(root, config=config, **ROUTER)["tiers"]
     assert fast["model"] is None and "needs a key for openai" in fast["problem"]
@@ -135,7 +135,7 @@ def test_a_tier_without_its_key_and_one_without_a_price_say_what_to_do(root: Pat
 # -- providers ----------------------------------------------------------------------------------------------------
 
 
-def test_alone_it_lists_what_serves_tiers_and_what_the_user_has_priced(root: Path) -> None:
+def test_without_arguments_it_lists_the_models_of_tiers_and_those_the_user_priced(root: Path) -> None:
     config = (
         '[models]\ndeep = "groq:qwen/qwen3.8-27b"\n[prices."groq:own/tuned"]\ninput = 1\noutput = 2\n'
         '[prices."openai/gpt-5"]\ninput = 9\noutput = 9\nper_request = 0.01\n'
@@ -154,7 +154,7 @@ def test_alone_it_lists_what_serves_tiers_and_what_the_user_has_priced(root: Pat
     assert "`ava models groq`" in shown
 
 
-def test_a_provider_is_listed_whole_with_the_tiers_of_its_models(root: Path) -> None:
+def test_lists_all_models_of_a_provider_with_their_tiers(root: Path) -> None:
     [router] = told(root, "openrouter", **ROUTER)["providers"]
     models = by_id(router)
     assert len(models) > 500 and models[default_tiers()["openrouter"]["deep"]]["tiers"] == ["deep"]
@@ -163,7 +163,7 @@ def test_a_provider_is_listed_whole_with_the_tiers_of_its_models(root: Path) -> 
     assert "To use it: `ava key set openai`." in screen(root, "openai", **ROUTER)
 
 
-def test_what_the_table_does_not_price_is_shown_as_unpriced_with_the_lines_to_add(root: Path) -> None:
+def test_shows_models_missing_from_the_table_as_unpriced_with_the_lines_to_add(root: Path) -> None:
     [groq] = told(root, "groq")["providers"]
     assert by_id(groq)["whisper-large-v3"]["price"] is None
     assert '[prices."groq:whisper-large-v3"]' in by_id(groq)["whisper-large-v3"]["problem"]
@@ -172,7 +172,7 @@ def test_what_the_table_does_not_price_is_shown_as_unpriced_with_the_lines_to_ad
     assert "\n  input = …\n" in shown and "gpt-oss" not in shown
 
 
-def test_a_search_goes_through_the_configured_providers_and_without_any_through_all_that_are_known(root: Path) -> None:
+def test_a_search_covers_configured_providers_or_else_all_known_ones(root: Path) -> None:
     def found(**env: str) -> dict[str, list[str]]:
         answer = told(root, "--search", "gpt-oss-120B", **env)
         return {one["provider"]: [model["id"] for model in one["models"]] for one in answer["providers"]}
@@ -182,7 +182,7 @@ def test_a_search_goes_through_the_configured_providers_and_without_any_through_
     assert "No known model contains 'no-such-model'." in screen(root, "groq", "--search", "no-such-model")
 
 
-def test_a_name_that_is_nearly_one_is_asked_back(root: Path) -> None:
+def test_suggests_the_closest_name(root: Path) -> None:
     (root / "config.toml").write_text('[providers.LM-Studio]\nbase_url = "http://127.0.0.1:1234/v1"\n')
     for typed, meant in (("opnrouter", "openrouter"), ("lm_studio", "LM-Studio")):
         done = ava(root, "models", typed)
@@ -197,7 +197,7 @@ def own(base_url: str) -> str:
     return f'[providers.local]\nbase_url = "{base_url}"\n[models]\nfast = "local:qwen3:8b"\n'
 
 
-def test_an_endpoint_of_ones_own_is_asked_what_it_has(root: Path) -> None:
+def test_asks_a_custom_endpoint_for_its_models(root: Path) -> None:
     with running_model_server([listing("qwen3:8b", "no id", "gemma4")]) as server:
         [local] = told(root, "local", config=own(server.base_url), AVA_KEY_LOCAL=KEY)["providers"]
         [asked] = server.requests
@@ -206,7 +206,7 @@ def test_an_endpoint_of_ones_own_is_asked_what_it_has(root: Path) -> None:
     assert local["problem"] is None and by_id(local)["gemma4"]["price"]["source"] == "free (local)"
 
 
-def test_an_endpoint_that_speaks_messages_is_asked_in_its_own_way(root: Path) -> None:
+def test_asks_a_messages_endpoint_in_its_own_format(root: Path) -> None:
     with running_model_server([listing("claude-own")]) as server:
         address = server.base_url.removesuffix("/v1")
         config = f'[providers.proxy]\nbase_url = "{address}"\nwire = "messages"\n'
@@ -216,7 +216,7 @@ def test_an_endpoint_that_speaks_messages_is_asked_in_its_own_way(root: Path) ->
     assert list(by_id(proxy)) == ["claude-own"]
 
 
-def test_an_endpoint_whose_address_names_the_path_of_responses_is_asked_beside_it(root: Path) -> None:
+def test_asks_the_models_path_beside_a_configured_responses_path(root: Path) -> None:
     with running_model_server([listing("gpt-own")]) as server:
         config = f'[providers.proxy]\nbase_url = "{server.base_url}/responses"\nwire = "responses"\n'
         [proxy] = told(root, "proxy", config=config, AVA_KEY_PROXY=KEY)["providers"]
@@ -225,7 +225,7 @@ def test_an_endpoint_whose_address_names_the_path_of_responses_is_asked_beside_i
     assert list(by_id(proxy)) == ["gpt-own"]
 
 
-def test_a_price_by_id_alone_is_listed_where_the_model_can_be(root: Path) -> None:
+def test_a_price_by_id_alone_is_listed_with_every_provider_that_may_have_the_model(root: Path) -> None:
     config = (
         '[providers.local]\nbase_url = "https://models.example.com/v1"\n'
         '[prices."openai/gpt-5"]\ninput = 1\noutput = 1\n[prices."qwen3:8b"]\ninput = 0.2\noutput = 0.6\n'
@@ -235,7 +235,7 @@ def test_a_price_by_id_alone_is_listed_where_the_model_can_be(root: Path) -> Non
     assert "openai/gpt-5" in by_id(router) and "qwen3:8b" not in by_id(router)
 
 
-def test_without_its_name_and_without_a_search_no_endpoint_is_asked(root: Path) -> None:
+def test_asks_no_endpoint_unless_it_is_named_or_searched(root: Path) -> None:
     with running_model_server([]) as server:
         [local] = told(root, config=own(server.base_url))["providers"]
         assert server.requests == [] and list(by_id(local)) == ["qwen3:8b"]
@@ -252,7 +252,7 @@ def test_without_its_name_and_without_a_search_no_endpoint_is_asked(root: Path) 
         (HangUp(), "cannot be asked for its models"),
     ],
 )
-def test_an_endpoint_that_gives_no_list_is_told_in_a_sentence_and_ends_nothing(
+def test_an_endpoint_without_a_model_list_is_reported_in_one_sentence_and_ends_nothing(
     root: Path, step: Step, says: str
 ) -> None:
     with running_model_server([step]) as server:
@@ -261,7 +261,7 @@ def test_an_endpoint_that_gives_no_list_is_told_in_a_sentence_and_ends_nothing(
     assert list(by_id(local)) == ["qwen3:8b"], "what the settings name is there all the same"
 
 
-def test_an_endpoint_that_drips_is_given_three_seconds_in_all(root: Path) -> None:
+def test_a_slow_endpoint_gets_three_seconds_in_total(root: Path) -> None:
     assert endpoint_list.DEADLINE_S == 3.0
     began_s = time.monotonic()
     with running_model_server([Raw([b'{"data": ['], JSON, missing=10, stall=Gate())]) as server:
@@ -270,13 +270,13 @@ def test_an_endpoint_that_drips_is_given_three_seconds_in_all(root: Path) -> Non
     assert time.monotonic() - began_s < 20
 
 
-def test_a_key_is_not_sent_in_the_clear_to_be_told_a_list(root: Path) -> None:
+def test_does_not_send_a_key_unencrypted_to_get_a_model_list(root: Path) -> None:
     config = '[providers.far]\nbase_url = "http://models.example.com/v1"\n'
     [far] = told(root, "far", config=config, AVA_KEY_FAR=KEY)["providers"]
     assert "would send its key unencrypted to models.example.com" in far["problem"]
 
 
-def test_an_endpoint_cannot_steer_the_terminal_or_widen_it(root: Path) -> None:
+def test_an_endpoint_can_neither_control_nor_widen_the_terminal(root: Path) -> None:
     long = "org/" + "x" * 120
     with running_model_server([listing("evil\x1b[2J", "nice", long)]) as server:
         (root / "config.toml").write_text(own(server.base_url))
@@ -289,7 +289,7 @@ def test_an_endpoint_cannot_steer_the_terminal_or_widen_it(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs permissions")
-def test_keys_that_cannot_be_read_are_a_configuration_error(root: Path) -> None:
+def test_unreadable_keys_are_a_configuration_error(root: Path) -> None:
     (root / "keys.toml").write_text('openrouter = "x"\n')
     done = ava(root, "models")
     assert done.returncode == 30 and "keys.toml" in done.stderr and done.stdout == ""

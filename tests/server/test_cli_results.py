@@ -43,7 +43,7 @@ FOUND = [
 ]
 
 
-def test_piped_a_result_is_markdown_with_each_finding_its_verdict_and_its_source() -> None:
+def test_a_piped_result_is_markdown_with_findings_verdicts_and_sources() -> None:
     text = result_text(ended(output="## Their own\n\ntext", findings=FOUND, caveats=["Only\ntoday."]))
     blocks = [
         *("# researcher S-7f3a2b: success", "## Summary\n\nLooked up.", "## Output\n\n## Their own\n\ntext"),
@@ -55,13 +55,13 @@ def test_piped_a_result_is_markdown_with_each_finding_its_verdict_and_its_source
     assert places == sorted(places)
 
 
-def test_an_output_that_is_no_text_stands_as_json_that_nothing_in_it_can_end() -> None:
+def test_an_output_that_is_not_text_becomes_json_that_its_content_cannot_close() -> None:
     text = result_text(ended(output={"code": "```\nx"}))
     assert '````json\n{\n  "code": "```\\nx"\n}\n````' in text
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_on_a_terminal_what_the_subagent_wrote_is_set_in_and_only_our_words_begin_at_the_edge(
+def test_on_a_terminal_subagent_text_is_indented_and_only_our_text_starts_at_the_edge(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -81,7 +81,7 @@ def test_on_a_terminal_what_the_subagent_wrote_is_set_in_and_only_our_words_begi
     assert all(cells(line) <= width for line in plain.splitlines() if whole not in line)
 
 
-def test_without_colours_nothing_is_styled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_colors_nothing_is_styled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     text = drawn_result(ended(output="**bold** and `code`", findings=FOUND), 80)
     assert "\x1b" not in text and "bold and code" in text
@@ -99,7 +99,7 @@ def test_without_colours_nothing_is_styled(monkeypatch: pytest.MonkeyPatch) -> N
         ("a &#8238;b &#27;[2J \x1b]8;;https://evil.example\x07c", "a b \ufffd[2J ]8;;https://evil.examplec"),
     ],
 )
-def test_links_markup_and_what_is_not_seen_are_shown_as_what_they_are(written: str, shown: str) -> None:
+def test_shows_links_markup_and_invisible_characters_literally(written: str, shown: str) -> None:
     text = drawn(written, 120)
     assert shown in " ".join(STYLES.sub("", text).split())
     assert "\x1b]" not in text and "\u202e" not in text
@@ -107,7 +107,7 @@ def test_links_markup_and_what_is_not_seen_are_shown_as_what_they_are(written: s
 
 @given(st.lists(PIECES, max_size=40).map("".join), st.integers(min_value=20, max_value=60))
 @settings(max_examples=150, deadline=None)
-def test_whatever_a_model_writes_is_drawn_and_steers_nothing(text: str, width: int) -> None:
+def test_model_text_of_any_kind_is_displayed_and_cannot_control_the_terminal(text: str, width: int) -> None:
     plain = STYLES.sub("", drawn(text, width))
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", plain)
     assert all(cells(line) <= width for line in plain.expandtabs().splitlines())
@@ -126,7 +126,7 @@ def handed(folder: Path, **files: bytes) -> RunAnswer:
     return ended(artifacts=listed)
 
 
-def test_files_are_copied_and_what_is_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_copies_files_and_keeps_existing_ones(tmp_path: Path) -> None:
     answer = handed(tmp_path / "store", a_csv=b"new", b_csv=b"same", c_csv=b"c")
     to = tmp_path / "deep" / "er"
     to.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_files_are_copied_and_what_is_there_stays_as_it_is(tmp_path: Path) -> No
     assert [Path(file["path"]).name for file in saved.as_json()["files"]] == ["a-S-7f3a2b.csv", "b.csv", "c.csv"]
 
 
-def test_a_name_that_leads_elsewhere_a_link_and_a_file_that_was_changed_are_not_copied(tmp_path: Path) -> None:
+def test_does_not_copy_links_changed_files_or_names_that_lead_outside(tmp_path: Path) -> None:
     answer = handed(tmp_path / "store", a_csv=b"a", b_csv=b"b")
     assert answer.untrusted_result is not None
     (tmp_path / "secret").write_bytes(b"secret")
@@ -154,7 +154,7 @@ def test_a_name_that_leads_elsewhere_a_link_and_a_file_that_was_changed_are_not_
     assert len(saved.faults) == 3 and "was changed" in saved.faults[1] and "not a plain file name" in saved.faults[2]
 
 
-def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
+def test_does_not_follow_a_link_in_the_target_path(tmp_path: Path) -> None:
     answer = handed(tmp_path / "store", a_csv=b"new")
     to = tmp_path / "to"
     to.mkdir()
@@ -165,7 +165,7 @@ def test_a_link_in_the_way_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to be had here")
-def test_a_full_disk_is_told_and_leaves_no_half_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = handed(tmp_path / "store", a_csv=b"new" * 100_000)
     opened = Path.open
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_a_file(tmp_path: Path, monkeypat
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_a_file_in_the_way_of_the_folder_is_told_before_anything_is_paid_for(tmp_path: Path) -> None:
+def test_reports_a_file_in_place_of_the_folder_before_spending_anything(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(BadInput, match=r"--artifacts: .*file is not a folder"):
@@ -193,7 +193,7 @@ def test_a_file_in_the_way_of_the_folder_is_told_before_anything_is_paid_for(tmp
 # -- what is asked for -------------------------------------------------------------------------------------------------
 
 
-def test_several_tasks_and_roles_are_one_order_each_with_what_all_have() -> None:
+def test_several_tasks_and_roles_become_one_request_each_with_the_common_options() -> None:
     made = spawn_requests(
         "researcher", ["a", "b"], ["coder: fix: it"], parallel=True, common={"timeout": 5, "name": None}
     )
@@ -216,8 +216,6 @@ def refused() -> Iterator[tuple[str, tuple[Any, ...], bool, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("says", "given", "parallel", "common"), list(refused()))
-def test_what_cannot_be_told_apart_is_refused(
-    says: str, given: tuple[Any, ...], parallel: bool, common: dict[str, Any]
-) -> None:
+def test_rejects_ambiguous_arguments(says: str, given: tuple[Any, ...], parallel: bool, common: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=re.escape(says)):
         spawn_requests(*given, parallel=parallel, common=common)

@@ -23,12 +23,12 @@ LINES = st.text(alphabet=st.sampled_from("ab é値  \n"), max_size=200)
         (" " * 30 + "so far in", [" " * 30 + "so", "          far in"]),
     ],
 )
-def test_a_line_is_broken_at_blanks_and_hangs_under_its_beginning(line: str, lines: list[str]) -> None:
+def test_a_line_wraps_at_spaces_with_a_hanging_indent(line: str, lines: list[str]) -> None:
     assert wrapped(line, 20).split("\n") == lines
 
 
 @given(LINES)
-def test_wrapping_keeps_every_word_and_fits_all_that_can_be_broken(text: str) -> None:
+def test_wrapping_keeps_every_word_and_fits_everything_breakable(text: str) -> None:
     lines = wrapped(text, 20)
     assert lines.split() == text.split()
     for line in lines.split("\n"):
@@ -36,7 +36,7 @@ def test_wrapping_keeps_every_word_and_fits_all_that_can_be_broken(text: str) ->
 
 
 @given(LINES, st.integers(min_value=1, max_value=60))
-def test_a_line_that_is_cut_fits_and_says_so(text: str, width: int) -> None:
+def test_a_truncated_line_fits_and_is_marked(text: str, width: int) -> None:
     line = text.replace("\n", " ")
     short = cut(line, width)
     assert cells(short) <= width

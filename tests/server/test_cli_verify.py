@@ -50,7 +50,7 @@ def head_of(root: Path) -> str:
     return found[1]
 
 
-def test_a_whole_log_is_said_to_be_with_its_head_and_how_long_it_took(root: Path) -> None:
+def test_reports_an_intact_log_with_its_head_and_the_time_taken(root: Path) -> None:
     done = ava(root, "verify")
     assert (done.returncode, done.stderr) == (0, "")
     first, checked, projections, head, note = done.stdout.splitlines()
@@ -62,7 +62,7 @@ def test_a_whole_log_is_said_to_be_with_its_head_and_how_long_it_took(root: Path
     assert "ava verify --head HASH" in note
 
 
-def test_a_head_that_was_noted_is_met_and_one_that_is_gone_is_a_fault(root: Path) -> None:
+def test_accepts_a_noted_head_and_reports_a_missing_one_as_a_fault(root: Path) -> None:
     head = head_of(root)
     fill(root, "more")
     assert ava(root, "verify", "--head", head).returncode == 0
@@ -87,7 +87,7 @@ def test_a_head_that_was_noted_is_met_and_one_that_is_gone_is_a_fault(root: Path
         ("UPDATE budgets SET held_micros = 7", "at entry 11 budgets"),
     ],
 )
-def test_a_fault_is_named_and_the_exit_code_is_one(root: Path, statement: str, says: str) -> None:
+def test_a_fault_is_named_and_sets_exit_code_one(root: Path, statement: str, says: str) -> None:
     tamper(root, statement)
     done = ava(root, "verify")
     assert (done.returncode, done.stderr) == (1, "")
@@ -97,7 +97,7 @@ def test_a_fault_is_named_and_the_exit_code_is_one(root: Path, statement: str, s
     assert (told["ok"], says in told["faults"][0]["text"]) == (False, True)
 
 
-def test_as_json_it_is_one_object(root: Path) -> None:
+def test_json_output_is_one_object(root: Path) -> None:
     done = ava(root, "verify", "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, told.pop("duration_ms") >= 0) == (0, True)
@@ -118,7 +118,7 @@ def test_as_json_it_is_one_object(root: Path) -> None:
         (("--jsonl", "x", "--head", "ab" * 32), "--jsonl: a file is checked by itself"),
     ],
 )
-def test_what_is_no_hash_or_no_file_is_one_sentence_and_exit_code_two(
+def test_rejects_an_invalid_hash_or_file_in_one_sentence_with_exit_code_two(
     root: Path, args: tuple[str, ...], says: str
 ) -> None:
     done = ava(root, "verify", *args)
@@ -127,7 +127,7 @@ def test_what_is_no_hash_or_no_file_is_one_sentence_and_exit_code_two(
     assert done.stderr.count("\n") == 1
 
 
-def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
+def test_creates_nothing_where_there_is_nothing(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = ava(root, "verify")
     assert (done.returncode, f"Head: {'0' * 64}" in done.stdout) == (0, True)
@@ -137,20 +137,20 @@ def test_nothing_is_made_where_there_is_nothing(tmp_path: Path) -> None:
     assert not root.exists()
 
 
-def test_verifying_leaves_the_data_root_as_it_is(root: Path) -> None:
+def test_verifying_does_not_change_the_data_root(root: Path) -> None:
     before = {path.name: path.read_bytes() for path in root.iterdir()}
     assert ava(root, "verify").returncode == 0
     assert {path.name: path.read_bytes() for path in root.iterdir()} == before
 
 
-def test_what_is_no_database_is_a_fault(root: Path) -> None:
+def test_a_file_that_is_not_a_database_is_a_fault(root: Path) -> None:
     (root / "ava.db").write_bytes(b"garbage" * 1_000)
     done = ava(root, "verify")
     assert (done.returncode, done.stderr) == (1, "")
     assert "cannot be read as a log: file is not a database" in done.stdout
 
 
-def test_a_log_that_is_being_written_is_verified_to_where_it_was(root: Path) -> None:
+def test_verifies_a_log_while_it_is_being_written(root: Path) -> None:
     codes: list[int] = []
 
     async def work() -> None:
@@ -173,7 +173,7 @@ def test_a_log_that_is_being_written_is_verified_to_where_it_was(root: Path) -> 
     assert codes == [0, 0]
 
 
-def test_a_long_check_shows_how_far_it_is_and_ends_on_ctrl_c(tmp_path: Path) -> None:
+def test_a_long_check_shows_its_progress_and_ends_on_ctrl_c(tmp_path: Path) -> None:
     async def long() -> None:
         async with Store.open(tmp_path) as store:
             for _ in range(40):
@@ -191,7 +191,7 @@ def test_a_long_check_shows_how_far_it_is_and_ends_on_ctrl_c(tmp_path: Path) -> 
     assert "\x1b[K40,000 entries checked" in screen.text, "the progress makes way for what was found"
 
 
-def test_every_file_of_the_mirror_and_an_export_verify(root: Path, tmp_path: Path) -> None:
+def test_every_mirror_file_and_an_export_verify(root: Path, tmp_path: Path) -> None:
     async def mirrored() -> None:
         async with Store.open(root) as store:
             mirror = Mirror(store, root / "logs")
@@ -213,7 +213,7 @@ def test_every_file_of_the_mirror_and_an_export_verify(root: Path, tmp_path: Pat
     assert json.loads(piped.stdout)["head"] == head_of(root)
 
 
-def test_a_changed_line_of_a_file_is_named(root: Path, tmp_path: Path) -> None:
+def test_names_a_changed_line_of_a_file(root: Path, tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     assert ava(root, "logs", "export", "-o", str(file)).returncode == 0
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -236,7 +236,7 @@ def mirrored(root: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
-def test_a_log_that_lost_what_its_files_have_is_a_fault_to_verify_and_to_the_doctor(root: Path, how: str) -> None:
+def test_verify_and_doctor_report_a_log_that_lacks_entries_of_its_mirror(root: Path, how: str) -> None:
     mirrored(root)
     assert ava(root, "verify").returncode == 0
     for path in root.glob("ava.db*"):
@@ -254,7 +254,7 @@ def test_a_log_that_lost_what_its_files_have_is_a_fault_to_verify_and_to_the_doc
         assert told.returncode == 1 and "which the log lacks" in " ".join(told.stdout.split())
 
 
-def test_a_table_that_is_gone_is_a_fault_to_verify_and_to_the_doctor(root: Path) -> None:
+def test_verify_and_doctor_report_a_missing_table(root: Path) -> None:
     with sqlite3.connect(root / "ava.db") as db:
         db.execute("DROP TABLE budgets")
     db.close()

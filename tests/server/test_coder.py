@@ -83,7 +83,7 @@ async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("S2-17")
-async def test_work_that_fails_is_mended_with_what_failed_in_view(tmp_path: Path) -> None:
+async def test_failing_work_is_fixed_with_the_failure_shown_to_the_model(tmp_path: Path) -> None:
     repository = project(tmp_path)
     script = [Say(calls=[WRONG]), hand_over(), Say(calls=[STILL_WRONG]), hand_over(), *says(RIGHTED)]
     async with open_lab(tmp_path, script) as lab:
@@ -116,7 +116,7 @@ async def test_work_that_never_passes_ends_as_an_error_and_stays_on_its_branch(t
     untouched.check()
 
 
-async def test_changed_and_removed_tests_are_listed_apart_however_the_verification_came_out(tmp_path: Path) -> None:
+async def test_lists_changed_and_removed_tests_separately_whatever_the_verification_says(tmp_path: Path) -> None:
     """The model makes the failing test pass by taking it away: it passes, and the result says how."""
     repository = project(tmp_path, **{"tests/test_more.py": "def test_more():\n    assert True\n"})
     script = says(
@@ -159,7 +159,7 @@ async def test_changed_and_removed_tests_are_listed_apart_however_the_verificati
         ),
     ],
 )
-async def test_what_is_written_outside_of_the_namespace_is_refused_or_taken_back(
+async def test_writes_outside_the_namespace_are_refused_or_reverted(
     tmp_path: Path, call: tuple[str, dict[str, Any]], says_no: str
 ) -> None:
     repository = project(tmp_path)
@@ -174,7 +174,7 @@ async def test_what_is_written_outside_of_the_namespace_is_refused_or_taken_back
     untouched.check()
 
 
-async def test_a_planted_git_folder_runs_nothing_and_is_not_on_the_branch(tmp_path: Path) -> None:
+async def test_a_planted_git_folder_runs_nothing_and_stays_off_the_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
     planted = tmp_path / "planted"
@@ -192,7 +192,7 @@ async def test_a_planted_git_folder_runs_nothing_and_is_not_on_the_branch(tmp_pa
     untouched.check()
 
 
-async def test_a_dirty_checkout_stays_as_it_is_and_the_work_begins_at_its_last_commit(tmp_path: Path) -> None:
+async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_commit(tmp_path: Path) -> None:
     repository = project(tmp_path)
     write(repository, {"adding.py": "def add(a, b):\n    return 3\n", "staged.py": "x = 1\n"})
     git(repository, "add", "staged.py")
@@ -208,7 +208,7 @@ async def test_a_dirty_checkout_stays_as_it_is_and_the_work_begins_at_its_last_c
     untouched.check()
 
 
-async def test_the_work_begins_at_the_commit_that_was_approved(tmp_path: Path) -> None:
+async def test_work_starts_at_the_approved_commit(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, says(RIGHT)) as lab:
         made = await lab.propose(**asked())
@@ -222,7 +222,7 @@ async def test_the_work_begins_at_the_commit_that_was_approved(tmp_path: Path) -
     assert git(repository, "rev-parse", f"ava/{made.subagent_id}^").strip() == base
 
 
-async def test_two_coders_at_once_on_one_repository_make_two_branches(tmp_path: Path) -> None:
+async def test_two_simultaneous_coders_in_one_repository_make_two_branches(tmp_path: Path) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
     script: list[Step] = [Say(calls=[RIGHT]), hand_over(summary="Adding adds.")]
@@ -244,7 +244,7 @@ async def test_two_coders_at_once_on_one_repository_make_two_branches(tmp_path: 
     untouched.check()
 
 
-async def test_where_nothing_was_changed_it_is_checked_all_the_same_and_there_is_no_branch(tmp_path: Path) -> None:
+async def test_unchanged_work_is_still_verified_and_makes_no_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [hand_over(summary="It adds already.")]) as lab:
         result = await coded(lab, verify="true")
@@ -254,7 +254,7 @@ async def test_where_nothing_was_changed_it_is_checked_all_the_same_and_there_is
     assert "Nothing was changed; there is no branch." in text
 
 
-async def test_plain_words_in_place_of_the_call_are_checked_too(tmp_path: Path) -> None:
+async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -> None:
     project(tmp_path)
     script = [Say("It is done."), Say(calls=[RIGHT]), Say("Now it is done.")]
     async with open_lab(tmp_path, script) as lab:
@@ -266,7 +266,7 @@ async def test_plain_words_in_place_of_the_call_are_checked_too(tmp_path: Path) 
     assert "AssertionError" in told and "3 more attempts are left" in told
 
 
-async def test_what_a_cap_cuts_off_stays_on_the_branch_unverified(tmp_path: Path) -> None:
+async def test_work_cut_off_by_a_cap_stays_on_the_branch_unverified(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, says(RIGHT)) as lab:
         result = await coded(lab, max_iterations=2)
@@ -278,7 +278,7 @@ async def test_what_a_cap_cuts_off_stays_on_the_branch_unverified(tmp_path: Path
 
 
 @pytest.mark.parametrize("when", ["baseline", "work", "check"])
-async def test_a_cancel_is_answered_in_time_and_keeps_what_there_is(tmp_path: Path, when: str) -> None:
+async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, when: str) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
     gate = Gate()
@@ -313,7 +313,7 @@ async def test_a_cancel_is_answered_in_time_and_keeps_what_there_is(tmp_path: Pa
     untouched.check()
 
 
-async def test_a_baseline_that_takes_all_of_the_time_ends_the_run_before_a_model_is_asked(tmp_path: Path) -> None:
+async def test_a_baseline_that_uses_all_the_time_ends_the_run_before_a_model_call(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [hand_over()]) as lab:
         result = await coded(lab, verify="sleep 60", timeout=3)
@@ -324,7 +324,7 @@ async def test_a_baseline_that_takes_all_of_the_time_ends_the_run_before_a_model
     assert result["changes"]["verify"]["before"] is None and branches(repository) == {}
 
 
-async def test_a_verify_command_that_does_not_end_is_cut_off_by_the_time_of_the_run(tmp_path: Path) -> None:
+async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_path: Path) -> None:
     repository = project(tmp_path)
     hangs = "grep -q 'a - b' adding.py || sleep 60"
     async with open_lab(tmp_path, says(RIGHT)) as lab:
@@ -334,7 +334,7 @@ async def test_a_verify_command_that_does_not_end_is_cut_off_by_the_time_of_the_
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
 
 
-async def test_a_change_of_many_files_and_a_long_failure_fit_an_answer(tmp_path: Path) -> None:
+async def test_many_changed_files_and_a_long_failure_fit_into_an_answer(tmp_path: Path) -> None:
     project(tmp_path)
     many = "for i in $(seq 1 400); do echo x > a-rather-long-name-of-a-file-$i.txt; done; seq 1 9 > test_odd.py"
     fails = "ls a-rather* >/dev/null 2>&1 || exit 0; seq 1 20000; echo the last line; false"
@@ -349,7 +349,7 @@ async def test_a_change_of_many_files_and_a_long_failure_fit_an_answer(tmp_path:
     assert "the last line" in untrusted.changed["failing"]
 
 
-async def test_a_secret_in_what_verifying_prints_reaches_neither_model_nor_log_nor_result(tmp_path: Path) -> None:
+async def test_a_secret_printed_while_verifying_reaches_neither_model_nor_log_nor_result(tmp_path: Path) -> None:
     key = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
     repository = project(tmp_path, **{"leaked.txt": f"{key}\n"})
     async with open_lab(tmp_path, [*[hand_over()] * 4], env={"AVA_MODEL_API_KEY": key}) as lab:
@@ -360,7 +360,7 @@ async def test_a_secret_in_what_verifying_prints_reaches_neither_model_nor_log_n
     assert "failed with exit code 1" in ready.told and branches(repository) == {}
 
 
-async def test_a_project_is_verified_by_its_own_pytest_as_it_is_found(tmp_path: Path) -> None:
+async def test_verifies_a_project_with_its_own_pytest(tmp_path: Path) -> None:
     """The project has a virtual environment of its own, which git ignores; nobody says how it is tested."""
     files = {
         "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n",
@@ -387,7 +387,7 @@ async def test_a_project_is_verified_by_its_own_pytest_as_it_is_found(tmp_path: 
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine")
-async def test_a_project_of_node_is_verified_by_its_own_test_runner(tmp_path: Path) -> None:
+async def test_verifies_a_node_project_with_its_own_test_runner(tmp_path: Path) -> None:
     files = {
         "package.json": '{"name": "x", "scripts": {"test": "node --test"}}\n',
         "add.js": "module.exports = (a, b) => a - b\n",
@@ -406,7 +406,7 @@ async def test_a_project_of_node_is_verified_by_its_own_test_runner(tmp_path: Pa
     assert git(repository, "show", f"{result['changes']['branch']}:add.js") == "module.exports = (a, b) => a + b\n"
 
 
-async def test_a_plan_is_made_with_the_baseline_in_view(tmp_path: Path) -> None:
+async def test_the_plan_is_made_with_the_baseline_shown(tmp_path: Path) -> None:
     project(tmp_path)
     script = [Say("It subtracts."), Say("1. edit_file adding.py."), Say("KEEP"), *says(RIGHT)]
     async with open_lab(tmp_path, script) as lab:
@@ -416,7 +416,7 @@ async def test_a_plan_is_made_with_the_baseline_in_view(tmp_path: Path) -> None:
     assert "AssertionError: -1 != 3" in json.dumps(first)
 
 
-async def test_a_run_that_was_paused_goes_on_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_paused_run_resumes_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ava_server.runs.model_call.PAUSE_FROM_S", 0.5)
     repository = project(tmp_path)
     script: list[Step] = [Say(calls=[RIGHT]), Fail(429, retry_after="1"), hand_over()]
@@ -429,7 +429,7 @@ async def test_a_run_that_was_paused_goes_on_in_its_worktree(tmp_path: Path, mon
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
 
 
-async def test_when_the_repository_goes_away_the_run_is_no_success_and_its_work_is_kept_when_it_is_back(
+async def test_a_run_whose_repository_disappears_fails_and_its_work_is_kept_when_it_returns(
     tmp_path: Path,
 ) -> None:
     repository = project(tmp_path)
@@ -452,7 +452,7 @@ async def test_when_the_repository_goes_away_the_run_is_no_success_and_its_work_
     assert git(repository, "show", f"{branch}:adding.py").endswith("a + b\n")
 
 
-async def test_a_malformed_result_is_mended_apart_from_what_does_not_pass(tmp_path: Path) -> None:
+async def test_repairs_of_a_malformed_result_count_separately_from_failed_verification(tmp_path: Path) -> None:
     """Three results that do not pass leave the two repairs of its form as they are."""
     project(tmp_path)
     malformed = Say(calls=[("submit_result", {"no_such_argument": 1})])
@@ -464,7 +464,7 @@ async def test_a_malformed_result_is_mended_apart_from_what_does_not_pass(tmp_pa
     assert [check.verify.passed for check in checks] == [False, False, False, True]
 
 
-async def test_a_branch_that_takes_longer_than_a_cancel_may_is_made_right_after(
+async def test_a_branch_that_takes_longer_than_the_cancel_limit_is_made_right_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ava_server.runs.coding.KEEP_CANCELLED_S", 0.01)
@@ -482,7 +482,7 @@ async def test_a_branch_that_takes_longer_than_a_cancel_may_is_made_right_after(
     assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
 
 
-async def test_a_cancel_of_a_paused_run_keeps_what_it_had(tmp_path: Path) -> None:
+async def test_cancelling_a_paused_run_keeps_its_work(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [Say(calls=[RIGHT]), Fail(429, retry_after="3600")]) as lab:
         run_id = await lab.start(**asked())
@@ -495,7 +495,7 @@ async def test_a_cancel_of_a_paused_run_keeps_what_it_had(tmp_path: Path) -> Non
     assert git(repository, "show", f"ava/{run_id}:adding.py").endswith("a + b\n")
 
 
-async def test_a_cancel_of_a_paused_run_does_not_wait_longer_for_its_branch_than_a_cancel_may(
+async def test_cancelling_a_paused_run_waits_for_its_branch_no_longer_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = project(tmp_path)

@@ -83,7 +83,7 @@ PHASES: dict[str, Callable[[Path, str, int], bool]] = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-async def test_a_kill_at_any_time_loses_nothing(tmp_path: Path, phase: str) -> None:
+async def test_a_kill_at_any_moment_loses_nothing(tmp_path: Path, phase: str) -> None:
     slow = phase in ("the worktree is made", "the branch is made")  # else over before anybody sees it
     repository = project(tmp_path, **(MANY if slow else {}))
     untouched = Untouched(repository)
@@ -130,7 +130,7 @@ async def test_a_kill_at_any_time_loses_nothing(tmp_path: Path, phase: str) -> N
     untouched.check()
 
 
-async def test_a_run_whose_worktree_is_gone_when_it_is_taken_up_is_no_success(tmp_path: Path) -> None:
+async def test_a_resumed_run_whose_worktree_is_gone_does_not_succeed(tmp_path: Path) -> None:
     repository = project(tmp_path)
     gate = Gate()
     script = [Say(calls=[RIGHT]), Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
@@ -168,7 +168,7 @@ async def killed_at_work(tmp: Path, server: ModelServer, gate: Gate) -> str:
 
 
 @pytest.mark.parametrize("how", ["cancelled", "abandoned"])
-async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
+async def test_a_run_that_ends_without_an_owner_keeps_its_work(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository = project(tmp_path)
@@ -196,7 +196,7 @@ async def test_a_run_that_ends_without_an_owner_keeps_what_it_had(
     untouched.check()
 
 
-async def test_what_could_not_be_kept_at_the_end_is_kept_by_the_next_start(tmp_path: Path) -> None:
+async def test_the_next_start_saves_work_that_could_not_be_saved_at_the_end(tmp_path: Path) -> None:
     """The repository is not there when the run ends: the result says so, and nothing is lost."""
     repository = project(tmp_path)
     gate = Gate()
@@ -214,7 +214,7 @@ async def test_what_could_not_be_kept_at_the_end_is_kept_by_the_next_start(tmp_p
     assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
 
 
-async def test_a_cancel_of_a_run_whose_owner_is_stopped_is_answered_in_time_and_the_work_is_kept_later(
+async def test_a_cancel_with_a_stopped_owner_answers_in_time_and_the_work_is_saved_later(
     tmp_path: Path,
 ) -> None:
     repository = project(tmp_path)
@@ -241,7 +241,7 @@ async def test_a_cancel_of_a_run_whose_owner_is_stopped_is_answered_in_time_and_
     assert git(repository, "show", f"ava/{run_id}:adding.py") == PROJECT["adding.py"].replace("-", "+")
 
 
-async def test_a_run_that_is_taken_up_with_no_time_for_work_keeps_what_it_had(tmp_path: Path) -> None:
+async def test_a_resumed_run_with_no_time_left_keeps_its_work(tmp_path: Path) -> None:
     repository = project(tmp_path)
     gate, last = Gate(), Gate()
     script = [Say(calls=[RIGHT]), Say("late", gate=gate), Say("late", gate=last), hand_over()]

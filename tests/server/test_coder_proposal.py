@@ -55,14 +55,14 @@ async def refused(tmp: Path, *, config: str = "", **more: Any) -> str:
         ({"tools": ["read_file"]}, "with these tools coder changes no files"),
     ],
 )
-async def test_what_a_coder_needs_is_asked_for_before_anything_costs(
+async def test_asks_for_everything_a_coder_needs_before_anything_costs(
     tmp_path: Path, given: dict[str, Any], says: str
 ) -> None:
     project(tmp_path)
     assert says in await refused(tmp_path, **given)
 
 
-async def test_what_is_no_root_of_a_repository_with_a_commit_is_refused_with_what_to_do(tmp_path: Path) -> None:
+async def test_refuses_a_folder_that_is_not_a_repository_root_with_a_commit(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     assert "git init" in await refused(tmp_path)
     git(tmp_path / "workspace", "init", "-q")
@@ -77,13 +77,13 @@ async def test_what_is_no_root_of_a_repository_with_a_commit_is_refused_with_wha
         assert (await lab.call("spawn_subagent", **{**below, "workspace": str(lab.workspace)})).status != "failed"
 
 
-async def test_where_nothing_confines_commands_nothing_is_changed(tmp_path: Path) -> None:
+async def test_without_a_sandbox_no_files_may_be_changed(tmp_path: Path) -> None:
     project(tmp_path)
     why = await refused(tmp_path, config='[sandbox]\nmode = "none"\n')
     assert "nothing confines here" in why and 'set sandbox.mode to "auto"' in why
 
 
-async def test_the_offline_reader_changes_nothing(tmp_path: Path) -> None:
+async def test_the_offline_reader_cannot_change_files(tmp_path: Path) -> None:
     project(tmp_path)
     async with open_lab(tmp_path, env={"AVA_MODEL_BASE_URL": "", "AVA_MODEL": ""}) as lab:
         answer = await lab.call("spawn_subagent", **asked(workspace=str(lab.workspace)))
@@ -91,7 +91,7 @@ async def test_the_offline_reader_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.requirement("S2-06")
-async def test_a_person_is_told_what_is_changed_where_and_what_decides(tmp_path: Path) -> None:
+async def test_the_proposal_says_what_changes_where_and_which_command_verifies_it(tmp_path: Path) -> None:
     repository = project(tmp_path)
     write(repository, {"adding.py": "changed\n", "new.txt": "new\n"})
     head = git(repository, "rev-parse", "HEAD").strip()
@@ -137,7 +137,7 @@ async def asked_of_a_person(service: Service, made: Any) -> str:
     return text
 
 
-async def test_the_verify_command_is_the_calls_else_the_roles_else_found(tmp_path: Path) -> None:
+async def test_the_verify_command_comes_from_the_call_then_the_role_then_detection(tmp_path: Path) -> None:
     write(tmp_path / "data", {"roles/editor.md": EDITOR})
     (tmp_path / "data").chmod(0o700)
     repository = checkout(tmp_path / "workspace", {"go.mod": "module x\n", "x_test.go": "package x\n"})
@@ -162,7 +162,7 @@ async def test_the_verify_command_is_the_calls_else_the_roles_else_found(tmp_pat
     assert "`true` if there is nothing to check" in why
 
 
-async def test_under_the_policy_auto_it_waits_for_a_person(tmp_path: Path) -> None:
+async def test_waits_for_a_person_even_under_the_auto_policy(tmp_path: Path) -> None:
     project(tmp_path)
     write(tmp_path / "data", {"roles/editor.md": EDITOR})
     (tmp_path / "data").chmod(0o700)
@@ -173,7 +173,7 @@ async def test_under_the_policy_auto_it_waits_for_a_person(tmp_path: Path) -> No
             assert f"It does not start by itself: it changes files of {lab.workspace}, on a branch." in made.message
 
 
-async def test_another_namespace_or_verify_command_is_another_proposal(tmp_path: Path) -> None:
+async def test_another_namespace_or_verify_command_makes_another_proposal(tmp_path: Path) -> None:
     project(tmp_path)
     async with open_lab(tmp_path) as lab:
         first = await lab.propose(**asked(task_id="T"))

@@ -79,7 +79,7 @@ async def gone(folder: Path) -> None:
 
 
 @pytest.mark.requirement("N-06")
-async def test_a_reviewer_runs_the_tests_of_a_project_and_the_checkout_stays_byte_identical(
+async def test_a_reviewer_runs_the_tests_of_a_project_and_leaves_the_checkout_byte_identical(
     tmp_path: Path, home: Path
 ) -> None:
     project = checkout(tmp_path / "workspace", PROJECT)
@@ -102,7 +102,7 @@ async def test_a_reviewer_runs_the_tests_of_a_project_and_the_checkout_stays_byt
 
 
 @pytest.mark.requirement("N-06")
-async def test_a_command_sees_neither_the_home_nor_the_data_root_nor_the_network(tmp_path: Path, home: Path) -> None:
+async def test_a_command_cannot_access_the_home_folder_the_data_root_or_the_network(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     look = (
         f"cat {home}/.ssh/id_rsa {home}/.config/token {tmp_path}/data/ava.db; ls {home}; env; cat /proc/1/environ;"
@@ -116,7 +116,9 @@ async def test_a_command_sees_neither_the_home_nor_the_data_root_nor_the_network
     assert "Network is unreachable" in seen.output or "Operation not permitted" in seen.output
 
 
-async def test_a_project_whose_python_is_uvs_below_the_home_runs_its_tests(tmp_path: Path, home: Path) -> None:
+async def test_runs_the_tests_of_a_project_whose_python_is_installed_by_uv_below_the_home(
+    tmp_path: Path, home: Path
+) -> None:
     project = checkout(tmp_path / "workspace", {**PROJECT, "test_dep.py": "import dep\nprint('dep', dep.NAME)\n"})
     environment_of(python_of_uv(home), project, {"dep/__init__.py": "NAME = 'installed'\n"})
     runner = f"#!{project}/.venv/bin/python\nimport sys, dep, unittest\nprint(sys.prefix)\n"
@@ -133,7 +135,7 @@ async def test_a_project_whose_python_is_uvs_below_the_home_runs_its_tests(tmp_p
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node on this machine")
-async def test_a_node_project_runs_its_tests_with_the_node_of_nvm(
+async def test_runs_the_tests_of_a_node_project_with_node_from_nvm(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = node_of_nvm(home)
@@ -154,7 +156,7 @@ async def test_a_node_project_runs_its_tests_with_the_node_of_nvm(
     assert tree(project) == before
 
 
-async def test_nothing_is_written_through_a_link_of_the_copy(tmp_path: Path, home: Path) -> None:
+async def test_writes_nothing_through_a_link_in_the_copy(tmp_path: Path, home: Path) -> None:
     outside = tmp_path / "outside"
     write(outside, {"kept": "kept\n"})
     project = checkout(tmp_path / "workspace", {"a.txt": "a\n"})
@@ -174,7 +176,7 @@ async def test_nothing_is_written_through_a_link_of_the_copy(tmp_path: Path, hom
     assert tree(project) == before, "the link to its own path leads to the copy"
 
 
-async def test_a_git_folder_that_a_command_plants_is_followed_by_nobody(tmp_path: Path, home: Path) -> None:
+async def test_nothing_follows_a_git_folder_that_a_command_planted(tmp_path: Path, home: Path) -> None:
     project = checkout(tmp_path / "workspace", PROJECT)
     planted = tmp_path / "planted"
     evil = f"#!/bin/sh\\ntouch {planted}\\n"
@@ -189,7 +191,7 @@ async def test_a_git_folder_that_a_command_plants_is_followed_by_nobody(tmp_path
     assert not planted.exists() and tree(project) == before
 
 
-async def test_python_runs_where_commands_do_and_can_import_what_is_there(tmp_path: Path, home: Path) -> None:
+async def test_python_runs_where_commands_run_and_can_import_the_project(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     code = "from adding import add\nopen('made.txt', 'w').write('made')\nprint(add(20, 22))\n"
     script = [
@@ -206,7 +208,7 @@ async def test_python_runs_where_commands_do_and_can_import_what_is_there(tmp_pa
 
 
 @pytest.mark.parametrize("tool", ["run_bash", "python_exec"])
-async def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started_and_told(
+async def test_a_command_that_times_out_is_reported_and_ends_with_all_its_processes(
     tmp_path: Path, home: Path, tool: str
 ) -> None:
     (tmp_path / "workspace").mkdir()
@@ -218,7 +220,7 @@ async def test_a_command_that_takes_too_long_is_ended_with_all_that_it_started_a
     assert "ended after 1 s" in result.output and "run less at once" in result.output
 
 
-async def test_of_a_long_output_the_end_is_shown_too_and_the_rest_can_be_read(tmp_path: Path, home: Path) -> None:
+async def test_a_long_output_also_shows_its_end_and_the_rest_can_be_read(tmp_path: Path, home: Path) -> None:
     (tmp_path / "workspace").mkdir()
     script = bash("seq 1 20000; echo the last line")
     async with open_lab(tmp_path, script) as lab:
@@ -228,7 +230,7 @@ async def test_of_a_long_output_the_end_is_shown_too_and_the_rest_can_be_read(tm
     assert len(result.output) < 21_000
 
 
-async def test_the_copy_is_gone_after_a_cancel_and_so_is_every_process(tmp_path: Path, home: Path) -> None:
+async def test_a_cancel_removes_the_copy_and_every_process(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     async with open_lab(tmp_path, bash(SLEEPS)) as lab:
         run_id = await lab.start(role="code_reviewer")
@@ -261,7 +263,7 @@ async def asleep(root: Path) -> None:
 
 
 @pytest.mark.requirement("N-06")
-async def test_when_its_server_is_killed_a_command_ends_and_the_next_one_finds_a_fresh_copy(
+async def test_killing_the_server_ends_its_command_and_the_next_server_makes_a_fresh_copy(
     tmp_path: Path, home: Path
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
@@ -285,7 +287,7 @@ async def test_when_its_server_is_killed_a_command_ends_and_the_next_one_finds_a
             await gone(lab.root / "scratch")
 
 
-def test_what_an_earlier_owner_left_goes_when_a_run_is_taken_up(tmp_path: Path) -> None:
+def test_resuming_a_run_removes_what_its_earlier_owner_left(tmp_path: Path) -> None:
     write(tmp_path, {"bench-1/copy/a.txt": "a", "bench-2/home/b.txt": "b", "0123.txt": "an output that was cut"})
     (tmp_path / "bench-1" / "copy").chmod(0)
     remove_workbenches(tmp_path, 1)
@@ -294,7 +296,7 @@ def test_what_an_earlier_owner_left_goes_when_a_run_is_taken_up(tmp_path: Path) 
     assert names(tmp_path) == {"0123.txt"}
 
 
-async def test_what_a_killed_owner_left_is_swept_also_where_nobody_takes_the_run_up(tmp_path: Path, home: Path) -> None:
+async def test_removes_what_a_killed_owner_left_even_if_nobody_resumes_the_run(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     with running_model_server(bash(SLEEPS)) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
@@ -312,7 +314,7 @@ async def test_what_a_killed_owner_left_is_swept_also_where_nobody_takes_the_run
                     await lab.runtime.sweep()
 
 
-async def test_without_bubblewrap_commands_are_confined_too(
+async def test_commands_are_sandboxed_without_bubblewrap_too(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing can be shown elsewhere then: commands see the copy where it is, and packages through a link."""
@@ -341,7 +343,7 @@ async def test_without_bubblewrap_commands_are_confined_too(
     assert tree(project) == before
 
 
-async def test_a_folder_without_git_is_copied_whole(tmp_path: Path, home: Path) -> None:
+async def test_copies_a_folder_without_git_completely(tmp_path: Path, home: Path) -> None:
     write(tmp_path / "workspace", {"a.txt": "a\n", "sub/b.txt": "b\n"})
     before = tree(tmp_path / "workspace")
     async with open_lab(tmp_path, bash("cat a.txt sub/b.txt; echo c > a.txt; pwd")) as lab:
@@ -350,7 +352,7 @@ async def test_a_folder_without_git_is_copied_whole(tmp_path: Path, home: Path) 
     assert tree(tmp_path / "workspace") == before
 
 
-async def test_a_folder_that_is_too_large_is_shown_as_it_is_to_be_read_only(tmp_path: Path, home: Path) -> None:
+async def test_a_folder_that_is_too_large_to_copy_is_mounted_read_only(tmp_path: Path, home: Path) -> None:
     workspace = tmp_path / "workspace"
     write(workspace, {"a.txt": "a\n", "sub/.git/config": "[core]\n\tsecret = yes\n"})
     with (workspace / "huge.bin").open("wb") as file:
@@ -366,9 +368,7 @@ async def test_a_folder_that_is_too_large_is_shown_as_it_is_to_be_read_only(tmp_
 
 
 @pytest.mark.requirement("S2-13")
-async def test_a_role_that_reaches_the_web_runs_python_in_an_empty_folder_unless_the_call_gave_one(
-    tmp_path: Path, home: Path
-) -> None:
+async def test_a_web_role_runs_python_in_an_empty_folder_unless_the_call_gives_one(tmp_path: Path, home: Path) -> None:
     workspace = checkout(tmp_path / "workspace", PROJECT)
     script = [Say(calls=[("python_exec", {"code": "import os\nprint(os.listdir(), os.getcwd())"})]), hand_over()]
     extractor = {"role": "data_extractor", "task": "Add what https://example.org lists"}
@@ -392,7 +392,7 @@ async def test_a_role_that_reaches_the_web_runs_python_in_an_empty_folder_unless
 NETWORKED = "---\nname: pinger\ndescription: Pings.\ntools: [run_bash, read_file]\nnetwork: true\n---\nPing.\n"
 
 
-async def test_a_role_whose_commands_reach_the_network_says_so_and_sees_only_what_the_call_gave(
+async def test_a_role_with_networked_commands_says_so_and_sees_only_what_the_call_gave(
     tmp_path: Path, home: Path
 ) -> None:
     workspace = checkout(tmp_path / "workspace", PROJECT)
@@ -404,7 +404,7 @@ async def test_a_role_whose_commands_reach_the_network_says_so_and_sees_only_wha
     assert f"can read {workspace}, run commands in a sandbox that reaches the network, on a copy of it:" in line
 
 
-async def test_commands_of_such_a_role_reach_the_network_of_this_machine(tmp_path: Path, home: Path) -> None:
+async def test_networked_commands_reach_the_network_of_this_machine(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     write(tmp_path / "data", {"roles/pinger.md": NETWORKED})
     connect = 'python3 -c \'import socket; socket.create_connection(("127.0.0.1", {}), 5); print("connected")\''
@@ -421,7 +421,7 @@ async def test_commands_of_such_a_role_reach_the_network_of_this_machine(tmp_pat
     assert ran.success and "connected" in ran.output and "commands reach the network" in ran.output
 
 
-async def test_the_proposal_says_what_may_run_and_the_log_what_confined_it(tmp_path: Path, home: Path) -> None:
+async def test_the_proposal_says_what_may_run_and_the_log_which_sandbox_ran_it(tmp_path: Path, home: Path) -> None:
     workspace = checkout(tmp_path / "workspace", PROJECT)
     async with open_lab(tmp_path, bash("true")) as lab:
         proposal = await lab.propose(role="code_reviewer")
@@ -436,7 +436,7 @@ async def test_the_proposal_says_what_may_run_and_the_log_what_confined_it(tmp_p
         assert config.confinement == "none needed"
 
 
-async def test_the_policy_auto_starts_nothing_that_runs_commands(tmp_path: Path, home: Path) -> None:
+async def test_the_auto_policy_starts_nothing_that_runs_commands(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     config = 'approval = "auto"\nauto_approve_cents = 500\nauto_approve_daily_cents = 1000\n'
     async with open_lab(tmp_path, [hand_over()], config=config) as lab:
@@ -459,7 +459,7 @@ def nothing_confines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_confines")
-async def test_where_nothing_confines_commands_a_role_goes_without_and_one_that_needs_them_is_refused(
+async def test_without_a_sandbox_a_role_loses_its_commands_or_is_refused_if_it_needs_them(
     tmp_path: Path, home: Path
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
@@ -477,7 +477,7 @@ async def test_where_nothing_confines_commands_a_role_goes_without_and_one_that_
         assert "install bubblewrap" in refused.message
 
 
-async def test_a_run_waits_where_its_commands_would_be_confined_less_than_approved(
+async def test_a_run_waits_where_its_sandbox_would_be_weaker_than_approved(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkout(tmp_path / "workspace", PROJECT)
@@ -503,7 +503,7 @@ async def test_a_run_waits_where_its_commands_would_be_confined_less_than_approv
 UNCONFINED = '[sandbox]\nmode = "none"\n'
 
 
-async def test_without_a_sandbox_every_proposal_says_so_and_nothing_starts_by_itself(
+async def test_without_a_sandbox_every_proposal_says_so_and_nothing_starts_automatically(
     tmp_path: Path, home: Path
 ) -> None:
     workspace = checkout(tmp_path / "workspace", PROJECT)
@@ -526,6 +526,6 @@ async def test_without_a_sandbox_every_proposal_says_so_and_nothing_starts_by_it
         assert only_reads.status == "approved"
 
 
-def test_only_the_file_of_settings_can_take_the_sandbox_away(tmp_path: Path) -> None:
+def test_only_the_settings_file_can_turn_the_sandbox_off(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="AVA_SANDBOX__MODE"):
         settings_of(tmp_path / "data", None, "", {"AVA_SANDBOX__MODE": "none"})

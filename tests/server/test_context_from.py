@@ -69,7 +69,7 @@ async def refused(lab: Lab, *named: str, **more: Any) -> str:
 
 
 @pytest.mark.requirement("S3-15")
-async def test_a_named_result_is_shown_in_the_proposal_and_read_as_the_output_of_a_tool(tmp_path: Path) -> None:
+async def test_a_named_result_is_shown_in_the_proposal_and_read_as_tool_output(tmp_path: Path) -> None:
     answers = Answers(FIRST)
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier(lab, name="secret name")
@@ -96,7 +96,7 @@ async def test_a_named_result_is_shown_in_the_proposal_and_read_as_the_output_of
         assert (stored.output, stored.sources, stored.success) == (output, (), True)
 
 
-async def test_without_named_results_there_is_no_such_tool_and_nothing_is_missed(tmp_path: Path) -> None:
+async def test_without_named_results_the_tool_does_not_exist(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [reads("S-7f3a2b"), hand_over()]) as lab:
         made = await lab.propose()
         assert TOOL not in made.tools and TOOL not in (made.unavailable_tools or ())
@@ -106,7 +106,7 @@ async def test_without_named_results_there_is_no_such_tool_and_nothing_is_missed
         assert "there is no tool" in shown(lab.server)[0]
 
 
-async def test_only_the_results_that_were_named_are_read(tmp_path: Path) -> None:
+async def test_only_named_results_can_be_read(tmp_path: Path) -> None:
     answers = Answers(FIRST, submits("other words"))
     async with open_lab(tmp_path, answers) as lab:
         named, other = await earlier(lab), await earlier(lab)
@@ -117,7 +117,7 @@ async def test_only_the_results_that_were_named_are_read(tmp_path: Path) -> None
             assert "other words" not in output
 
 
-async def test_a_result_is_read_in_pages_of_which_all_together_are_20000_characters(tmp_path: Path) -> None:
+async def test_a_result_is_read_in_pages_of_20000_characters_in_total(tmp_path: Path) -> None:
     long = "".join(f"line {number}\n" for number in range(9_000))
     answers = Answers(submits(long))
     async with open_lab(tmp_path, answers) as lab:
@@ -135,7 +135,7 @@ async def test_a_result_is_read_in_pages_of_which_all_together_are_20000_charact
         assert text[begin:].rstrip("\n") == long[: len(text[begin:].rstrip("\n"))], "the pages join without a gap"
 
 
-async def test_a_retry_keeps_what_was_named_and_an_empty_list_takes_it_away(tmp_path: Path) -> None:
+async def test_a_retry_keeps_the_named_results_and_an_empty_list_removes_them(tmp_path: Path) -> None:
     answers = Answers(FIRST, hand_over())
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier(lab)
@@ -147,7 +147,7 @@ async def test_a_retry_keeps_what_was_named_and_an_empty_list_takes_it_away(tmp_
         assert first not in without.message and TOOL not in without.tools
 
 
-async def test_which_results_are_named_is_part_of_what_is_approved(tmp_path: Path) -> None:
+async def test_the_named_results_are_part_of_what_is_approved(tmp_path: Path) -> None:
     answers = Answers(FIRST, FIRST)
     async with open_lab(tmp_path, answers) as lab:
         runs = [await earlier(lab), await earlier(lab)]
@@ -161,7 +161,7 @@ async def test_which_results_are_named_is_part_of_what_is_approved(tmp_path: Pat
         assert twice.message.count(runs[0]) == 1
 
 
-async def test_one_that_ended_by_a_cap_is_said_to_be_incomplete(tmp_path: Path) -> None:
+async def test_a_result_that_ended_at_a_cap_is_marked_incomplete(tmp_path: Path) -> None:
     answers = Answers(Say(calls=[("scratchpad", {"note": "half of it"})]), submits("half"))
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier(lab, max_iterations=1)
@@ -169,7 +169,7 @@ async def test_one_that_ended_by_a_cap_is_said_to_be_incomplete(tmp_path: Path) 
         assert f"{first} (researcher, iteration_limit: may be incomplete)" in made.message
 
 
-async def test_it_alone_is_enough_to_work_with_and_can_be_taken_away_in_the_approval(tmp_path: Path) -> None:
+async def test_the_tool_suffices_on_its_own_and_the_approval_can_remove_it(tmp_path: Path) -> None:
     answers = Answers(FIRST)
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier(lab)
@@ -187,7 +187,7 @@ async def test_it_alone_is_enough_to_work_with_and_can_be_taken_away_in_the_appr
 
 
 @pytest.mark.requirement("S3-15")
-async def test_what_cannot_be_read_is_refused_by_its_id_at_the_proposal(tmp_path: Path) -> None:
+async def test_the_proposal_rejects_unreadable_results_by_id(tmp_path: Path) -> None:
     gate = Gate()
     answers = Answers(FIRST, FIRST, Say("x", gate=gate))
     async with open_lab(tmp_path, answers) as lab:
@@ -214,7 +214,7 @@ async def test_what_cannot_be_read_is_refused_by_its_id_at_the_proposal(tmp_path
         assert len([run for run in await lab.store.read(lambda view: view.runs()) if not run.ended]) == 0
 
 
-async def test_a_role_that_needs_earlier_results_is_refused_without_them(tmp_path: Path) -> None:
+async def test_refuses_a_role_that_needs_earlier_results_without_them(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "roles"
     folder.mkdir(parents=True)
     (folder / "editor.md").write_text(f"---\ndescription: Sums up.\nneeds: {TOOL}\n---\nSum up.\n", "utf-8")
@@ -225,7 +225,7 @@ async def test_a_role_that_needs_earlier_results_is_refused_without_them(tmp_pat
 
 
 @pytest.mark.requirement("S3-15")
-async def test_another_users_result_does_not_exist(tmp_path: Path) -> None:
+async def test_a_result_is_invisible_to_other_users(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [FIRST]) as lab:
         first = await earlier(lab)
 
@@ -238,7 +238,7 @@ async def test_another_users_result_does_not_exist(tmp_path: Path) -> None:
         assert answer.message.replace(first, "S-000000") == other.message
 
 
-async def test_the_tool_itself_reads_nothing_of_another_user_whatever_it_was_told_to(tmp_path: Path) -> None:
+async def test_the_tool_itself_never_reads_results_of_another_user(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [FIRST]) as lab:
         first = await earlier(lab)
         named = (EarlierRun(id=first, role="researcher", ending="success"),)
@@ -250,7 +250,7 @@ async def test_the_tool_itself_reads_nothing_of_another_user_whatever_it_was_tol
             )
 
 
-async def test_one_that_was_erased_after_the_approval_is_said_to_be_gone(tmp_path: Path) -> None:
+async def test_a_result_erased_after_the_approval_is_reported_as_gone(tmp_path: Path) -> None:
     answers, gate = Answers(FIRST), Gate()
     async with open_lab(tmp_path, answers) as lab:
         first = await earlier(lab)
@@ -276,7 +276,7 @@ CLOSING = (
 
 @pytest.mark.requirement("S3-15")
 @pytest.mark.parametrize("where", ["summary", "output", "caveats", "findings"])
-async def test_a_result_that_closes_its_wrapper_and_gives_orders_stays_inside_of_it(tmp_path: Path, where: str) -> None:
+async def test_a_result_that_closes_its_wrapper_and_gives_orders_stays_inside_it(tmp_path: Path, where: str) -> None:
     evil: dict[str, Any] = {
         "summary": CLOSING,
         "output": {CLOSING: [CLOSING]},
@@ -313,7 +313,7 @@ INVENTED = "the enterprise price was never published by anybody"
 
 @pytest.mark.requirement("S3-15")
 @pytest.mark.parametrize("laundered", ["read", "read again", "noted", "handed over", "nearly", "read from a file too"])
-async def test_words_that_stand_only_in_another_subagents_result_are_not_found_as_a_quote(
+async def test_text_found_only_in_another_subagents_result_is_not_a_verified_quote(
     tmp_path: Path, laundered: str
 ) -> None:
     """However the model tries to bring the words before the check: a result of a subagent is no source."""
@@ -354,7 +354,7 @@ async def test_words_that_stand_only_in_another_subagents_result_are_not_found_a
             assert "1 of 1 quotes were not found" in caveats
 
 
-async def test_what_became_a_secret_since_is_hidden_before_the_result_is_cut(tmp_path: Path) -> None:
+async def test_redacts_a_newer_secret_before_the_result_is_cut(tmp_path: Path) -> None:
     value = "correct-horse-battery-staple"
     answers = Answers(submits("x" * (RESULT_CHARS // 2 - 140) + value * 500))
     async with open_lab(tmp_path, answers) as lab:
@@ -371,7 +371,7 @@ async def test_what_became_a_secret_since_is_hidden_before_the_result_is_cut(tmp
 # -- after a kill ---------------------------------------------------------------------------------------------------
 
 
-async def test_a_kill_between_the_call_and_its_result_has_it_read_again(tmp_path: Path) -> None:
+async def test_reads_the_result_again_after_a_kill_between_call_and_result(tmp_path: Path) -> None:
     answers = Answers(FIRST)
     with running_model_server(answers) as server:
         async with open_lab(tmp_path, server=server) as lab:

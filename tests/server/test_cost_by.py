@@ -65,7 +65,7 @@ def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
 @pytest.mark.requirement("N-08")
 @settings(max_examples=200, deadline=None)
 @given(price=prices, steps=st.lists(attempts, max_size=25))
-def test_the_parts_of_a_result_sum_to_what_the_run_has_cost_whatever_was_settled(
+def test_the_parts_of_a_result_sum_to_the_cost_of_the_run_however_calls_were_settled(
     price: Price, steps: list[tuple[bool, Settlement, Usage, int | None, int, Purpose | None]]
 ) -> None:
     history, turn, attempt, cost, uncosted = History("S-000001"), 0, 0, 0, 0
@@ -104,7 +104,7 @@ def test_the_parts_of_a_result_sum_to_what_the_run_has_cost_whatever_was_settled
     assert sum(Decimal(part.split()[1]) for part in (told[1].split(", ") if told else ())) == Decimal(cost) / 10_000
 
 
-def test_what_a_history_that_could_not_be_read_does_not_tell_apart_counts_as_input() -> None:
+def test_costs_of_an_unreadable_history_count_as_input() -> None:
     result = build_result(run_row(123, 0), History("S-000001"), RunResult("error", "a fault"), [], 1.0)
     assert result["cost_by"] == {"input": 0.0123}
 
@@ -112,7 +112,7 @@ def test_what_a_history_that_could_not_be_read_does_not_tell_apart_counts_as_inp
 @pytest.mark.parametrize(
     ("first", "paid"), [(CUT, True), (Fail(429, retry_after="0"), False), (HangUp(), True)], ids=["cut", "429", "hung"]
 )
-async def test_asking_again_is_a_retry_only_where_the_first_attempt_was_or_may_have_been_paid(
+async def test_a_repeated_call_is_a_retry_only_if_the_first_attempt_may_have_been_billed(
     tmp_path: Path, first: Step, paid: bool
 ) -> None:
     async with open_lab(tmp_path, [first, hand_over()], config=PRICED) as lab:
@@ -141,7 +141,7 @@ async def test_the_turn_after_a_retry_is_booked_by_its_tokens_again(tmp_path: Pa
     assert result["cost_by"]["input"] + result["cost_by"]["output"] == pytest.approx((last.cost_micros or 0) / 10_000)
 
 
-async def test_what_a_run_pays_again_because_its_first_process_went_away_are_retries(tmp_path: Path) -> None:
+async def test_calls_repeated_because_the_first_process_died_count_as_retries(tmp_path: Path) -> None:
     gate = Gate()
     with running_model_server([Say("lost", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:

@@ -52,7 +52,7 @@ async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.requirement("N-08")
-async def test_the_table_has_each_turn_and_its_lines_sum_to_the_micro_dollar(tmp_path: Path) -> None:
+async def test_the_table_has_every_turn_and_its_rows_sum_to_the_micro_dollar(tmp_path: Path) -> None:
     script = [
         Say(calls=[NOTE], usage=used(4_001, 77, written=3_000)),
         Say(calls=[NOTE], usage=used(4_203, 133, cached=4_000, thinking=100)),
@@ -103,7 +103,7 @@ def shares(requests: list[Received], reports: list[dict[str, Any]], output: str)
     return micros
 
 
-async def test_the_outputs_that_cost_most_are_named_with_what_sending_them_again_has_cost(tmp_path: Path) -> None:
+async def test_names_the_most_expensive_outputs_and_the_cost_of_resending_them(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     for name, lines in (("long.md", 400), ("short.md", 20), ("late.md", 200), ("tiny.md", 1)):
         (tmp_path / "workspace" / name).write_text("Otter charges twelve.\n" * lines)
@@ -139,7 +139,7 @@ def hand_over_with(usage: dict[str, Any]) -> Say:
     return Say(calls=hand_over().calls, usage=usage)
 
 
-async def test_an_output_that_was_left_out_counts_as_the_line_in_its_place(tmp_path: Path) -> None:
+async def test_an_omitted_output_costs_as_much_as_the_line_that_replaces_it(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace" / "long.md").write_text("Otter charges twelve.\n" * 400)
     read = Say(calls=[("read_file", {"path": "long.md"})], usage=used(2_000, 30))
@@ -157,7 +157,7 @@ async def test_an_output_that_was_left_out_counts_as_the_line_in_its_place(tmp_p
     assert costs[0] < costs[1] / 10
 
 
-async def test_attempts_that_were_not_billed_or_are_unknown_are_flagged_and_so_is_an_overrun(tmp_path: Path) -> None:
+async def test_flags_unbilled_attempts_unknown_attempts_and_an_overrun(tmp_path: Path) -> None:
     monstrous = used(100_000, 20)
     script: list[Step] = [CUT, Say(calls=[NOTE]), Fail(429, retry_after="0"), Say(calls=[NOTE], usage=monstrous)]
     async with open_lab(tmp_path, script, config=PRICED) as lab:
@@ -175,7 +175,7 @@ async def test_attempts_that_were_not_billed_or_are_unknown_are_flagged_and_so_i
     assert sum(round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]) == run.cost_micros
 
 
-async def test_a_run_that_goes_on_shows_what_is_held_and_one_that_waits_that_nothing_was_spent(tmp_path: Path) -> None:
+async def test_a_running_run_shows_its_reserved_cost_and_a_pending_one_shows_no_cost(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=[NOTE]), Say("x", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()
@@ -203,7 +203,7 @@ async def test_an_erased_run_keeps_its_figures_and_says_that_its_tool_outputs_ar
     assert "scratchpad" in screen and "scratchpad" not in text
 
 
-async def test_a_free_run_has_its_tokens_and_no_shares(tmp_path: Path) -> None:
+async def test_a_free_run_shows_tokens_but_no_shares(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say(calls=[NOTE], usage=used(4_000, 77)), hand_over()]) as lab:
         run_id = await lab.start()
         await lab.ended(run_id)
@@ -214,7 +214,7 @@ async def test_a_free_run_has_its_tokens_and_no_shares(tmp_path: Path) -> None:
     assert "sent once: $0.00" in text
 
 
-async def test_whoever_raised_or_lowered_a_cap_is_named_with_where(tmp_path: Path) -> None:
+async def test_names_who_raised_or_lowered_a_cap_and_where(tmp_path: Path) -> None:
     limits = "[limits]\nmax_timeout_s = 900\nuser_daily_cents = 60\n"
     async with open_lab(tmp_path, lambda _request: hand_over(), config=limits + PRICED) as lab:
         one = await lab.propose(max_cost_cents=80, timeout=3_600, max_iterations=5)
@@ -242,7 +242,7 @@ async def test_whoever_raised_or_lowered_a_cap_is_named_with_where(tmp_path: Pat
     assert all(what.split(" ")[0] in text for what in whats)
 
 
-async def test_a_day_budget_that_was_changed_while_the_run_ran_is_named(tmp_path: Path) -> None:
+async def test_names_a_daily_budget_that_changed_during_the_run(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=hand_over().calls, gate=gate)], config=PRICED, check=False) as lab:
         run_id = await lab.start()
@@ -257,7 +257,7 @@ async def test_a_day_budget_that_was_changed_while_the_run_ran_is_named(tmp_path
     assert "while it ran" in " ".join(screen.split())
 
 
-async def test_every_settled_run_adds_up_from_its_entries_alone(tmp_path: Path) -> None:
+async def test_the_costs_of_every_settled_run_add_up_from_its_entries_alone(tmp_path: Path) -> None:
     script = [CUT, CUT]
     async with open_lab(tmp_path, script, config=PRICED) as lab:
         run_id = await lab.start(max_cost_cents=200)
@@ -270,6 +270,6 @@ async def test_every_settled_run_adds_up_from_its_entries_alone(tmp_path: Path) 
     assert sum(entry.fact.tokens for entry in entries if isinstance(entry.fact, CostUpdate)) == run.tokens
 
 
-def test_what_each_kind_of_token_cost_is_at_the_rates_of_its_step() -> None:
+def test_prices_each_token_class_at_the_rates_of_its_step() -> None:
     usage = Usage(input_tokens=10, cache_read_tokens=5, output_tokens=2)
     assert nanos_of(Price(3, 7, 1, 4), usage) == {"input": 30, "cache": 5, "output": 14, "thinking": 0}

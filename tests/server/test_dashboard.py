@@ -75,9 +75,7 @@ SCRIPT = (hand_over(), Say("", [LOOKS]))
 
 
 @pytest.mark.parametrize("width", [80, 120])
-async def test_every_state_stands_there_with_its_activity_and_a_bar_against_each_cap(
-    tmp_path: Path, width: int
-) -> None:
+async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_path: Path, width: int) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate), *[hand_over()] * 2], config=ONE_AT_ONCE) as lab:
         await everything(lab, gate)
@@ -128,7 +126,7 @@ async def test_every_state_stands_there_with_its_activity_and_a_bar_against_each
     assert max(map(cells, lines[1:])) <= width
 
 
-async def test_less_is_said_of_each_in_a_smaller_terminal_and_then_of_fewer_the_most_important_first(
+async def test_a_smaller_terminal_shows_less_per_run_then_fewer_runs_most_important_first(
     tmp_path: Path,
 ) -> None:
     gate = Gate()
@@ -163,7 +161,7 @@ async def test_less_is_said_of_each_in_a_smaller_terminal_and_then_of_fewer_the_
     assert live(page(settings, few), 50)[-1].startswith("… and 7 more: ava status --once ")
 
 
-async def test_the_live_screen_shows_the_most_important_first_and_scrolls_to_the_others(tmp_path: Path) -> None:
+async def test_the_live_screen_shows_the_most_important_first_and_scrolls_to_the_rest(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate)], config=ONE_AT_ONCE, check=False) as lab:
         await everything(lab, gate)
@@ -189,7 +187,7 @@ async def test_the_live_screen_shows_the_most_important_first_and_scrolls_to_the
         gate.released.set()
 
 
-async def test_a_fault_of_the_live_screen_ends_it_and_is_kept_for_who_opened_it(tmp_path: Path) -> None:
+async def test_an_internal_error_ends_the_live_screen_and_is_kept_for_the_caller(tmp_path: Path) -> None:
     reader = OverviewReader(load_settings(tmp_path), everybody=False, most=9)
     reader.look = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     app = StatusApp(reader, SandboxProbe("none"))
@@ -208,7 +206,7 @@ def _with(words: str, lines: list[str]) -> list[str]:
     return lines if any(words in line for line in lines) else []
 
 
-async def test_a_run_whose_owner_is_gone_is_interrupted_and_its_clock_stands_still(tmp_path: Path) -> None:
+async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("so", gate=gate)], check=False) as lab:
         await lab.start(task="Left alone")
@@ -224,7 +222,7 @@ async def test_a_run_whose_owner_is_gone_is_interrupted_and_its_clock_stands_sti
     assert objects[0] == objects[1]
 
 
-async def test_text_of_models_neither_steers_the_terminal_nor_colours_it(tmp_path: Path) -> None:
+async def test_model_text_neither_controls_nor_colors_the_terminal(tmp_path: Path) -> None:
     gate = Gate()
     script = [Say("", [("read_file", {"path": f"{EVIL}.md"})]), Say(EVIL, gate=gate)]
     async with open_lab(tmp_path, script, check=False) as lab:
@@ -249,7 +247,7 @@ async def test_text_of_models_neither_steers_the_terminal_nor_colours_it(tmp_pat
     )
 
 
-async def test_why_a_run_ended_and_a_proposal_that_was_not_approved_are_told(tmp_path: Path) -> None:
+async def test_shows_why_a_run_ended_and_why_a_proposal_was_not_approved(tmp_path: Path) -> None:
     async with open_lab(tmp_path, lambda _body: Say("", [LOOKS]), config=PRICED) as lab:
         (lab.workspace / "notes.md").write_text("twelve cents")
         await lab.outcome(task="Turns in circles", max_iterations=2)
@@ -266,7 +264,7 @@ async def test_why_a_run_ended_and_a_proposal_that_was_not_approved_are_told(tmp
     assert re.search(r"rejected +\d\d:\d\d · researcher \"Not this one\"$", at_120, re.MULTILINE)
 
 
-async def test_only_the_runs_of_this_user_unless_all_are_asked_for(tmp_path: Path) -> None:
+async def test_shows_only_this_users_runs_unless_all_are_requested(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], check=False) as lab:
         await lab.outcome(task="Mine")
         settings = lab.runtime.settings
@@ -309,7 +307,7 @@ def named(found: list[Health], name: str) -> Health:
     return next(one for one in found if one.name == name)
 
 
-async def test_what_is_wrong_is_told_in_the_one_line_first(tmp_path: Path) -> None:
+async def test_the_status_line_shows_the_most_serious_problem_first(tmp_path: Path) -> None:
     settings = load_settings(tmp_path)
     overview = await look(settings)
     assert named(health(overview, settings, None), "confinement").text == "not known yet"
@@ -329,7 +327,7 @@ async def test_what_is_wrong_is_told_in_the_one_line_first(tmp_path: Path) -> No
     assert "limits.running" in overview.faults[0]
 
 
-async def test_a_lag_is_told_and_is_a_warning_where_a_live_keeper_does_not_get_rid_of_it(tmp_path: Path) -> None:
+async def test_a_lag_is_a_warning_if_running_maintenance_does_not_reduce_it(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         await lab.outcome()
         settings, overview = lab.runtime.settings, await look(lab)
@@ -347,7 +345,7 @@ async def test_a_lag_is_told_and_is_a_warning_where_a_live_keeper_does_not_get_r
     assert named(health(replace(overview, processes=0), settings, None), "servers").state == "note"
 
 
-def test_a_bar_is_empty_only_at_nothing_and_full_only_at_the_cap() -> None:
+def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:
     drawn: list[Callable[[], str]] = [
         lambda: bar(0, 100, 10).plain,
         lambda: bar(0.1, 100, 10).plain,
@@ -373,7 +371,7 @@ def test_a_bar_is_empty_only_at_nothing_and_full_only_at_the_cap() -> None:
     assert [size(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB"]
 
 
-def test_words_of_others_are_one_line_and_both_ends_of_a_line_fit() -> None:
+def test_text_of_others_stays_on_one_line_and_both_ends_of_a_line_fit() -> None:
     assert joined("a\nb\tc\x1b[31m\r\nd").plain == "a b c[31m d"
     assert joined(("[bold]x", "red")).plain == "[bold]x"
     for width in range(3, 30):
@@ -389,7 +387,7 @@ def traces(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*")}
 
 
-async def test_looking_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -> None:
+async def test_reading_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         await lab.outcome()
     before = traces(lab.root)
@@ -407,7 +405,7 @@ async def test_looking_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_of_a_place_without_a_log_it_says_so_and_makes_nothing(tmp_path: Path) -> None:
+def test_reports_a_place_without_a_log_and_creates_nothing(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = ava(root, "status", "--once")
     assert (done.returncode, done.stdout.splitlines()[:2]) == (0, [f"Data root: {root}", NO_RUNS])
@@ -416,7 +414,7 @@ def test_of_a_place_without_a_log_it_says_so_and_makes_nothing(tmp_path: Path) -
     assert not root.exists()
 
 
-def test_a_log_that_cannot_be_read_is_one_sentence_without_a_terminal(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_one_sentence_without_a_terminal(tmp_path: Path) -> None:
     (tmp_path / "ava.db").write_bytes(b"this is no database, " * 400)
     done = ava(tmp_path, "status", "--once")
     assert done.returncode != 0
@@ -426,7 +424,7 @@ def test_a_log_that_cannot_be_read_is_one_sentence_without_a_terminal(tmp_path: 
 
 
 @pytest.mark.skipif(shutil.which("jq") is None, reason="no jq here")
-async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> None:
+async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
     page_of_docs = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
     filters = re.findall(r"^ava status --json \| jq '(.*)'$", page_of_docs, re.MULTILINE)
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
@@ -444,7 +442,7 @@ async def test_the_jq_lines_of_the_docs_find_what_they_say(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])
-async def test_a_log_of_another_version_is_told_and_left_as_it_is(tmp_path: Path, change: int, says: str) -> None:
+async def test_reports_a_log_of_another_version_and_leaves_it_unchanged(tmp_path: Path, change: int, says: str) -> None:
     async with open_lab(tmp_path, [hand_over()], runs=False) as lab:
         root = lab.runtime.settings.data_root
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:

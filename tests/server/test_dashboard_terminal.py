@@ -55,7 +55,7 @@ def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Scree
         yield screen
 
 
-def test_it_is_drawn_in_place_until_q_and_makes_no_data_root(root: Path) -> None:
+def test_draws_in_place_until_q_and_creates_no_data_root(root: Path) -> None:
     with dashboard(root) as screen:
         assert not screen.echoes
         frame = screen.until_shown(lambda lines: "Health: " in "\n".join(lines) or "confinement" in "\n".join(lines))
@@ -73,7 +73,7 @@ def test_it_is_drawn_in_place_until_q_and_makes_no_data_root(root: Path) -> None
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(root: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_it_and_restores_the_terminal(root: Path, number: signal.Signals, code: int) -> None:
     with dashboard(root) as screen:
         screen.process.send_signal(number)
         assert screen.ended() == code
@@ -89,7 +89,7 @@ def test_ctrl_c_typed_at_the_terminal_ends_it(root: Path) -> None:
         assert_left(screen)
 
 
-def test_it_can_be_stopped_and_goes_on(root: Path) -> None:
+def test_can_be_suspended_and_resumed(root: Path) -> None:
     with dashboard(root) as screen:
         screen.process.send_signal(signal.SIGTSTP)
         screen.until(LEAVES)
@@ -113,7 +113,7 @@ def test_it_can_be_stopped_and_goes_on(root: Path) -> None:
         "import ava_server.cli.dashboard.app as a; a.StatusApp.compose = lambda self: 1 / 0",
     ],
 )
-def test_a_fault_of_ours_leaves_the_terminal_as_it_was_and_is_told_there(root: Path, fault: str) -> None:
+def test_an_internal_error_restores_the_terminal_and_is_reported_there(root: Path, fault: str) -> None:
     with on_terminal(root, "status", command=faulty(fault)) as screen:
         assert screen.ended() == 70
         assert LEAVES in screen.text and screen.echoes
@@ -121,7 +121,7 @@ def test_a_fault_of_ours_leaves_the_terminal_as_it_was_and_is_told_there(root: P
     assert "this is a fault of Ava's own" in told
 
 
-def test_a_look_that_hangs_is_told_of_and_holds_up_neither_the_screen_nor_its_end(root: Path) -> None:
+def test_a_hanging_read_is_reported_and_blocks_neither_the_screen_nor_quitting(root: Path) -> None:
     hangs = "import ava_server.cli.dashboard.overview as o, time; o.OverviewReader.look = lambda self: time.sleep(600)"
     with on_terminal(root, "status", command=faulty(hangs)) as screen:
         frame = screen.until_shown(lambda lines: any("has not answered for " in line for line in lines))
@@ -131,7 +131,7 @@ def test_a_look_that_hangs_is_told_of_and_holds_up_neither_the_screen_nor_its_en
     assert frame[0].startswith("Data root: ")
 
 
-def test_whoever_ends_it_while_the_confinement_is_tried_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
+def test_quitting_during_the_sandbox_check_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with on_terminal(root, "status", env={"TMPDIR": str(temporary)}) as screen:
@@ -141,7 +141,7 @@ def test_whoever_ends_it_while_the_confinement_is_tried_leaves_nothing_behind(ro
     assert list(temporary.iterdir()) == []
 
 
-def test_it_follows_the_terminals_size(root: Path) -> None:
+def test_follows_the_size_of_the_terminal(root: Path) -> None:
     with dashboard(root, columns=80, rows=24) as screen:
         screen.resize(120, 40)
         large = screen.until_shown(lambda lines: lines[39].endswith("q quits") and len(lines[1]) > 100)
@@ -154,14 +154,14 @@ def test_it_follows_the_terminals_size(root: Path) -> None:
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])
-def test_a_terminal_that_cannot_be_drawn_on_gets_it_once_without_steering(root: Path, term: str) -> None:
+def test_a_dumb_terminal_gets_one_plain_copy(root: Path, term: str) -> None:
     with on_terminal(root, "status", env={"TERM": term}) as screen:
         assert screen.ended() == 0
     assert screen.text.startswith(f"Data root: {root}\n")
     assert "Health" in screen.text and "\x1b" not in screen.text
 
 
-def test_without_colours_it_says_the_same(root: Path) -> None:
+def test_says_the_same_without_colors(root: Path) -> None:
     texts: list[str] = []
     for env in ({}, {"NO_COLOR": "1"}):
         with on_terminal(root, "status", "--once", columns=80, env={"TERM": "xterm-256color", **env}) as screen:
@@ -173,7 +173,7 @@ def test_without_colours_it_says_the_same(root: Path) -> None:
     assert plain[0] == plain[1]
 
 
-async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_not_answer(tmp_path: Path) -> None:
+async def test_follows_the_runs_and_shows_in_place_when_the_log_does_not_answer(tmp_path: Path) -> None:
     gate = Gate()
 
     def watch(root: Path) -> None:
@@ -211,7 +211,7 @@ async def test_it_goes_on_with_what_runs_do_and_says_in_place_that_the_log_does_
     await anyio.to_thread.run_sync(held, lab.root)
 
 
-def test_a_data_root_that_comes_to_be_is_shown_from_then_on(root: Path) -> None:
+def test_shows_a_data_root_as_soon_as_it_exists(root: Path) -> None:
     with dashboard(root) as screen:
         root.write_text("no folder")
         shown = screen.until_shown(lambda lines: any("is not a folder" in line for line in lines))

@@ -29,7 +29,7 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_proxy_of_pages_is_told_with_what_it_decides_and_without_its_password(root: Path) -> None:
+def test_reports_the_fetch_proxy_and_what_it_decides_without_its_password(root: Path) -> None:
     done = ava(root, "doctor", "--json", env={"AVA_FETCH__PROXY": "http://ava:s3cr3t-password@proxy.example:3128"})
     found = read(done)["network"]
     assert found["state"] == "ok"
@@ -38,7 +38,7 @@ def test_the_proxy_of_pages_is_told_with_what_it_decides_and_without_its_passwor
     assert "s3cr3t" not in done.stdout + done.stderr
 
 
-def test_a_data_root_that_is_not_there_is_a_note_and_stays_so(tmp_path: Path) -> None:
+def test_a_missing_data_root_is_a_note_and_is_not_created(tmp_path: Path) -> None:
     findings = doctor(tmp_path / "new")
     assert findings["data root"]["state"] == findings["log"]["state"] == "note"
     assert "created at the first start" in findings["data root"]["text"]
@@ -51,7 +51,7 @@ def test_a_data_root_that_is_not_there_is_a_note_and_stays_so(tmp_path: Path) ->
     assert not (tmp_path / "new").exists()
 
 
-def test_the_screen_names_the_data_root_first_fits_80_columns_and_ends_with_a_sentence(root: Path) -> None:
+def test_the_screen_starts_with_the_data_root_fits_80_columns_and_ends_with_a_sentence(root: Path) -> None:
     root.chmod(0o755)
     done = ava(root, "doctor", env={"COLUMNS": "200", "SSL_CERT_FILE": "/nowhere.pem"})
     first, *lines = done.stdout.splitlines()
@@ -64,14 +64,14 @@ def test_the_screen_names_the_data_root_first_fits_80_columns_and_ends_with_a_se
     assert done.returncode == 1
 
 
-def test_a_warning_alone_is_exit_0(root: Path) -> None:
+def test_a_warning_alone_exits_with_0(root: Path) -> None:
     root.chmod(0o755)
     findings = doctor(root)
     assert (findings["data root"]["state"], faults(findings)) == ("warning", set())
     assert f"chmod 700 {root}" in findings["data root"]["what_to_do"]
 
 
-def test_a_log_is_read_without_a_file_being_made_or_changed(root: Path, tmp_path: Path) -> None:
+def test_reads_a_log_without_creating_or_changing_a_file(root: Path, tmp_path: Path) -> None:
     used(root, tmp_path)
     before = files(root)
     findings = doctor(root)
@@ -83,7 +83,7 @@ def test_a_log_is_read_without_a_file_being_made_or_changed(root: Path, tmp_path
     assert files(root) == before
 
 
-async def test_a_live_server_is_counted_and_keeps_its_locks(root: Path) -> None:
+async def test_counts_a_live_server_and_leaves_its_locks(root: Path) -> None:
     with owner(root) as process:
         await until(lambda: (root / "logs" / "subagents").exists())  # it has become the keeper
         names = set(files(root))
@@ -94,7 +94,7 @@ async def test_a_live_server_is_counted_and_keeps_its_locks(root: Path) -> None:
     assert "no Ava server" in doctor(root)["processes"]["text"]
 
 
-def test_what_a_killed_process_left_is_read_as_it_is(root: Path, tmp_path: Path) -> None:
+def test_reads_the_log_of_a_killed_process_without_changing_it(root: Path, tmp_path: Path) -> None:
     used(root, tmp_path)
     with owner(root) as process:  # its entries stand in the write-ahead log alone
         assert ava(root, "run", "pirate", "x", "--yes", "--max-cost", "0.1").returncode == 2
@@ -111,7 +111,7 @@ def test_what_a_killed_process_left_is_read_as_it_is(root: Path, tmp_path: Path)
     assert not (root / "ava.db-shm").exists()
 
 
-def test_settings_that_change_what_can_be_done_are_told(root: Path) -> None:
+def test_reports_settings_that_limit_what_can_be_done(root: Path) -> None:
     (root / "config.toml").write_text('approval = "human"\nenabled = false\n[limits]\nuser_daily_cents = 0\n')
     findings = doctor(root, AVA_LIMITS__RUNNING="1")
     assert "nothing can be approved" in findings["approval"]["text"]
@@ -122,7 +122,7 @@ def test_settings_that_change_what_can_be_done_are_told(root: Path) -> None:
     assert "AVA_LIMITS__RUNNING" in screen
 
 
-def test_a_day_cap_that_is_used_up_is_told_with_the_setting_that_holds_it(root: Path, tmp_path: Path) -> None:
+def test_reports_a_used_up_daily_cap_with_the_setting_that_defines_it(root: Path, tmp_path: Path) -> None:
     budget = doctor(root, AVA_DAILY_USD="0")["budget"]
     assert (budget["state"], "only free models can run" in budget["text"]) == ("warning", True)
     assert budget["what_to_do"] == "Raise AVA_DAILY_USD where Ava is given its variables."
@@ -140,7 +140,7 @@ def test_a_day_cap_that_is_used_up_is_told_with_the_setting_that_holds_it(root: 
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
-def test_a_user_without_a_name_has_a_budget_as_when_served(root: Path) -> None:
+def test_a_user_without_a_name_gets_the_same_budget_as_on_the_server(root: Path) -> None:
     nameless = ["unshare", "--user", "--map-user=4321", "--map-group=4321"]
     if subprocess.run([*nameless, "true"], check=False, capture_output=True).returncode:
         pytest.skip("no user namespaces here")
@@ -152,7 +152,7 @@ def test_a_user_without_a_name_has_a_budget_as_when_served(root: Path) -> None:
     assert (findings["budget"]["state"], faults(findings)) == ("ok", set())
 
 
-def test_without_git_and_ripgrep_and_bubblewrap_nothing_is_at_fault(root: Path) -> None:
+def test_missing_git_ripgrep_and_bubblewrap_are_not_faults(root: Path) -> None:
     findings = doctor(root, PATH=str(root))
     assert findings["git"]["state"] == "note" and "not found" in findings["git"]["text"]
     assert findings["ripgrep"]["state"] == "ok"
@@ -160,7 +160,7 @@ def test_without_git_and_ripgrep_and_bubblewrap_nothing_is_at_fault(root: Path) 
     assert not faults(findings)
 
 
-def test_what_confines_commands_is_told_and_that_nothing_does_is_a_warning(root: Path) -> None:
+def test_reports_the_sandbox_and_warns_if_there_is_none(root: Path) -> None:
     found = doctor(root)["confinement"]
     if found["state"] != "warning":
         assert found["text"].startswith(("commands run in bubblewrap", "commands run in Landlock"))
@@ -171,7 +171,7 @@ def test_what_confines_commands_is_told_and_that_nothing_does_is_a_warning(root:
     assert found["state"] == "warning" and "not confined" in found["text"] and "auto" in found["what_to_do"]
 
 
-def test_a_home_folder_is_never_shown_to_commands_and_the_setting_is_told(root: Path) -> None:
+def test_warns_about_a_home_folder_in_the_read_only_setting_of_the_sandbox(root: Path) -> None:
     (root / "config.toml").write_text(f'[sandbox]\nread_only = ["{Path.home()}"]\n')
     if doctor(root, AVA_SANDBOX__READ_ONLY="[]")["confinement"]["state"] == "warning":
         pytest.skip("nothing confines commands here")
@@ -179,7 +179,7 @@ def test_a_home_folder_is_never_shown_to_commands_and_the_setting_is_told(root: 
     assert found["state"] == "warning" and "home folder" in found["text"] and "read_only" in found["what_to_do"]
 
 
-def test_an_environment_in_a_cache_is_a_warning_and_its_missing_command_too(root: Path, tmp_path: Path) -> None:
+def test_warns_about_an_environment_in_a_cache_and_about_its_missing_command(root: Path, tmp_path: Path) -> None:
     place = tmp_path / ".cache" / "archive-v0" / "abc"
     venv.create(place, with_pip=False, symlinks=True)
     python = place / "bin" / "python"
@@ -193,7 +193,7 @@ def test_an_environment_in_a_cache_is_a_warning_and_its_missing_command_too(root
     assert findings["command"]["what_to_do"].endswith(f"{python} -m ava_server serve")
 
 
-def test_a_check_that_fails_itself_is_a_fault_of_its_own_and_the_next_is_made(
+def test_a_check_that_fails_internally_is_its_own_fault_and_the_next_one_runs(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(_setup: Setup) -> list[Finding]:

@@ -37,7 +37,7 @@ def events(root: Path, *args: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in ava(root, "logs", "--json", "--last", "1000", *args).stdout.splitlines()]
 
 
-def test_a_provider_that_answers_is_ok_says_what_it_cost_and_the_day_counts_it(root: Path) -> None:
+def test_a_provider_that_answers_is_ok_shows_its_cost_and_counts_towards_the_day(root: Path) -> None:
     (root / "config.toml").write_text(PRICED)
     with running_model_server([READY]) as server:
         done = ava(root, "doctor", "--online", "--json", env=local(server.base_url))
@@ -58,7 +58,7 @@ def test_a_provider_that_answers_is_ok_says_what_it_cost_and_the_day_counts_it(r
     assert [event["content"]["channel"] for event in events(root, "--type", "SpawnDecided")] == ["host_call"]
 
 
-def test_a_model_of_ones_own_is_free_and_plain_words_are_an_answer(root: Path) -> None:
+def test_a_custom_model_is_free_and_plain_text_counts_as_an_answer(root: Path) -> None:
     with running_model_server([Say("ready.")]) as server:
         done = ava(root, "doctor", "--online", env=local(server.base_url))
         assert len(server.requests) == 1
@@ -67,7 +67,7 @@ def test_a_model_of_ones_own_is_free_and_plain_words_are_an_answer(root: Path) -
     assert "It costs nothing." in done.stderr
 
 
-def test_in_a_terminal_the_person_who_typed_it_has_approved(root: Path) -> None:
+def test_on_a_terminal_typing_the_command_is_the_approval(root: Path) -> None:
     with (
         running_model_server([READY]) as server,
         on_terminal(root, "doctor", "--online", env=local(server.base_url)) as screen,
@@ -77,7 +77,7 @@ def test_in_a_terminal_the_person_who_typed_it_has_approved(root: Path) -> None:
     assert [event["content"]["channel"] for event in events(root, "--type", "SpawnDecided")] == ["terminal"]
 
 
-def test_providers_are_asked_one_after_another_each_by_a_model_of_its_own(root: Path) -> None:
+def test_asks_providers_one_after_another_each_with_its_own_model(root: Path) -> None:
     with running_model_server([READY]) as first, running_model_server([Fail(401)]) as second:
         (root / "config.toml").write_text(
             f'[providers.alpha]\nbase_url = "{first.base_url}"\n[providers.beta]\nbase_url = "{second.base_url}"\n'
@@ -95,14 +95,14 @@ def test_providers_are_asked_one_after_another_each_by_a_model_of_its_own(root: 
     assert KEY not in json.dumps(findings)
 
 
-def test_an_endpoint_that_is_down_is_a_fault_with_what_to_do(root: Path) -> None:
+def test_an_unreachable_endpoint_is_a_fault_with_a_next_step(root: Path) -> None:
     findings = doctor(root, "--online", **local("http://127.0.0.1:9/v1"))
     assert faults(findings) == {"online custom"}
     assert "No connection to 127.0.0.1:9" in findings["online custom"]["text"]
     assert "Check that the endpoint runs" in findings["online custom"]["what_to_do"]
 
 
-def test_an_endpoint_that_is_too_slow_is_a_fault_and_is_not_waited_for(
+def test_an_endpoint_that_is_too_slow_is_a_fault_and_does_not_block(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(online, "TIMEOUT_S", 2.0)
@@ -129,7 +129,7 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_is_not_waited_for(
         ("enabled = = true", "settings or keys are wrong"),
     ],
 )
-def test_what_forbids_a_run_forbids_this_one_and_no_request_is_sent(root: Path, config: str, says: str) -> None:
+def test_what_forbids_other_runs_forbids_this_one_and_sends_no_request(root: Path, config: str, says: str) -> None:
     (root / "config.toml").write_text(config)
     with running_model_server([READY]) as server:
         findings = doctor(root, "--online", **local(server.base_url))
@@ -141,20 +141,20 @@ def test_what_forbids_a_run_forbids_this_one_and_no_request_is_sent(root: Path, 
         assert {run["state"] for run in runs} <= {"rejected", "cost_exceeded"}, "no proposal is left to wait"
 
 
-def test_without_a_provider_nobody_is_asked_and_nothing_is_made(tmp_path: Path) -> None:
+def test_without_a_provider_it_asks_nobody_and_creates_nothing(tmp_path: Path) -> None:
     findings = doctor(tmp_path / "new", "--online")
     assert findings["online"]["state"] == "note"
     assert not (tmp_path / "new").exists()
 
 
-def test_a_subagents_own_process_asks_nobody(root: Path) -> None:
+def test_a_subagent_process_asks_nobody(root: Path) -> None:
     with running_model_server([READY]) as server:
         findings = doctor(root, "--online", AVA_RUN_ID="S-123456", **local(server.base_url))
         assert server.requests == []
     assert "belongs to subagent S-123456" in findings["online"]["text"]
 
 
-def test_a_data_root_that_cannot_hold_the_log_of_it_is_a_finding(root: Path) -> None:
+def test_a_data_root_that_cannot_store_the_log_is_a_finding(root: Path) -> None:
     (root / "ava.db").write_bytes(b"this is no database" * 1_000)
     with running_model_server([READY]) as server:
         findings = doctor(root, "--online", **local(server.base_url))
@@ -163,7 +163,7 @@ def test_a_data_root_that_cannot_hold_the_log_of_it_is_a_finding(root: Path) -> 
     assert "cannot be opened" in findings["online"]["text"]
 
 
-def test_it_takes_up_no_run_but_its_own(root: Path, tmp_path: Path) -> None:
+def test_resumes_no_other_run(root: Path, tmp_path: Path) -> None:
     """A run whose owner was killed waits for a server: the doctor is gone in a moment."""
     gate = Gate()
 
@@ -187,7 +187,7 @@ def test_it_takes_up_no_run_but_its_own(root: Path, tmp_path: Path) -> None:
     assert len(claimed) == len(set(claimed)) == 2
 
 
-def test_ctrl_c_cancels_the_run_that_it_waits_for(root: Path) -> None:
+def test_ctrl_c_cancels_the_run_it_waits_for(root: Path) -> None:
     gate = Gate()
     with (
         running_model_server([Say("late", gate=gate)]) as server,

@@ -29,12 +29,12 @@ def root(tmp_path: Path) -> DataRoot:
     return root
 
 
-def test_without_any_secret_and_without_a_role_that_lists_one_nothing_is_said(root: DataRoot) -> None:
+def test_says_nothing_without_secrets_and_without_roles_that_list_one(root: DataRoot) -> None:
     assert list(secrets(Setup({}, root))) == []
     assert "secrets" not in doctor(root.path)
 
 
-def test_what_is_stored_is_told_with_its_hosts_and_what_a_role_lists_in_vain_with_what_to_do(root: DataRoot) -> None:
+def test_lists_stored_secrets_with_hosts_and_missing_ones_with_a_next_step(root: DataRoot) -> None:
     set_secret("TICKETS", VALUE, ["api.example.com", "tickets.example.com:8443"], root.secrets_file)
     set_secret("LOOSE", VALUE[::-1], None, root.secrets_file)
     root.roles.mkdir()
@@ -54,7 +54,7 @@ def test_what_is_stored_is_told_with_its_hosts_and_what_a_role_lists_in_vain_wit
     assert VALUE not in done.stdout + done.stderr
 
 
-def test_a_file_that_others_may_read_is_a_fault(root: DataRoot) -> None:
+def test_a_file_that_others_can_read_is_a_fault(root: DataRoot) -> None:
     set_secret("TICKETS", VALUE, ["api.example.com"], root.secrets_file)
     root.secrets_file.chmod(0o644)
     found = doctor(root.path)["secrets"]
@@ -63,7 +63,7 @@ def test_a_file_that_others_may_read_is_a_fault(root: DataRoot) -> None:
     assert "no secret is sent" in found["what_to_do"]
 
 
-def test_a_value_that_got_into_another_setting_is_not_shown(root: DataRoot) -> None:
+def test_hides_a_secret_value_that_was_put_into_another_setting(root: DataRoot) -> None:
     set_secret("TICKETS", VALUE, ["api.example.com"], root.secrets_file)
     root.config.write_text(f'approval = "{VALUE}"\n')
     done = ava(root.path, "doctor")

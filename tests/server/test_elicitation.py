@@ -183,7 +183,7 @@ def reason(answer: dict[str, Any]) -> str:
 # -- what the person answers ------------------------------------------------------------------------------------------
 
 
-async def test_accepting_starts_one_run_and_the_log_has_the_persons_decision(tmp_path: Path, era: str) -> None:
+async def test_accepting_starts_one_run_and_logs_the_persons_decision(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept()) as at:
         made = await at.propose()
         answer = await at.confirm(made)
@@ -199,7 +199,7 @@ async def test_accepting_starts_one_run_and_the_log_has_the_persons_decision(tmp
 
 
 @pytest.mark.parametrize(("answers", "said"), [(decline, "declined"), (cancel, "closed the question")])
-async def test_a_person_who_does_not_agree_starts_nothing_and_the_ways_out_are_named(
+async def test_declining_starts_nothing_and_names_the_alternatives(
     tmp_path: Path, era: str, answers: Answering, said: str
 ) -> None:
     async with host(tmp_path, era, answers) as at:
@@ -213,7 +213,7 @@ async def test_a_person_who_does_not_agree_starts_nothing_and_the_ways_out_are_n
         await at.started_once(made)
 
 
-async def test_a_client_whose_form_fails_has_asked_nobody_and_starts_nothing(tmp_path: Path) -> None:
+async def test_a_client_that_fails_to_show_its_form_starts_nothing(tmp_path: Path) -> None:
     def broken(_question: ElicitRequestFormParams) -> ErrorData:
         return ErrorData(code=-32603, message="no screen")
 
@@ -222,7 +222,7 @@ async def test_a_client_whose_form_fails_has_asked_nobody_and_starts_nothing(tmp
         await at.nothing_started()
 
 
-async def test_lower_limits_in_the_form_are_what_is_approved(tmp_path: Path, era: str) -> None:
+async def test_lower_limits_in_the_form_are_the_ones_approved(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_dollars=0.2, max_minutes=1.5)) as at:
         made = await at.propose()
         assert (await at.confirm(made))["status"] == "approved"
@@ -245,7 +245,7 @@ async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path
             assert decided.channel == "elicitation" and decided.group_max_cost_micros == 600_000
 
 
-async def test_a_groups_clock_may_be_lowered_and_not_raised(tmp_path: Path, era: str) -> None:
+async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era: str) -> None:
     line = "2 subagents together, at most $1.00 and 15 min"
     async with host(tmp_path, era, accept(max_minutes=15.5)) as at:
         made = [await at.propose(task="one"), await at.propose(task="two")]
@@ -261,7 +261,7 @@ async def test_a_groups_clock_may_be_lowered_and_not_raised(tmp_path: Path, era:
 
 @pytest.mark.parametrize("name", ["max_cost_dollars", "max_minutes"])
 @pytest.mark.parametrize("given", [1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]])
-async def test_a_limit_that_is_none_starts_nothing_and_names_the_field(
+async def test_an_invalid_limit_starts_nothing_and_names_the_field(
     tmp_path: Path, era: str, name: str, given: Any
 ) -> None:
     if name == "max_minutes" and given == 1e-9:
@@ -273,14 +273,14 @@ async def test_a_limit_that_is_none_starts_nothing_and_names_the_field(
         await at.nothing_started()
 
 
-async def test_a_limit_a_hair_above_the_shown_one_is_a_raised_one(tmp_path: Path, era: str) -> None:
+async def test_a_limit_slightly_above_the_shown_one_counts_as_raised(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_dollars=math.nextafter(0.5, 1))) as at:
         answer = await at.confirm(await at.propose())
         assert answer["status"] == "failed" and "max_cost_dollars" in answer["message"]
         await at.nothing_started()
 
 
-async def test_what_the_form_does_not_have_changes_nothing(tmp_path: Path, era: str) -> None:
+async def test_ignores_fields_that_the_form_does_not_have(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_micros=9_000_000, timeout_s=3_600, max_cost_dollars=0.5)) as at:
         made = await at.propose()
         assert (await at.confirm(made))["status"] == "approved"
@@ -291,7 +291,7 @@ async def test_what_the_form_does_not_have_changes_nothing(tmp_path: Path, era: 
 
 
 @pytest.mark.parametrize("approving", [None, [], ["something else"]])
-async def test_without_the_exact_line_nobody_is_asked(tmp_path: Path, era: str, approving: list[str] | None) -> None:
+async def test_asks_nobody_without_the_exact_line(tmp_path: Path, era: str, approving: list[str] | None) -> None:
     async with host(tmp_path, era, accept()) as at:
         made = await at.propose()
         given = {} if approving is None else {"approving": approving}
@@ -301,7 +301,7 @@ async def test_without_the_exact_line_nobody_is_asked(tmp_path: Path, era: str, 
         await at.nothing_started()
 
 
-async def test_an_expired_proposal_is_no_question_and_a_fresh_one_is_returned(tmp_path: Path, era: str) -> None:
+async def test_an_expired_proposal_asks_nothing_and_returns_a_new_one(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(), config=f"proposal_ttl_s = 1\n{PRICED}") as at:
         made = await at.propose()
         await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
@@ -315,7 +315,7 @@ async def test_an_expired_proposal_is_no_question_and_a_fresh_one_is_returned(tm
         await at.started_once(fresh)
 
 
-async def test_rejecting_needs_no_question(tmp_path: Path, era: str) -> None:
+async def test_rejecting_asks_no_question(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept()) as at:
         made = await at.propose()
         answer = await at.call("confirm_spawn", pending_ids=[made["pending_id"]], decision="reject")
@@ -324,7 +324,7 @@ async def test_rejecting_needs_no_question(tmp_path: Path, era: str) -> None:
         assert (decided.decision, decided.channel) == ("rejected", "host_call")
 
 
-async def test_a_change_that_raises_a_limit_is_no_question(tmp_path: Path, era: str) -> None:
+async def test_a_change_that_raises_a_limit_asks_no_question(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept()) as at:
         made = await at.propose()
         answer = await at.confirm(made, changes={made["pending_id"]: {"caps": {"max_cost_cents": 51}}})
@@ -332,7 +332,7 @@ async def test_a_change_that_raises_a_limit_is_no_question(tmp_path: Path, era: 
         await at.nothing_started()
 
 
-async def test_a_client_that_cannot_ask_is_recorded_as_a_hosts_call(tmp_path: Path, era: str) -> None:
+async def test_records_a_client_that_cannot_ask_as_a_host_call(tmp_path: Path, era: str) -> None:
     async with connect(tmp_path, [hand_over()], config=PRICED, mode=era) as (client, models):
         at = Host(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
         made = await at.propose()
@@ -341,7 +341,7 @@ async def test_a_client_that_cannot_ask_is_recorded_as_a_hosts_call(tmp_path: Pa
         assert [fact.kind for fact in await at.facts(made, UserMessage)] == ["task"]
 
 
-async def test_under_human_a_client_that_could_ask_does_not(tmp_path: Path, era: str) -> None:
+async def test_under_the_human_policy_a_client_that_could_ask_does_not(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(), config=f'approval = "human"\n{PRICED}') as at:
         made = await at.propose()
         answer = await at.confirm(made)
@@ -350,7 +350,7 @@ async def test_under_human_a_client_that_could_ask_does_not(tmp_path: Path, era:
         await at.nothing_started()
 
 
-async def test_a_pin_that_is_set_while_the_question_stands_there_counts(tmp_path: Path, era: str) -> None:
+async def test_a_pin_set_while_the_question_is_open_applies(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, decline) as at:
         pin = PinFile(
             settings_of(tmp_path / "data", at.models.base_url, with_workspace(PRICED, at.workspace)).paths.approval_file
@@ -372,7 +372,7 @@ async def test_a_pin_that_is_set_while_the_question_stands_there_counts(tmp_path
 # -- what the question says -------------------------------------------------------------------------------------------
 
 
-async def test_the_question_shows_the_proposals_figures(tmp_path: Path, era: str) -> None:
+async def test_the_question_shows_the_figures_of_the_proposal(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, decline) as at:
         made = await at.propose(task="Count the otters", max_cost_cents=37, timeout=420, rationale="You asked me to")
         await at.confirm(made)
@@ -390,7 +390,7 @@ async def test_the_question_shows_the_proposals_figures(tmp_path: Path, era: str
     assert "required" not in asked.requested_schema
 
 
-async def test_the_question_shows_what_the_call_would_change(tmp_path: Path, era: str) -> None:
+async def test_the_question_shows_the_changes_of_the_call(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept()) as at:
         made = await at.propose()
         change = {"caps": {"max_cost_cents": 20, "timeout": 60}, "blocked_tools": ["read_webpages"]}
@@ -404,7 +404,7 @@ async def test_the_question_shows_what_the_call_would_change(tmp_path: Path, era
         assert "read_webpages" not in decided.changes["tools"]
 
 
-async def test_the_form_lowers_further_what_the_call_has_lowered(tmp_path: Path, era: str) -> None:
+async def test_the_form_can_lower_further_what_the_call_lowered(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_dollars=0.4)) as at:
         made = await at.propose()
         changes = {made["pending_id"]: {"caps": {"max_cost_cents": 30, "timeout": 60}}}
@@ -416,7 +416,7 @@ async def test_the_form_lowers_further_what_the_call_has_lowered(tmp_path: Path,
         assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000, "timeout_s": 60}
 
 
-async def test_a_free_one_has_no_field_for_money(tmp_path: Path, era: str) -> None:
+async def test_the_form_of_a_free_run_has_no_cost_field(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(max_cost_dollars=99), config="") as at:
         made = await at.propose()
         assert (await at.confirm(made))["status"] == "approved"
@@ -428,7 +428,7 @@ async def test_a_free_one_has_no_field_for_money(tmp_path: Path, era: str) -> No
 # -- the handshake era: a question inside the call --------------------------------------------------------------------
 
 
-async def test_an_answer_that_comes_too_late_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_after_the_deadline_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that takes no notice of a cancelled question and answers it all the same."""
     monkeypatch.setattr(elicitation, "ASK_S", 0.3)
     (tmp_path / "workspace").mkdir()
@@ -483,7 +483,7 @@ async def test_an_answer_that_comes_too_late_starts_nothing(tmp_path: Path, monk
             tasks.cancel_scope.cancel()
 
 
-async def test_the_wait_after_a_question_has_what_the_question_left_of_the_calls_time(
+async def test_the_wait_after_a_question_gets_the_remaining_time_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confirming, "WAIT_LIMIT_S", 1.0)
@@ -506,7 +506,7 @@ async def test_the_wait_after_a_question_has_what_the_question_left_of_the_calls
         {"action": ["accept"]},
     ],
 )
-async def test_an_answer_that_is_none_starts_nothing_and_is_no_fault_of_ava(
+async def test_an_invalid_answer_starts_nothing_and_is_not_an_internal_error(
     tmp_path: Path, reply: dict[str, Any]
 ) -> None:
     (tmp_path / "workspace").mkdir()
@@ -525,7 +525,7 @@ async def test_an_answer_that_is_none_starts_nothing_and_is_no_fault_of_ava(
         assert models.requests == []
 
 
-async def test_in_the_handshake_era_an_answer_beside_the_call_is_not_the_persons(tmp_path: Path) -> None:
+async def test_in_the_handshake_era_an_answer_sent_with_the_call_is_ignored(tmp_path: Path) -> None:
     async with host(tmp_path, "legacy", decline) as at:
         made = await at.propose()
         answer = await at.by_hand(approval(made), answer=ElicitResult(action="accept", content={}))
@@ -539,7 +539,7 @@ async def test_in_the_handshake_era_an_answer_beside_the_call_is_not_the_persons
 YES = ElicitResult(action="accept", content={})
 
 
-async def test_an_answer_without_the_request_state_is_asked_for_anew(tmp_path: Path) -> None:
+async def test_an_answer_without_the_request_state_asks_again(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", decline) as at:
         given = approval(await at.propose())
         assert isinstance(await at.by_hand(given, answer=YES), InputRequiredResult), "never asked"
@@ -548,7 +548,7 @@ async def test_an_answer_without_the_request_state_is_asked_for_anew(tmp_path: P
         await at.nothing_started()
 
 
-async def test_a_state_without_an_answer_is_asked_for_anew(tmp_path: Path) -> None:
+async def test_a_state_without_an_answer_asks_again(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", decline) as at:
         given = approval(await at.propose())
         state = await at.question(given)
@@ -557,7 +557,7 @@ async def test_a_state_without_an_answer_is_asked_for_anew(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("how", ["one letter", "cut", "none of ours", "empty", "the bare hash", "another root's"])
-async def test_a_tampered_state_is_asked_for_anew(tmp_path: Path, how: str) -> None:
+async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
     async with host(tmp_path, "auto", decline) as at:
         made = await at.propose()
         given = approval(made)
@@ -589,7 +589,7 @@ def _bare(form: dict[str, Any]) -> str:
     return Question(form["message"], limits).sha()
 
 
-async def test_the_state_of_another_calls_arguments_is_asked_for_anew(tmp_path: Path) -> None:
+async def test_a_state_from_a_call_with_other_arguments_asks_again(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", decline) as at:
         cheap, dear = await at.propose(task="one", max_cost_cents=1), await at.propose(task="two")
         state = await at.question(approval(cheap))
@@ -600,7 +600,7 @@ async def test_the_state_of_another_calls_arguments_is_asked_for_anew(tmp_path: 
         await at.nothing_started(waiting=2)
 
 
-async def test_an_expired_state_is_asked_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expired_state_asks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elicitation, "ANSWER_S", 0.2)
     async with host(tmp_path, "auto", decline) as at:
         given = approval(await at.propose())
@@ -610,7 +610,7 @@ async def test_an_expired_state_is_asked_for_anew(tmp_path: Path, monkeypatch: p
         await at.nothing_started()
 
 
-async def test_a_server_of_the_same_root_takes_the_answer_to_the_others_question_once(tmp_path: Path) -> None:
+async def test_another_server_on_the_same_data_root_accepts_the_answer_once(tmp_path: Path) -> None:
     with running_model_server([hand_over()]) as models:
         async with host(tmp_path, "auto", decline, server=models) as at:
             made = await at.propose()
@@ -626,7 +626,7 @@ async def test_a_server_of_the_same_root_takes_the_answer_to_the_others_question
             assert at.person.asked == []
 
 
-async def test_with_the_key_gone_and_a_new_server_the_question_is_asked_anew(tmp_path: Path) -> None:
+async def test_a_new_server_asks_again_when_the_key_is_gone(tmp_path: Path) -> None:
     with running_model_server([hand_over()]) as models:
         async with host(tmp_path, "auto", decline, server=models) as at:
             made = await at.propose()
@@ -644,7 +644,7 @@ async def test_with_the_key_gone_and_a_new_server_the_question_is_asked_anew(tmp
 
 
 @pytest.mark.parametrize("fault", ["open to others", "too short", "no TOML"])
-async def test_a_key_that_may_not_be_used_is_told_and_not_asked_around_for_ever(tmp_path: Path, fault: str) -> None:
+async def test_reports_an_unusable_key_instead_of_asking_forever(tmp_path: Path, fault: str) -> None:
     with running_model_server([hand_over()]) as models:
         async with host(tmp_path, "auto", accept(), server=models) as at:
             made = await at.propose()
@@ -666,7 +666,7 @@ async def test_a_key_that_may_not_be_used_is_told_and_not_asked_around_for_ever(
             await at.started_once(made)
 
 
-async def test_the_answer_about_a_proposal_that_is_gone_by_now_starts_nothing(tmp_path: Path) -> None:
+async def test_an_answer_about_a_proposal_that_no_longer_exists_starts_nothing(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", decline) as at:
         made = await at.propose()
         state = await at.question(approval(made))
@@ -694,7 +694,7 @@ async def test_the_answer_about_a_proposal_that_is_gone_by_now_starts_nothing(tm
         {"requestState": "\ud800", "inputResponses": {"approval": {"action": "accept"}}},
     ],
 )
-async def test_what_a_hostile_client_sends_beside_the_call_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
+async def test_extra_data_from_a_hostile_client_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
     """Spoken line by line to a child process, whose stderr may have no traceback."""
     (tmp_path / "workspace").mkdir()
     with running_model_server([hand_over()]) as models:
@@ -717,7 +717,7 @@ async def test_what_a_hostile_client_sends_beside_the_call_starts_nothing(tmp_pa
         assert models.requests == []
 
 
-async def test_a_hundred_accepted_answers_at_once_start_one_run(tmp_path: Path) -> None:
+async def test_a_hundred_simultaneous_accepted_answers_start_one_run(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", decline) as at:
         made = await at.propose()
         given = approval(made)
@@ -736,7 +736,7 @@ async def test_a_hundred_accepted_answers_at_once_start_one_run(tmp_path: Path) 
         await at.started_once(made)
 
 
-async def test_a_time_that_is_no_round_number_of_minutes_can_be_put_in_as_the_form_shows_it(tmp_path: Path) -> None:
+async def test_accepts_a_fractional_number_of_minutes_as_the_form_shows_it(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", accept(max_minutes=1.6666)) as at:
         answer = await at.confirm(await at.propose(timeout=100))
         assert answer["status"] == "approved", answer

@@ -121,7 +121,7 @@ async def sound(root: Path) -> None:
         assert lines.ok and lines.entries, (path, lines)
 
 
-async def test_after_erase_no_byte_of_the_data_root_has_the_words_and_others_keep_theirs(tmp_path: Path) -> None:
+async def test_an_erase_leaves_no_byte_of_the_content_and_keeps_that_of_other_runs(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:
         lab, root = two.lab, two.root
         before = standing(root)
@@ -145,7 +145,7 @@ async def test_after_erase_no_byte_of_the_data_root_has_the_words_and_others_kee
     assert standing(root) == {}
 
 
-async def test_an_erased_run_is_shown_as_erased_everywhere_and_nothing_fails(tmp_path: Path) -> None:
+async def test_an_erased_run_is_shown_as_erased_everywhere_without_errors(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:
         lab, root, run_id = two.lab, two.root, two.run_id
         assert (await erase(root, run_id, "--yes")).returncode == 0
@@ -177,7 +177,7 @@ async def test_an_erased_run_is_shown_as_erased_everywhere_and_nothing_fails(tmp
         assert run_id not in {run.id for run in unfetched}
 
 
-async def test_the_resources_of_an_erased_run_answer(tmp_path: Path) -> None:
+async def test_the_resources_of_an_erased_run_still_answer(tmp_path: Path) -> None:
     gate = Gate()
     gate.released.set()
     async with connect(tmp_path, playing(gate)) as (client, _server):
@@ -200,7 +200,7 @@ async def _one_run(client: Client, tmp: Path) -> str:
     return str(made["subagent_id"])
 
 
-async def test_it_works_without_a_server_and_a_second_time_says_so(tmp_path: Path) -> None:
+async def test_works_without_a_server_and_says_when_already_erased(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:
         pass
     assert set(standing(two.root)) == set(PLANTED)
@@ -221,7 +221,7 @@ async def test_it_works_without_a_server_and_a_second_time_says_so(tmp_path: Pat
     assert [(fact.run_id, fact.whole) for fact in facts] == [(two.run_id, True)]
 
 
-async def test_a_person_is_asked_and_a_no_erases_nothing(tmp_path: Path) -> None:
+async def test_asks_for_confirmation_and_a_no_erases_nothing(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:
         pass
     root = two.root
@@ -240,7 +240,7 @@ async def test_a_person_is_asked_and_a_no_erases_nothing(tmp_path: Path) -> None
     assert standing(root) == {}
 
 
-async def test_a_run_that_goes_on_is_refused_and_keeps_everything(tmp_path: Path) -> None:
+async def test_refuses_a_running_run_and_erases_nothing(tmp_path: Path) -> None:
     gate = Gate()
     (tmp_path / "workspace").mkdir()
     async with open_lab(tmp_path, playing(gate), check=False) as lab:
@@ -261,14 +261,14 @@ async def test_a_run_that_goes_on_is_refused_and_keeps_everything(tmp_path: Path
     assert standing(lab.root, [TASK]) != {}
 
 
-async def test_an_unknown_run_and_an_empty_root_are_told(tmp_path: Path) -> None:
+async def test_reports_an_unknown_run_and_an_empty_data_root(tmp_path: Path) -> None:
     empty = await erase(tmp_path / "none", "S-aaaaaa", "--yes")
     assert (empty.returncode, "no subagent S-aaaaaa" in empty.stderr) == (2, True)
     assert not (tmp_path / "none").exists()
     assert (await erase(tmp_path, "nonsense", "--yes")).returncode == 2
 
 
-async def test_what_the_orchestrator_wrote_about_a_run_is_found_and_what_only_names_it_stays(tmp_path: Path) -> None:
+async def test_erases_what_the_orchestrator_wrote_about_a_run_but_not_what_only_names_it(tmp_path: Path) -> None:
     gate = Gate()
     gate.released.set()
     async with open_lab(tmp_path, playing(gate), check=False) as lab:
@@ -307,7 +307,7 @@ async def test_what_the_orchestrator_wrote_about_a_run_is_found_and_what_only_na
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="it is killed by a signal")
-async def test_an_erase_that_is_killed_is_finished_by_the_next_process(tmp_path: Path) -> None:
+async def test_the_next_process_finishes_a_killed_erase(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:
         pass
     killed = 0

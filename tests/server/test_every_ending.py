@@ -100,7 +100,9 @@ async def check_spend(lab: Lab, run_id: str, result: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("what", [what for what in STATUS if what != "cancel"])
-async def test_a_cap_ends_with_findings_the_true_spend_and_the_prefix_unchanged(tmp_path: Path, what: str) -> None:
+async def test_a_run_ended_by_a_cap_has_findings_its_true_cost_and_an_unchanged_prefix(
+    tmp_path: Path, what: str
+) -> None:
     subagent = Subagent(what, obeys=True)
     async with open_lab(tmp_path, subagent, config=PRICED) as lab:
         run_id = await ending(lab, subagent)
@@ -115,7 +117,7 @@ async def test_a_cap_ends_with_findings_the_true_spend_and_the_prefix_unchanged(
 
 
 @pytest.mark.parametrize("what", STATUS)
-async def test_without_a_last_answer_the_findings_are_what_was_looked_at(tmp_path: Path, what: str) -> None:
+async def test_without_a_final_answer_the_findings_are_the_sources_read(tmp_path: Path, what: str) -> None:
     subagent = Subagent(what, obeys=False)
     async with open_lab(tmp_path, subagent, config=PRICED) as lab:
         run_id = await ending(lab, subagent)
@@ -134,7 +136,7 @@ async def test_without_a_last_answer_the_findings_are_what_was_looked_at(tmp_pat
     assert json.dumps(result["untrusted_result"]["caveats"]).count("before it handed over a result") == 1
 
 
-async def test_a_run_cut_off_after_a_draft_keeps_the_findings_of_the_draft_that_are_ones(tmp_path: Path) -> None:
+async def test_a_run_cut_off_after_a_draft_keeps_the_valid_findings_of_the_draft(tmp_path: Path) -> None:
     gate = Gate()
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/a.md").write_text(FILES["a.md"])
@@ -156,7 +158,7 @@ async def test_a_run_cut_off_after_a_draft_keeps_the_findings_of_the_draft_that_
     assert "A draft that was not accepted." in result["untrusted_result"]["caveats"]
 
 
-async def test_of_many_sources_the_first_twenty_are_named_and_the_others_counted(tmp_path: Path) -> None:
+async def test_names_the_first_twenty_of_many_sources_and_counts_the_rest(tmp_path: Path) -> None:
     gate = Gate()
     (tmp_path / "workspace").mkdir()
     for number in range(23):

@@ -37,7 +37,7 @@ ENDS: dict[str, tuple[int, Script, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("ending", ENDS)
-async def test_each_way_in_which_a_run_ends_has_its_exit_code(tmp_path: Path, ending: str) -> None:
+async def test_each_ending_of_a_run_has_its_exit_code(tmp_path: Path, ending: str) -> None:
     code, script, caps = ENDS[ending]
     async with open_lab(tmp_path, script, config=PRICED, check=False) as lab:
         (lab.workspace / "n.md").write_text("# Notes\n")
@@ -46,7 +46,7 @@ async def test_each_way_in_which_a_run_ends_has_its_exit_code(tmp_path: Path, en
     assert (run.state, exit_code(run)) == (ending, code)
 
 
-async def test_an_ending_that_nobody_waits_for_and_each_kind_of_error_has_one_too(tmp_path: Path) -> None:
+async def test_other_endings_and_each_kind_of_error_have_an_exit_code(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("", gate=Gate())], check=False) as lab:
         run_id = await lab.start()
         await lab.call("cancel_subagent", subagent_id=run_id)

@@ -54,7 +54,7 @@ async def tripped(lab: Lab, run_id: str) -> list[tuple[str, str, str | None, int
 
 
 @pytest.mark.requirement("S2-19")
-async def test_the_third_failed_edit_of_a_file_is_told_and_the_fifth_ends_the_run(tmp_path: Path) -> None:
+async def test_warns_at_the_third_failed_edit_of_a_file_and_ends_the_run_at_the_fifth(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [*map(fails, range(9)), hand_over()]) as lab:
         run_id = await run(lab)
         results = await lab.facts(run_id, ToolResult)
@@ -72,7 +72,7 @@ async def test_the_third_failed_edit_of_a_file_is_told_and_the_fifth_ends_the_ru
     assert "Nearest" in results[0].output and "     1  x = 1" in results[0].output
 
 
-async def test_an_edit_that_succeeds_begins_the_count_anew_and_reading_does_not(tmp_path: Path) -> None:
+async def test_a_successful_edit_resets_the_count_but_reading_does_not(tmp_path: Path) -> None:
     read = Say(calls=[("read_file", {"path": "a.py"})])
     good = Say(calls=[("edit_file", {"path": "./a.py", "old": "y = 2", "new": "y = 3"})])
     script = [*map(fails, range(4)), good, *map(fails, range(4, 7)), read, fails(7), fails(8), hand_over()]
@@ -85,7 +85,7 @@ async def test_an_edit_that_succeeds_begins_the_count_anew_and_reading_does_not(
     assert kept(tmp_path, run_id, "a.py") == "x = 1\ny = 3\n"
 
 
-async def test_each_file_is_counted_for_itself_under_whatever_name(tmp_path: Path) -> None:
+async def test_counts_each_file_separately_even_under_different_paths(tmp_path: Path) -> None:
     script = [
         *(fails(number, path) for number in range(4) for path in ("a.py", "b.py")),
         Say(calls=[("write_file", {"path": "b.py", "content": "x = 0\n"})]),
@@ -99,7 +99,7 @@ async def test_each_file_is_counted_for_itself_under_whatever_name(tmp_path: Pat
         assert len(await lab.facts(run_id, ToolResult)) == 11
 
 
-async def test_the_very_same_edit_ends_the_run_at_the_fifth_too(tmp_path: Path) -> None:
+async def test_repeating_the_same_failed_edit_also_ends_the_run_at_the_fifth(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [fails(0)] * 9) as lab:
         run_id = await run(lab)
         found = await tripped(lab, run_id)
@@ -108,7 +108,7 @@ async def test_the_very_same_edit_ends_the_run_at_the_fifth_too(tmp_path: Path) 
         assert len(await lab.facts(run_id, ToolResult)) == 5
 
 
-async def test_what_is_asked_for_behind_the_fifth_in_one_answer_is_not_done(tmp_path: Path) -> None:
+async def test_skips_calls_after_the_fifth_failed_edit_in_the_same_answer(tmp_path: Path) -> None:
     more = ("write_file", {"path": "c.py", "content": "x"})
     async with open_lab(tmp_path, [Say(calls=[*map(misquotes, range(5)), more])]) as lab:
         run_id = await run(lab)
@@ -117,7 +117,7 @@ async def test_what_is_asked_for_behind_the_fifth_in_one_answer_is_not_done(tmp_
     assert branches(tmp_path / "workspace") == {}, "nothing was changed"
 
 
-async def test_refused_edits_outside_of_the_namespace_count_and_those_that_cannot_be_made_do_not(
+async def test_counts_edits_refused_for_their_path_but_not_invalid_edit_calls(
     tmp_path: Path,
 ) -> None:
     unusable = Say(calls=[("edit_file", {"path": "a.py", "old": "x"}), ("read_file", {"path": "a.py"})])
@@ -132,7 +132,7 @@ async def test_refused_edits_outside_of_the_namespace_count_and_those_that_canno
     assert branches(tmp_path / "workspace") == {}, "nothing was changed"
 
 
-async def test_a_run_that_another_server_goes_on_with_is_ended_at_the_fifth_of_both(tmp_path: Path) -> None:
+async def test_the_count_continues_when_another_server_takes_over_the_run(tmp_path: Path) -> None:
     gate = Gate()
     script: list[Step] = [*map(fails, range(3)), Say("lost", gate=gate), *map(fails, range(3, 9))]
     with running_model_server(script) as server:

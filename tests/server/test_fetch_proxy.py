@@ -16,7 +16,7 @@ SENT = base64.b64encode(f"ava:{PASSWORD}".encode()).decode()
 PAGE = f"<html><body><p>The blue door costs nine euros. You sent: Basic {SENT} and {PASSWORD}.</p></body></html>"
 
 
-async def test_pages_come_through_the_proxy_of_the_settings_and_models_do_not(
+async def test_fetches_use_the_configured_proxy_and_model_calls_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):

@@ -59,7 +59,7 @@ def begun() -> History:
     return history
 
 
-def test_results_stand_in_the_order_of_the_calls_not_of_their_arrival() -> None:
+def test_orders_results_by_call_and_not_by_arrival() -> None:
     history = begun()
     for seq, call_id in ((6, "b"), (7, "a")):
         history.add(seq, ToolCall(tool="read_file", call_id=call_id))
@@ -69,7 +69,7 @@ def test_results_stand_in_the_order_of_the_calls_not_of_their_arrival() -> None:
     assert isinstance(turns[0], UserTurn) and isinstance(turns[1], AssistantTurn)
 
 
-def test_a_message_stands_behind_the_results_and_only_once() -> None:
+def test_places_a_message_once_after_the_results() -> None:
     history = begun()
     history.add(6, result("a", "A"))
     history.add(7, result("b", "B"))
@@ -82,13 +82,13 @@ def test_a_message_stands_behind_the_results_and_only_once() -> None:
     assert sum("and Otter" in str(turn) for turn in turns) == 1
 
 
-def test_the_task_is_there_once_however_often_it_is_read() -> None:
+def test_the_task_appears_once_however_often_it_is_read() -> None:
     history = begun()
     assert history.last_message_seq >= 1, "it is not drained as a message"
     assert sum("the task" in str(turn) for turn in history.turns(Recipe(0))) == 1
 
 
-def test_calls_without_a_result_are_open_and_those_of_the_last_answer_only() -> None:
+def test_only_calls_of_the_last_answer_without_a_result_are_open() -> None:
     history = begun()
     history.add(6, result("a", "A"))
     assert [call.call_id for call in history.open_calls()] == ["b"]
@@ -99,14 +99,14 @@ def test_calls_without_a_result_are_open_and_those_of_the_last_answer_only() -> 
     assert [call.call_id for call in history.open_calls()] == ["c"]
 
 
-def test_what_the_provider_counted_covers_its_answer_too() -> None:
+def test_the_token_count_of_the_provider_includes_its_answer() -> None:
     history = begun()
     assert history.known is not None
     assert history.known.prompt_tokens == 15
     assert history.known.turns == len(history.turns(Recipe(0)))
 
 
-def test_an_answer_whose_calls_were_printed_is_not_covered_by_what_was_counted() -> None:
+def test_the_token_count_excludes_an_answer_with_text_tool_calls() -> None:
     """It was counted as words, and goes back as calls, which may be more."""
     history = History("S-000001")
     history.add(1, UserMessage(text="the task", kind="task"))
@@ -118,7 +118,7 @@ def test_an_answer_whose_calls_were_printed_is_not_covered_by_what_was_counted()
     assert history.known.turns == len(history.turns(Recipe(0))) - 1
 
 
-def test_an_attempt_of_unknown_outcome_is_counted_within_its_turn() -> None:
+def test_counts_attempts_with_unknown_outcome_per_turn() -> None:
     history = begun()
     history.add(6, result("a", "A"))
     history.add(7, result("b", "B"))
@@ -156,7 +156,7 @@ def write_files(workspace: Path, count: int) -> None:
         (workspace / f"{number}.md").write_text(lines)
 
 
-async def test_the_oldest_results_are_left_out_once_and_for_good_and_can_be_read_back(tmp_path: Path) -> None:
+async def test_trims_the_oldest_results_permanently_but_they_can_be_read_back(tmp_path: Path) -> None:
     write_files(tmp_path / "workspace", 18)
 
     def step(request: dict[str, Any]) -> Step:
@@ -190,7 +190,7 @@ async def test_the_oldest_results_are_left_out_once_and_for_good_and_can_be_read
     assert "file 0 line 449" in back or "goes on" in back
 
 
-async def test_results_that_would_free_little_stay_although_few_tokens_are_left(tmp_path: Path) -> None:
+async def test_keeps_results_whose_removal_would_free_few_tokens(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/a.md").write_text("twelve cents a minute\n" * 20)
     usage = {"prompt_tokens": 3_000, "completion_tokens": 200, "total_tokens": 3_200}
@@ -208,7 +208,7 @@ async def test_results_that_would_free_little_stay_although_few_tokens_are_left(
         assert not any(LEFT_OUT.encode() in request.body for request in lab.server.requests[:-1])
 
 
-async def test_a_resumed_run_sends_what_the_first_owner_would_have_sent(tmp_path: Path) -> None:
+async def test_a_resumed_run_sends_the_same_requests_as_its_first_owner(tmp_path: Path) -> None:
     """Message, resume and wrap-up in one run; the lab compares every request with the log."""
     write_files(tmp_path / "workspace", 6)
     gate = Gate()

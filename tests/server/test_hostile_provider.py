@@ -184,7 +184,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_run_ends_and_books_what_can_have_been_billed(tmp_path: Path, name: str) -> None:
+async def test_every_bad_answer_ends_the_run_and_books_the_possible_cost(tmp_path: Path, name: str) -> None:
     case = CASES[name]
     async with open_lab(tmp_path, case.steps, config=PRICED) as lab:
         run_id = await lab.start(max_cost_cents=100, **case.start)

@@ -282,7 +282,7 @@ def assert_inert(body: str) -> None:
     assert not (tags := _TAGS.findall(letters)), (tags, body)
 
 
-def test_there_are_forty_attacks_and_every_tool_that_returns_foreign_text_is_tried() -> None:
+def test_covers_forty_attacks_and_every_tool_that_returns_untrusted_text() -> None:
     assert len(ATTACKS) == len(set(ATTACKS)) >= 40
     brings = {name for name, tool in builtin_tools().items() if tool.spec.reads or not tool.spec.writes}
     foreign = (brings | {*RUN_TOOLS}) - {"scratchpad", "write_file"}
@@ -291,7 +291,7 @@ def test_there_are_forty_attacks_and_every_tool_that_returns_foreign_text_is_tri
 
 
 @pytest.mark.parametrize("name", list(WAYS))
-async def test_every_attack_reaches_the_model_as_data_alone(tmp_path: Path, name: str) -> None:
+async def test_every_attack_reaches_the_model_only_as_data(tmp_path: Path, name: str) -> None:
     way, numbers = WAYS[name], range(len(ATTACKS))
     script: list[Step] = []
     async with ground(tmp_path, script) as (at, lab):
@@ -314,7 +314,7 @@ async def test_every_attack_reaches_the_model_as_data_alone(tmp_path: Path, name
             assert removed > 0, (ATTACKS[number], body)
 
 
-async def test_every_attack_that_is_read_on_in_a_long_result_is_data_alone(tmp_path: Path) -> None:
+async def test_every_attack_in_the_rest_of_a_long_result_is_only_data(tmp_path: Path) -> None:
     def script(request: dict[str, Any]) -> Step:
         results = [str(each["content"]) for each in request["messages"] if each["role"] == "tool"]
         if not results:
@@ -338,7 +338,7 @@ async def test_every_attack_that_is_read_on_in_a_long_result_is_data_alone(tmp_p
     assert_inert(body)
 
 
-async def test_every_attack_that_another_subagent_hands_on_is_data_alone(tmp_path: Path) -> None:
+async def test_every_attack_in_the_result_of_another_subagent_is_only_data(tmp_path: Path) -> None:
     steps: list[Step] = [submits("\n".join(map(marked, range(len(ATTACKS)))), summary=marked(0), caveats=[marked(15)])]
     async with ground(tmp_path, steps) as (_at, lab):
         first = await lab.start(role="tester", task="Write it down.")
@@ -352,7 +352,7 @@ async def test_every_attack_that_another_subagent_hands_on_is_data_alone(tmp_pat
     assert_inert(body)
 
 
-async def test_every_attack_in_what_an_edit_misquotes_and_in_what_verifying_prints_is_data_alone(
+async def test_every_attack_in_edit_errors_and_verification_output_is_only_data(
     tmp_path: Path,
 ) -> None:
     found = find_sandbox("auto", tmp_path / "state")

@@ -25,7 +25,7 @@ def value_of(provider: str, file: Path, **env: str) -> str | None:
     return None if key is None else key.value
 
 
-def test_a_key_that_was_set_is_found_and_only_its_owner_can_read_it(file: Path) -> None:
+def test_finds_a_stored_key_and_only_its_owner_can_read_the_file(file: Path) -> None:
     set_key("openrouter", VALUE + "\n", file)
 
     assert find_key("openrouter", file, {}) == Key("openrouter", str(file), VALUE)
@@ -33,7 +33,7 @@ def test_a_key_that_was_set_is_found_and_only_its_owner_can_read_it(file: Path) 
     assert sorted(path.name for path in file.parent.iterdir()) == ["keys.toml", "keys.toml.lock"]
 
 
-def test_the_environment_stands_above_the_file_and_our_own_name_above_the_usual_one(file: Path) -> None:
+def test_the_environment_overrides_the_file_and_ava_variables_override_common_ones(file: Path) -> None:
     set_key("openrouter", VALUE, file)
 
     assert value_of("openrouter", file, OPENROUTER_API_KEY=OTHER) == OTHER
@@ -43,7 +43,7 @@ def test_the_environment_stands_above_the_file_and_our_own_name_above_the_usual_
     assert value_of("kagi", file) is None
 
 
-def test_the_list_says_where_each_key_is_from_and_shows_none(file: Path) -> None:
+def test_the_list_names_the_source_of_each_key_without_its_value(file: Path) -> None:
     set_key("brave", VALUE, file)
     set_key("openai", VALUE, file)
     keys = list_keys(file, {"OPENAI_API_KEY": OTHER, "AVA_KEY_LOCAL": OTHER, "AVA_KEY_": OTHER, "PATH": "/bin"})
@@ -57,7 +57,7 @@ def test_the_list_says_where_each_key_is_from_and_shows_none(file: Path) -> None
     assert OTHER not in repr(keys)
 
 
-def test_setting_again_replaces_and_removing_takes_one_away_and_keeps_the_rest_of_the_file(
+def test_replacing_or_removing_a_key_keeps_the_rest_of_the_file(
     file: Path,
 ) -> None:
     set_key("openai", OTHER, file)
@@ -72,7 +72,7 @@ def test_setting_again_replaces_and_removing_takes_one_away_and_keeps_the_rest_o
     assert OTHER not in file.read_text()
 
 
-def test_a_file_that_others_may_read_is_refused_with_how_to_mend_it(file: Path) -> None:
+def test_rejects_a_file_readable_by_others_and_says_how_to_fix_it(file: Path) -> None:
     set_key("openai", VALUE, file)
     file.chmod(0o640)
 
@@ -85,7 +85,7 @@ def test_a_file_that_others_may_read_is_refused_with_how_to_mend_it(file: Path) 
             use()
 
 
-def test_a_symbolic_link_in_the_files_place_is_refused(file: Path) -> None:
+def test_rejects_a_symbolic_link_in_place_of_the_file(file: Path) -> None:
     real = file.with_name("real.toml")
     set_key("openai", VALUE, real)
     file.symlink_to(real)
@@ -97,7 +97,7 @@ def test_a_symbolic_link_in_the_files_place_is_refused(file: Path) -> None:
     assert VALUE in real.read_text()
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(file: Path) -> None:
+def test_rejects_a_special_file_without_blocking(file: Path) -> None:
     os.mkfifo(file, 0o600)
     with pytest.raises(ConfigError, match="not a regular file"):
         find_key("openai", file, {})
@@ -106,7 +106,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(file: Path) -> None:
 @pytest.mark.parametrize(
     "text", [f"openai = {VALUE}", f'openai = ["{VALUE}"]', f'[openai]\nkey = "{VALUE}"', f'"{VALUE}" = "x"']
 )
-def test_a_broken_file_is_refused_without_showing_what_is_in_it(file: Path, text: str) -> None:
+def test_rejects_a_broken_file_without_showing_its_content(file: Path, text: str) -> None:
     file.write_text(text)
     file.chmod(0o600)
     with pytest.raises(ConfigError) as refused:
@@ -120,7 +120,7 @@ def test_a_broken_file_is_refused_without_showing_what_is_in_it(file: Path, text
 @pytest.mark.parametrize(
     "value", ["", "short", "two words of text", "Bearer " + VALUE, "schlüsselwörter", VALUE + "\0"]
 )
-def test_what_can_be_no_key_is_refused_without_showing_it(file: Path, value: str) -> None:
+def test_rejects_an_invalid_key_without_showing_it(file: Path, value: str) -> None:
     with pytest.raises(BadInput) as refused:
         set_key("openai", value, file)
     assert not value or value not in str(refused.value)
@@ -148,7 +148,7 @@ def test_what_can_be_no_key_is_refused_without_showing_it(file: Path, value: str
         (f'"openrouter": "{VALUE}",', "quotes"),
     ],
 )
-def test_what_was_copied_along_with_a_key_is_told_and_nothing_is_stored(file: Path, pasted: str, says: str) -> None:
+def test_rejects_a_key_pasted_with_extra_text_and_says_what_is_wrong(file: Path, pasted: str, says: str) -> None:
     with pytest.raises(BadInput, match=says) as refused:
         set_key("openrouter", pasted, file)
     assert VALUE[:12] not in str(refused.value)
@@ -158,20 +158,20 @@ def test_what_was_copied_along_with_a_key_is_told_and_nothing_is_stored(file: Pa
 @pytest.mark.parametrize(
     "key", ["QUJDREVGR0hJSktM=", "QUJDREVGR0hJSktMTQ==", "ABCDEFGHIJ==", "id-1234:secret-part", "abc=def=ghi", VALUE]
 )
-def test_a_key_with_marks_of_its_own_is_one(file: Path, key: str) -> None:
+def test_accepts_a_key_with_punctuation(file: Path, key: str) -> None:
     set_key("openrouter", key, file)
     assert value_of("openrouter", file) == key
 
 
 @given(st.text(max_size=60))
-def test_a_key_given_in_the_names_place_is_not_shown(text: str) -> None:
+def test_does_not_show_a_key_given_in_place_of_a_name(text: str) -> None:
     try:
         find_key(text, Path("/nowhere/keys.toml"), {})
     except AvaError as refused:
         assert len(text) < 8 or text not in str(refused)
 
 
-def test_keys_set_by_many_processes_at_once_are_all_kept(file: Path) -> None:
+def test_keeps_all_keys_set_by_concurrent_processes(file: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from ava_server.config.keys import set_key; "
         "set_key(*sys.argv[1:3], Path(sys.argv[3]))"

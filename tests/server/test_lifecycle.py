@@ -254,7 +254,7 @@ def open_log() -> Iterator[Log]:
         assert report.ok, report
 
 
-def test_whatever_happens_to_a_run_that_stands_anywhere_is_what_the_table_has() -> None:
+def test_every_cause_in_every_state_matches_the_transition_table() -> None:
     """Every situation and every cause, with and without a cancel that was asked for and a call in flight."""
     tried: set[tuple[Situation, Cause]] = set()
     with open_log() as log:
@@ -274,7 +274,7 @@ def test_whatever_happens_to_a_run_that_stands_anywhere_is_what_the_table_has() 
 
 @given(causes=st.lists(st.sampled_from(CAUSES), min_size=1, max_size=12), data=st.data())
 @settings(max_examples=40, deadline=None)
-def test_any_sequence_of_causes_moves_a_run_as_the_table_has_it_and_ends_it_once(
+def test_any_sequence_of_causes_follows_the_table_and_ends_the_run_once(
     causes: list[Cause], data: st.DataObject
 ) -> None:
     start = data.draw(st.sampled_from(SITUATIONS))

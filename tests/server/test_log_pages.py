@@ -132,7 +132,7 @@ def test_pages_neither_skip_nor_repeat_while_entries_arrive(
     assert seen == list(range(len(hostile)))
 
 
-def test_a_relative_time_means_that_of_the_first_page_on_all(bench: Bench) -> None:
+def test_a_relative_time_is_fixed_at_the_first_page(bench: Bench) -> None:
     word = f"okapi{next(bench.examples)}"
     bench.write(*(f"no. {number}. {word}" for number in range(6)))
     _lines, cursor = bench.page(search=word, types=["message"], since="1h", until="now", last_n=2)
@@ -149,7 +149,7 @@ def test_a_relative_time_means_that_of_the_first_page_on_all(bench: Bench) -> No
 @pytest.mark.parametrize(
     "other", [{}, {"search": "word"}, {"types": ["tool"]}, {"search": "wordy", "types": ["message"]}]
 )
-def test_a_cursor_goes_on_with_its_own_question_only(other: dict[str, Any], bench: Bench) -> None:
+def test_a_cursor_works_only_with_its_own_query(other: dict[str, Any], bench: Bench) -> None:
     bench.write("word one", "word two")
     _lines, cursor = bench.page(search="word", types=["message"], last_n=1)
     answer = bench.read(**other, cursor=cursor)
@@ -161,7 +161,7 @@ def test_a_cursor_goes_on_with_its_own_question_only(other: dict[str, Any], benc
 @pytest.mark.parametrize(
     "cursor", ["", "1", "1.2", "a.b.c.d.e", "1.2.3.4.5.6", "-1.2...x", "1" * 30 + ".2...x", "١.٢...x"]
 )
-def test_what_is_no_cursor_is_told(cursor: str, bench: Bench) -> None:
+def test_rejects_an_invalid_cursor(cursor: str, bench: Bench) -> None:
     answer = bench.read(cursor=cursor)
     assert answer.is_error
     assert "cursor" in text(answer)
@@ -170,10 +170,10 @@ def test_what_is_no_cursor_is_told(cursor: str, bench: Bench) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(typed=st.text(max_size=60) | st.sampled_from(['"', "NEAR(", "((", "a AND", "S-7f3a2b OR", "\x00", "-", "text:"]))
-def test_whatever_is_searched_for_is_no_error(typed: str, bench: Bench) -> None:
+def test_any_search_text_is_accepted(typed: str, bench: Bench) -> None:
     assert not bench.read(search=typed, last_n=3).is_error
 
 
 @pytest.mark.parametrize("typed", ["a" * 10_000, "wörter " * 1_400, "研究" * 5_000, "😀" * 10_000])
-def test_ten_thousand_characters_are_a_search_too(typed: str, bench: Bench) -> None:
+def test_accepts_a_search_of_ten_thousand_characters(typed: str, bench: Bench) -> None:
     assert not bench.read(search=typed, last_n=3).is_error

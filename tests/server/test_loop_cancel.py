@@ -76,7 +76,7 @@ def with_tool(lab: Lab, tool: Tool) -> None:
     lab.runtime.manager._factory = Offering(lab.runtime.run_setup, tool)
 
 
-async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path) -> None:
+async def test_read_only_calls_of_one_turn_run_concurrently(tmp_path: Path) -> None:
     tool = Waiting("wait")
     async with open_lab(tmp_path, [Say(calls=[("wait", {}), ("wait", {})]), hand_over()]) as lab:
         with_tool(lab, tool)
@@ -88,7 +88,7 @@ async def test_read_only_calls_of_one_turn_are_in_flight_together(tmp_path: Path
     assert tool.most_inside == 2
 
 
-async def test_calls_that_change_things_run_one_after_the_other(tmp_path: Path) -> None:
+async def test_calls_that_are_not_read_only_run_sequentially(tmp_path: Path) -> None:
     tool = Waiting("change", read_only=False)
     tool.release.set()
     async with open_lab(tmp_path, [Say(calls=[("change", {}), ("change", {})]), hand_over()]) as lab:
@@ -99,7 +99,7 @@ async def test_calls_that_change_things_run_one_after_the_other(tmp_path: Path) 
     assert tool.most_inside == 1
 
 
-async def test_a_tool_that_takes_too_long_is_stopped_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_stops_a_tool_at_its_timeout_and_continues_the_run(tmp_path: Path) -> None:
     tool = Waiting("wait", timeout_s=0.2)
     async with open_lab(tmp_path, [Say(calls=[("wait", {})]), hand_over()]) as lab:
         with_tool(lab, tool)
@@ -110,7 +110,7 @@ async def test_a_tool_that_takes_too_long_is_stopped_and_the_run_goes_on(tmp_pat
     assert tool.inside == 0
 
 
-async def test_a_run_is_cancelled_while_the_model_thinks(tmp_path: Path) -> None:
+async def test_cancels_a_run_during_a_model_call(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)], config=PRICED) as lab:
         run_id = await lab.start()
@@ -126,7 +126,7 @@ async def test_a_run_is_cancelled_while_the_model_thinks(tmp_path: Path) -> None
         assert settled.settlement == "unknown" and run.cost_micros > 0, "what was sent may be billed"
 
 
-async def test_a_run_is_cancelled_in_a_tool_and_keeps_what_it_had(tmp_path: Path) -> None:
+async def test_cancels_a_run_during_a_tool_call_and_keeps_its_partial_output(tmp_path: Path) -> None:
     tool = Waiting("wait")
     script = [Say(calls=[("scratchpad", {"note": "half of it"})]), Say(calls=[("wait", {})])]
     async with open_lab(tmp_path, script) as lab:
@@ -141,7 +141,7 @@ async def test_a_run_is_cancelled_in_a_tool_and_keeps_what_it_had(tmp_path: Path
     assert tool.inside == 0
 
 
-async def test_a_run_is_cancelled_while_it_waits_for_another_attempt(tmp_path: Path) -> None:
+async def test_cancels_a_run_that_waits_for_a_retry(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(429, retry_after="60")]) as lab:
         run_id = await lab.start()
         await lab.logged(run_id, "ErrorOccurred")
@@ -151,7 +151,7 @@ async def test_a_run_is_cancelled_while_it_waits_for_another_attempt(tmp_path: P
         assert (await lab.run(run_id)).cost_micros == 0
 
 
-async def test_a_queued_run_and_a_proposal_are_cancelled_at_once(tmp_path: Path) -> None:
+async def test_cancels_a_queued_run_and_a_proposal_immediately(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)] * 2, config="[limits]\nrunning_per_user = 1") as lab:
         running = await lab.start()
@@ -190,7 +190,7 @@ async def test_cancelling_twice_is_harmless(tmp_path: Path) -> None:
         assert len(await lab.facts(run_id, CancelRequested)) == 1
 
 
-async def test_a_group_is_cancelled_as_one(tmp_path: Path) -> None:
+async def test_cancels_a_group_as_a_whole(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)] * 2) as lab:
         first, second = await lab.propose(task="one"), await lab.propose(task="two")
@@ -201,7 +201,7 @@ async def test_a_group_is_cancelled_as_one(tmp_path: Path) -> None:
     assert [run["state"] for run in answer.runs] == ["cancelled", "cancelled"]
 
 
-async def test_a_tool_that_will_not_stop_does_not_hold_up_a_cancel(tmp_path: Path) -> None:
+async def test_a_tool_that_does_not_stop_does_not_delay_a_cancel(tmp_path: Path) -> None:
     inside, go = threading.Event(), threading.Event()
 
     class Stubborn(Waiting):
@@ -231,9 +231,7 @@ def anyio_backend() -> str:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.integers(1, 400))
-async def test_a_cancel_at_any_moment_leaves_one_ending_and_nothing_held(
-    tmp_path_factory: pytest.TempPathFactory, steps: int
-) -> None:
+async def test_cancelling_at_any_moment_ends_the_run_once(tmp_path_factory: pytest.TempPathFactory, steps: int) -> None:
     script = [Say(calls=[("scratchpad", {"note": f"note {n}"})]) for n in range(8)] + [hand_over()]
     async with open_lab(tmp_path_factory.mktemp("any"), script, config=PRICED) as lab:
         run_id = await lab.start()
@@ -263,7 +261,7 @@ class Deaf(Waiting):
         return ToolOutput("done at last")
 
 
-async def test_a_tool_that_ignores_its_timeout_is_left_behind_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_abandons_a_tool_that_ignores_its_timeout_and_continues_the_run(tmp_path: Path) -> None:
     tool = Deaf("deaf", timeout_s=0.2)
     async with open_lab(tmp_path, [Say(calls=[("deaf", {})]), hand_over()]) as lab:
         with_tool(lab, tool)
@@ -274,7 +272,7 @@ async def test_a_tool_that_ignores_its_timeout_is_left_behind_and_the_run_goes_o
         tool.release.set()
 
 
-async def test_a_run_whose_tool_ignores_everything_ends_within_five_seconds_of_its_time(tmp_path: Path) -> None:
+async def test_a_run_with_an_unresponsive_tool_ends_within_five_seconds_of_its_timeout(tmp_path: Path) -> None:
     tool = Deaf("deaf")
     async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})]), hand_over()], config=PRICED) as lab:
         with_tool(lab, tool)
@@ -285,7 +283,7 @@ async def test_a_run_whose_tool_ignores_everything_ends_within_five_seconds_of_i
         tool.release.set()
 
 
-async def test_a_run_with_a_deaf_tool_is_cancelled_with_what_it_had_by_its_own_owner(tmp_path: Path) -> None:
+async def test_the_owner_cancels_a_run_with_an_unresponsive_tool_and_keeps_its_output(tmp_path: Path) -> None:
     tool = Deaf("deaf")
     async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})])], config=PRICED) as lab:
         with_tool(lab, tool)
@@ -300,7 +298,7 @@ async def test_a_run_with_a_deaf_tool_is_cancelled_with_what_it_had_by_its_own_o
         tool.release.set()
 
 
-async def test_a_loop_that_hangs_is_ended_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ends_a_run_whose_loop_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is that hangs: here the loop itself, cancelled, and deaf to it."""
     release, entered = anyio.Event(), anyio.Event()
 

@@ -75,7 +75,7 @@ async def propose_for(tmp: Path, server: ModelServer, config: str = "", count: i
 # -- slots ----------------------------------------------------------------------------------------------------------
 
 
-async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits_its_turn(tmp_path: Path) -> None:
+async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(4)]
     async with open_lab(tmp_path, [Say("done", gate=gate) for gate in gates]) as lab:
         run_ids = [await lab.start(task=f"number {number}") for number in range(4)]
@@ -94,7 +94,7 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits_its_turn(tm
             assert (await lab.ended(run_id)).state == "success"
 
 
-async def test_users_take_turns_also_when_one_of_them_asked_first_for_many(tmp_path: Path) -> None:
+async def test_users_take_turns_even_if_one_queued_many_runs_first(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(7)]
     script = [Say("done", gate=gate) for gate in gates]
     config = "[limits]\nrunning = 3\nrunning_per_user = 3\nspawns_per_hour = 20\n"
@@ -125,7 +125,7 @@ async def test_users_take_turns_also_when_one_of_them_asked_first_for_many(tmp_p
 async def quiet(_line: str) -> None: ...
 
 
-async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: Path) -> None:
+async def test_a_claim_counts_slots_over_all_live_owners(tmp_path: Path) -> None:
     with running_model_server([]) as server:
         first, second = await propose_for(tmp_path, server, count=2)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
@@ -141,7 +141,7 @@ async def test_slots_are_counted_over_live_owners_in_the_claim_itself(tmp_path: 
             assert isinstance(none, NotClaimed)
 
 
-async def test_a_run_that_is_owned_is_claimed_by_nobody_else(tmp_path: Path) -> None:
+async def test_only_one_owner_can_claim_a_run(tmp_path: Path) -> None:
     with running_model_server([]) as server:
         [run_id] = await propose_for(tmp_path, server)
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
@@ -184,7 +184,7 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
 # -- owners that are gone -------------------------------------------------------------------------------------------
 
 
-async def test_a_killed_owners_run_is_taken_over_within_five_seconds_and_asks_nothing_twice(tmp_path: Path) -> None:
+async def test_takes_over_the_run_of_a_killed_owner_without_repeating_model_calls(tmp_path: Path) -> None:
     gate = Gate()
     script: Script = [NOTE, Say("lost", gate=gate), hand_over()]
     with running_model_server(script) as server:
@@ -215,7 +215,7 @@ async def test_a_killed_owners_run_is_taken_over_within_five_seconds_and_asks_no
         await check_requests(tmp_path / "data", server.requests)
 
 
-async def test_a_run_that_nobody_owns_is_shown_as_interrupted_and_can_be_cancelled(tmp_path: Path) -> None:
+async def test_shows_a_run_without_owner_as_interrupted_and_can_cancel_it(tmp_path: Path) -> None:
     gate = Gate()
     with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
         [run_id] = await propose_for(tmp_path, server, config=PRICED)
@@ -251,9 +251,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("last", ENDINGS.values(), ids=ENDINGS)
-async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logged_answer_again(
-    tmp_path: Path, last: Say
-) -> None:
+async def test_a_kill_after_any_entry_gives_the_same_result_without_repeated_calls(tmp_path: Path, last: Say) -> None:
     """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
 
     def script(request: dict[str, Any]) -> Step:
@@ -297,7 +295,7 @@ async def test_a_kill_after_any_entry_leads_to_the_same_result_and_asks_no_logge
 # -- two houses -----------------------------------------------------------------------------------------------------
 
 
-async def test_two_houses_claim_a_queued_run_once(tmp_path: Path) -> None:
+async def test_two_runtimes_claim_a_queued_run_once(tmp_path: Path) -> None:
     with running_model_server([hand_over()] * 6) as server:
         config = "[limits]\nrunning_per_user = 6"
         run_ids = await propose_for(tmp_path, server, config, count=6)
@@ -332,7 +330,7 @@ async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: P
         await check_requests(tmp_path / "data", server.requests)
 
 
-async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: Path) -> None:
+async def test_a_run_whose_endpoint_differs_from_the_approved_one_waits_and_says_why(tmp_path: Path) -> None:
     with running_model_server([hand_over()]) as server, running_model_server([]) as elsewhere:
         [run_id] = await propose_for(tmp_path, server)
         async with open_lab(tmp_path, server=elsewhere, check=False) as lab:
@@ -344,9 +342,7 @@ async def test_a_run_that_cannot_be_honoured_waits_and_says_for_what(tmp_path: P
         assert elsewhere.requests == []
 
 
-async def test_a_run_that_another_version_began_with_a_model_waits_for_that_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_with_a_wire_unknown_to_this_version_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     with running_model_server([Say(calls=[("scratchpad", {"note": "x"})]), Say("x", gate=gate)]) as server:
         with monkeypatch.context() as other:
@@ -365,7 +361,7 @@ async def test_a_run_that_another_version_began_with_a_model_waits_for_that_vers
             assert (run.state, run.generation) == ("running", 1), "nobody has taken it"
 
 
-async def test_a_workspace_that_is_gone_is_waited_for_and_nobody_else_is_held_up(tmp_path: Path) -> None:
+async def test_a_run_waits_for_its_missing_workspace_without_blocking_others(tmp_path: Path) -> None:
     with running_model_server([hand_over()]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             gone = lab.workspace / "gone"
@@ -397,7 +393,7 @@ async def test_shutdown_leaves_the_run_to_the_next_process(tmp_path: Path) -> No
             assert len(await lab.facts(run_id, ToolResult)) == 2
 
 
-async def test_a_client_that_makes_up_names_leaves_no_more_behind_than_is_remembered(
+async def test_a_client_inventing_names_keeps_only_a_bounded_number_of_sessions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ava_server.mcp_server.app.MOST_SERVICES", 2)
@@ -418,7 +414,7 @@ def open_files() -> set[Path]:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="only there it can be seen what is open")
 @pytest.mark.parametrize("missing", ["search", "artifacts"])
-async def test_a_run_that_cannot_be_prepared_leaves_nothing_open(tmp_path: Path, missing: str) -> None:
+async def test_a_failed_run_setup_leaves_no_files_open(tmp_path: Path, missing: str) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
         run = await lab.run((await lab.propose()).subagent_id)
         if missing == "search":  # it was set up when this was approved, and is not any more
@@ -443,7 +439,7 @@ def of_a_version_to_come(user: str) -> tuple[Event, Event]:
     return Event(who, proposed, run_id="S-000001"), Event(who, decided, run_id="S-000001")
 
 
-async def test_a_run_that_nobody_can_read_is_listed_beside_the_others_and_swept_by_nobody(tmp_path: Path) -> None:
+async def test_lists_an_unreadable_run_and_never_cleans_it_up(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], check=False) as lab:
         ended = await lab.ended(await lab.start())
         await lab.store.do(append(*of_a_version_to_come(lab.runtime.user)))
@@ -458,7 +454,7 @@ async def test_a_run_that_nobody_can_read_is_listed_beside_the_others_and_swept_
 
 
 @pytest.mark.parametrize("when", ["queued", "overdue"])
-async def test_a_run_that_nobody_can_read_takes_no_other_with_it(
+async def test_an_unreadable_run_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     monkeypatch.setattr("ava_server.runs.manager.TRY_AGAIN_S", (0.1, 0.1))

@@ -88,7 +88,7 @@ async def one_run(lab: Lab) -> str:
 
 
 @pytest.mark.requirement("S1-33")
-async def test_what_a_run_did_and_cost_is_scraped_as_the_log_has_it(tmp_path: Path) -> None:
+async def test_scraped_activity_and_cost_of_a_run_match_the_log(tmp_path: Path) -> None:
     script: Script = [READS, BUSY, MISSES, INVENTS, MISSPELLS, hand_over()]
     async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         run = await lab.run(await one_run(lab))
@@ -118,7 +118,7 @@ async def test_what_a_run_did_and_cost_is_scraped_as_the_log_has_it(tmp_path: Pa
         assert value(found, "ava_sessions_open") == 2
 
 
-async def test_nothing_that_a_user_or_a_model_wrote_is_in_them(tmp_path: Path) -> None:
+async def test_metrics_contain_no_text_of_users_or_models(tmp_path: Path) -> None:
     script = [READS, INVENTS, hand_over()]
     async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         run_id = await one_run(lab)
@@ -128,7 +128,7 @@ async def test_nothing_that_a_user_or_a_model_wrote_is_in_them(tmp_path: Path) -
             assert word not in prometheus.text, word
 
 
-async def test_what_waits_runs_and_is_held_is_told_while_it_does(tmp_path: Path) -> None:
+async def test_gauges_show_waiting_and_running_runs_and_reserved_cost(tmp_path: Path) -> None:
     gate = Gate()
     script = [Say(calls=[("scratchpad", {"note": "x"})], gate=gate), hand_over()]
     async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
@@ -148,7 +148,7 @@ async def test_what_waits_runs_and_is_held_is_told_while_it_does(tmp_path: Path)
 
 
 @pytest.mark.requirement("S1-33")
-async def test_counters_go_on_over_a_restart_and_those_that_begin_anew_say_so(tmp_path: Path) -> None:
+async def test_counters_survive_a_restart_and_those_that_reset_say_so(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [READS, BUSY, hand_over()], config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)
         before = await prometheus.scrape()
@@ -170,7 +170,7 @@ async def test_counters_go_on_over_a_restart_and_those_that_begin_anew_say_so(tm
             assert after[key] == before[key], key
 
 
-async def test_what_another_process_did_is_counted_too(tmp_path: Path) -> None:
+async def test_counts_activity_of_other_processes(tmp_path: Path) -> None:
     async with (
         open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab,
         open_lab(tmp_path, runs=False, config=PRICED, check=False) as other,
@@ -183,7 +183,7 @@ async def test_what_another_process_did_is_counted_too(tmp_path: Path) -> None:
         assert value(found, "ava_runs_ended_total", role="researcher", ending="success") == 1
 
 
-async def test_a_run_whose_owner_is_gone_is_interrupted(tmp_path: Path) -> None:
+async def test_counts_a_run_without_a_live_owner_as_interrupted(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("", gate=gate)], config=PRICED, check=False) as lab:
         await lab.start()
@@ -194,7 +194,7 @@ async def test_a_run_whose_owner_is_gone_is_interrupted(tmp_path: Path) -> None:
         assert value(found, "ava_runs", state="running") == 0
 
 
-async def test_two_scrapes_at_once_count_everything_once(tmp_path: Path) -> None:
+async def test_concurrent_scrapes_count_everything_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [READS, hand_over()], config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)
         async with anyio.create_task_group() as tasks:
@@ -204,7 +204,7 @@ async def test_two_scrapes_at_once_count_everything_once(tmp_path: Path) -> None
         assert value(found, "ava_tool_calls_total", tool="read_file", outcome="success") == 1
 
 
-async def test_a_look_at_a_log_that_grew_by_thousands_of_entries_is_as_short_as_before(tmp_path: Path) -> None:
+async def test_a_scrape_stays_short_after_thousands_of_new_entries(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [READS, hand_over()], config=PRICED, check=False) as lab:
         await one_run(lab)
         await render(lab.runtime)
@@ -217,7 +217,7 @@ async def test_a_look_at_a_log_that_grew_by_thousands_of_entries_is_as_short_as_
         assert (time.process_time() - began) / 5 < 0.2, "ten times the target: this machine is shared"
 
 
-def test_labels_are_bounded_and_none_ever_changes() -> None:
+def test_labels_are_bounded_and_stable() -> None:
     seen = [(when, f"custom:{when}") for when in range(MOST_MODELS + 10)]
     before = bounded(seen[: MOST_MODELS - 5], MOST_MODELS)
     after = bounded(reversed(seen), MOST_MODELS)
@@ -226,7 +226,7 @@ def test_labels_are_bounded_and_none_ever_changes() -> None:
     assert all(after(value) == before(value) == value for _when, value in seen[: MOST_MODELS - 5])
 
 
-def test_a_tool_has_its_own_label_only_if_it_is_one_of_ours_or_its_server_is_configured() -> None:
+def test_only_builtin_tools_and_configured_servers_have_their_own_label() -> None:
     known, servers = frozenset({"read_file"}), frozenset({"tickets"})
     given = ("read_file", "mcp__tickets__close", "mcp__invented__x", "drop the tables")
     labels = [tool_label(tool, known, servers) for tool in given]
@@ -234,7 +234,7 @@ def test_a_tool_has_its_own_label_only_if_it_is_one_of_ours_or_its_server_is_con
     assert [provider_of(model) for model in ("openrouter:a/b", "offline/extractive")] == ["openrouter", "offline"]
 
 
-async def test_the_page_of_the_docs_has_each_metric_with_its_labels(tmp_path: Path) -> None:
+async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None:
     script: Script = [READS, READS, READS, BUSY, hand_over()]
     async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)

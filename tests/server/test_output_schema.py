@@ -35,7 +35,7 @@ def deep(levels: int) -> dict[str, Any]:
     return schema
 
 
-def test_an_answer_is_held_against_the_form_that_was_asked_for() -> None:
+def test_checks_an_answer_against_its_schema() -> None:
     assert check_schema(PRICES) is None
     assert find_mismatch({"prices": [{"cents": 12}]}, PRICES) is None
     assert find_mismatch({"prices": [{"cents": 12}, {"cents": -1}]}, PRICES) == (
@@ -45,7 +45,7 @@ def test_an_answer_is_held_against_the_form_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-06/schema#", "draft-07/schema#", "draft/2019-09/schema"])
-def test_older_drafts_are_known(draft: str) -> None:
+def test_supports_older_json_schema_drafts(draft: str) -> None:
     start = "https" if "2019" in draft else "http"
     schema = {"$schema": f"{start}://json-schema.org/{draft}", "items": {"$ref": "#/definitions/a"},
               "definitions": {"a": {"type": "string"}}}  # fmt: skip
@@ -86,15 +86,13 @@ def test_older_drafts_are_known(draft: str) -> None:
         (laughs(10, 3), "subschemas, more than 2,000"),
     ],
 )
-def test_a_schema_that_is_invalid_or_could_do_harm_is_refused_with_the_reason(
-    schema: dict[str, Any], because: str
-) -> None:
+def test_rejects_an_invalid_or_harmful_schema_with_the_reason(schema: dict[str, Any], because: str) -> None:
     began = time.process_time()
     assert because in str(check_schema(schema))
     assert time.process_time() - began < 1
 
 
-def test_words_of_the_schema_language_are_fine_as_names_and_as_data() -> None:
+def test_accepts_schema_keywords_as_property_names_and_data() -> None:
     names = {"pattern": {"type": "string"}, "$ref": {"type": "string"}, "format": {"const": "regex"}}
     schema = {"properties": names, "enum": [{"pattern": "x", "$ref": "http://example.org/"}]}
     assert check_schema(schema) is None
@@ -102,7 +100,7 @@ def test_words_of_the_schema_language_are_fine_as_names_and_as_data() -> None:
 
 
 @pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id"])
-def test_no_schema_makes_the_server_connect(key: str) -> None:
+def test_a_schema_never_causes_a_network_connection(key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         schema = {"items": {key: f"http://127.0.0.1:{listening.getsockname()[1]}/schema.json"}}
@@ -123,14 +121,14 @@ def test_no_schema_makes_the_server_connect(key: str) -> None:
         ({"items": {"not": {"not": {"anyOf": [{"type": "null"}] * 500}}}}, [0] * 60_000),
     ],
 )
-def test_a_check_that_would_take_long_is_given_up(schema: dict[str, Any], value: Any) -> None:
+def test_aborts_a_schema_check_that_takes_too_long(schema: dict[str, Any], value: Any) -> None:
     assert check_schema(schema) is None
     began = time.process_time()
     assert find_mismatch(value, schema) is not None
     assert time.process_time() - began < 3
 
 
-def test_a_large_answer_in_the_right_form_is_accepted() -> None:
+def test_accepts_a_large_valid_answer() -> None:
     row = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}}
     rows = [{"name": f"name {number}", "n": number} for number in range(5_000)]
     assert find_mismatch(rows, {"type": "array", "items": row, "uniqueItems": True}) is None
@@ -140,11 +138,11 @@ def test_a_large_answer_in_the_right_form_is_accepted() -> None:
     ("items", "twins"),
     [([1, 1.0], True), ([1, True], False), ([{"a": [1]}, {"a": [1]}], True), ([[], {}, "", None, 0, False], False)],
 )
-def test_twins_are_found_as_json_means_them(items: list[Any], twins: bool) -> None:
+def test_unique_items_compares_values_by_json_equality(items: list[Any], twins: bool) -> None:
     assert (find_mismatch(items, {"uniqueItems": True}) is not None) is twins
 
 
-def test_whatever_breaks_the_check_is_a_sentence() -> None:
+def test_explains_every_failure_of_the_check() -> None:
     nested: list[Any] = []
     for _ in range(100_000):
         nested = [nested]
@@ -170,13 +168,13 @@ schemas = st.recursive(
 
 
 @given(schemas, json_values)
-def test_no_schema_and_no_answer_raises(schema: dict[str, Any], value: Any) -> None:
+def test_no_combination_of_schema_and_answer_raises(schema: dict[str, Any], value: Any) -> None:
     why, wrong = check_schema(schema), find_mismatch(value, schema)
     assert why is None or (why and "\n" not in why[:1])
     assert wrong is None or wrong.startswith(("output ", "the schema "))
 
 
-def test_references_lead_to_the_same_place_when_a_schema_stands_inside_another() -> None:
+def test_references_keep_their_target_in_an_embedded_schema() -> None:
     inside = embed_schema({**PRICES, "const": {"$ref": "#/x"}}, "#/properties/output")
     assert inside["properties"]["prices"]["items"] == {"$ref": "#/properties/output/$defs/price~1unit"}
     assert inside["const"] == {"$ref": "#/x"}

@@ -23,7 +23,7 @@ LATER = Fail(429, retry_after="3600")
 ONE = "[limits]\nrunning_per_user = 1\n"
 
 
-async def test_a_run_pauses_and_goes_on_where_it_was_when_the_time_has_come(tmp_path: Path) -> None:
+async def test_a_paused_run_continues_where_it_was_at_the_given_time(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [NOTE, Fail(429, retry_after="4"), hand_over()], config=PRICED) as lab:
         run_id = await lab.start(timeout=3)  # longer than what is left: waiting would be the end of it
         paused = await lab.in_state(run_id, "queued")
@@ -43,7 +43,7 @@ async def test_a_run_pauses_and_goes_on_where_it_was_when_the_time_has_come(tmp_
         assert bodies[1] == bodies[2]
 
 
-async def test_a_paused_run_leaves_its_slot_and_says_until_when_it_waits(tmp_path: Path) -> None:
+async def test_a_paused_run_frees_its_slot_and_shows_when_it_continues(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [LATER, hand_over()], config=ONE) as lab:
         first = await lab.start(name="prices")
         await lab.logged(first, "RunPaused")
@@ -62,7 +62,7 @@ async def test_a_paused_run_leaves_its_slot_and_says_until_when_it_waits(tmp_pat
         assert (await lab.run(first)).stop_reason == "cancelled while it was paused"
 
 
-async def test_a_paused_run_is_taken_up_by_another_process_and_reads_the_message_that_came_meanwhile(
+async def test_another_process_resumes_a_paused_run_and_delivers_its_messages(
     tmp_path: Path,
 ) -> None:
     with running_model_server([NOTE, Fail(429, retry_after="3"), hand_over()]) as server:
@@ -77,7 +77,7 @@ async def test_a_paused_run_is_taken_up_by_another_process_and_reads_the_message
         await check_requests(tmp_path / "data", server.requests)
 
 
-async def test_a_limit_beyond_a_day_ends_the_run_with_the_time(tmp_path: Path) -> None:
+async def test_a_limit_longer_than_a_day_ends_the_run_and_names_the_time(tmp_path: Path) -> None:
     began_us = now_us()
     async with open_lab(tmp_path, [Fail(429, retry_after=str(7 * 24 * 3600))]) as lab:
         result = await lab.outcome(within_s=8)
@@ -88,7 +88,7 @@ async def test_a_limit_beyond_a_day_ends_the_run_with_the_time(tmp_path: Path) -
     assert f"custom takes no more calls until {until[:-4]}" in result["stop_reason"]
 
 
-async def test_a_limit_that_never_ends_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_permanent_limit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_call, "PAUSED_ATTEMPTS", 3)
     monkeypatch.setattr(model_call, "PAUSE_FROM_S", 0.1)
     async with open_lab(tmp_path, [Fail(429, retry_after="1")] * 9) as lab:
@@ -97,7 +97,7 @@ async def test_a_limit_that_never_ends_ends_the_run(tmp_path: Path, monkeypatch:
     assert result["status"] == "error" and result["stop_reason"] == "the model failed 3 times"
 
 
-async def test_a_groups_clock_runs_on_in_a_pause_and_ends_it(tmp_path: Path) -> None:
+async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [LATER, LATER, Say("late", gate=gate)], config=ONE) as lab:
         made = [await lab.propose(task=str(number)) for number in range(3)]
@@ -110,7 +110,7 @@ async def test_a_groups_clock_runs_on_in_a_pause_and_ends_it(tmp_path: Path) -> 
     assert {result["stop_reason"] for result in results} == {"the group's timeout"}
 
 
-async def test_a_run_that_waits_for_a_slot_ends_with_its_groups_clock(tmp_path: Path) -> None:
+async def test_the_group_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)], config=ONE) as lab:
         made = [await lab.propose(task=str(number)) for number in range(2)]
@@ -127,7 +127,7 @@ async def test_a_run_that_waits_for_a_slot_ends_with_its_groups_clock(tmp_path: 
             await lab.ended(proposal.subagent_id)
 
 
-async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(tmp_path: Path) -> None:
+async def test_abandons_a_run_interrupted_for_a_day_and_keeps_its_output(tmp_path: Path) -> None:
     gate = Gate()
     with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
@@ -147,7 +147,7 @@ async def test_what_nobody_came_for_within_a_day_is_abandoned_with_what_it_had(t
             assert result["uncosted"] is True and result["untrusted_result"]["output"] == "half of it"
 
 
-async def test_a_cancel_that_comes_while_a_run_pauses_ends_it(tmp_path: Path) -> None:
+async def test_a_cancel_ends_a_paused_run(tmp_path: Path) -> None:
     """It stands in the log before the pause: nobody would look at a paused run for an hour."""
     gate = Gate()
     later = Fail(429, retry_after="3600", gate=gate)
@@ -167,7 +167,7 @@ async def test_a_cancel_that_comes_while_a_run_pauses_ends_it(tmp_path: Path) ->
             assert result["untrusted_result"]["output"] == "half of it"
 
 
-async def test_a_paused_run_that_was_cancelled_before_is_ended_by_whoever_asked(tmp_path: Path) -> None:
+async def test_ends_a_run_that_was_cancelled_just_before_its_pause(tmp_path: Path) -> None:
     with running_model_server([NOTE, LATER]) as server:
         async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
             run_id = await lab.start()

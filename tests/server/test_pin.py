@@ -86,7 +86,7 @@ def tries_of_a_process(path: Path, *pins: str) -> Sequence[str]:
 # -- set, check, change, remove ----------------------------------------------------------------------------------------
 
 
-def test_a_pin_that_was_set_is_taken_and_another_one_is_not(file: PinFile, path: Path) -> None:
+def test_accepts_the_stored_pin_and_no_other(file: PinFile, path: Path) -> None:
     assert file.is_set
     file.check(RIGHT)
     for wrong in (WRONG, RIGHT.upper(), RIGHT + "x", RIGHT[:-1], "", f" {RIGHT}"):
@@ -97,7 +97,7 @@ def test_a_pin_that_was_set_is_taken_and_another_one_is_not(file: PinFile, path:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_a_pin_is_not_set_over_another_one_which_needs_the_old_one(file: PinFile) -> None:
+def test_replacing_a_pin_requires_the_old_one(file: PinFile) -> None:
     with pytest.raises(Refused, match="There is a PIN already"):
         file.set("another-pin")
     with pytest.raises(Refused, match="not the PIN"):
@@ -108,7 +108,7 @@ def test_a_pin_is_not_set_over_another_one_which_needs_the_old_one(file: PinFile
     assert answer(file, "another-pin") == "taken"
 
 
-def test_removing_takes_the_pin_and_another_one_can_be_set_after_that(file: PinFile) -> None:
+def test_removing_requires_the_pin_and_allows_a_new_one(file: PinFile) -> None:
     with pytest.raises(Refused, match="not the PIN"):
         file.remove(WRONG)
     assert file.is_set
@@ -121,7 +121,7 @@ def test_removing_takes_the_pin_and_another_one_can_be_set_after_that(file: PinF
 
 
 @pytest.mark.parametrize("how", [lambda file: file.check(RIGHT), lambda file: file.remove(RIGHT)])
-def test_where_there_is_no_pin_it_is_said_how_one_is_set(path: Path, how: Callable[[PinFile], None]) -> None:
+def test_says_how_to_set_a_pin_if_there_is_none(path: Path, how: Callable[[PinFile], None]) -> None:
     with pytest.raises(Refused, match=r"no approval PIN yet, .*\. Set one with `ava pin set`\."):
         how(PinFile(path))
     assert not path.parent.exists(), "looking makes nothing"
@@ -139,7 +139,7 @@ def test_the_same_pin_has_another_hash_each_time(tmp_path: Path) -> None:
 # -- five tries --------------------------------------------------------------------------------------------------------
 
 
-def test_five_wrong_tries_lock_it_for_the_right_one_too(file: PinFile) -> None:
+def test_five_wrong_tries_lock_out_even_the_right_pin(file: PinFile) -> None:
     told = [answer(file, WRONG) for _ in range(TRIES)]
     assert told == [
         "That is not the PIN; 4 tries are left.",
@@ -157,13 +157,13 @@ def test_five_wrong_tries_lock_it_for_the_right_one_too(file: PinFile) -> None:
     assert PinFile(file.path).is_set
 
 
-def test_the_right_one_gives_back_the_tries_also_the_fifth(file: PinFile) -> None:
+def test_the_right_pin_resets_the_tries_even_at_the_fifth(file: PinFile) -> None:
     for _ in range(2):
         assert [answer(file, pin) for pin in [WRONG] * 4 + [RIGHT]][-1] == "taken"
     assert answer(file, WRONG) == "That is not the PIN; 4 tries are left."
 
 
-def test_the_lock_ends_after_its_time_and_five_tries_are_there_again(
+def test_the_lockout_expires_and_allows_five_new_tries(
     file: PinFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(TRIES):
@@ -192,7 +192,7 @@ def test_the_lock_ends_after_its_time_and_five_tries_are_there_again(
     assert now == "taken", "without anybody's hand in the file"
 
 
-def test_a_clock_that_was_set_back_cannot_lock_it_for_years(file: PinFile, path: Path) -> None:
+def test_a_clock_set_back_cannot_extend_the_lockout_for_years(file: PinFile, path: Path) -> None:
     for _ in range(TRIES):
         answer(file, WRONG)
     years = time.time() + 3 * 365 * 24 * 3600
@@ -204,7 +204,7 @@ def test_a_clock_that_was_set_back_cannot_lock_it_for_years(file: PinFile, path:
     assert answer(file, RIGHT) == "taken"
 
 
-def test_twenty_tries_at_once_of_threads_and_processes_are_five_looks(file: PinFile, path: Path) -> None:
+def test_only_five_of_twenty_concurrent_tries_are_checked(file: PinFile, path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         elsewhere = [pool.submit(tries_of_a_process, path, *[WRONG] * 4) for _ in range(3)]
         here = [pool.submit(answer, PinFile(path), WRONG) for _ in range(8)]
@@ -216,7 +216,7 @@ def test_twenty_tries_at_once_of_threads_and_processes_are_five_looks(file: PinF
     assert tries_of_a_process(path, RIGHT) == ["The PIN is locked for 15 more min, after 5 wrong tries."]
 
 
-def test_the_right_one_is_not_looked_at_once_five_were_counted(file: PinFile, path: Path) -> None:
+def test_does_not_check_even_the_right_pin_after_five_counted_tries(file: PinFile, path: Path) -> None:
     """Twenty guesses from everywhere, the right one in each process after more wrong ones than there are tries."""
     with ThreadPoolExecutor(4) as pool:
         told = list(pool.map(lambda _one: tries_of_a_process(path, *[WRONG] * TRIES, RIGHT), range(4)))
@@ -224,7 +224,7 @@ def test_the_right_one_is_not_looked_at_once_five_were_counted(file: PinFile, pa
     assert sum(line.startswith("That is not") for line in chain(*told)) == TRIES
 
 
-def test_a_process_killed_in_the_middle_of_a_try_has_used_it(file: PinFile, path: Path) -> None:
+def test_a_process_killed_during_a_try_has_used_that_try(file: PinFile, path: Path) -> None:
     for used in range(1, TRIES + 1):
         done = subprocess.run(
             [sys.executable, "-c", KILLED_AT_THE_LOOK, str(path), WRONG], capture_output=True, timeout=60, check=False
@@ -255,7 +255,7 @@ def test_a_process_killed_in_the_middle_of_a_try_has_used_it(file: PinFile, path
         ("abcdef", "too easy to guess"),
     ],
 )
-def test_a_pin_that_is_guessed_in_five_tries_is_refused_without_showing_it(
+def test_rejects_an_easily_guessed_pin_without_showing_it(
     path: Path, file: PinFile, tmp_path: Path, weak: str, says: str
 ) -> None:
     fresh = PinFile(tmp_path / "fresh" / "approval.toml")
@@ -269,7 +269,7 @@ def test_a_pin_that_is_guessed_in_five_tries_is_refused_without_showing_it(
     assert path.read_bytes() == before, "nothing is changed, and no try is used"
 
 
-def test_words_digits_and_other_letters_are_pins(tmp_path: Path) -> None:
+def test_accepts_words_digits_and_non_ascii_letters_as_a_pin(tmp_path: Path) -> None:
     for number, pin in enumerate(("839217", "correct horse", "größe-値-9", "x" * 32 + "yz" * 16)):
         file = PinFile(tmp_path / str(number) / "approval.toml")
         file.set(pin)
@@ -355,7 +355,7 @@ SPOILED = [
 
 
 @pytest.mark.parametrize(("spoil", "says"), SPOILED)
-def test_a_file_that_cannot_be_trusted_or_read_is_refused_by_all_that_use_it(
+def test_every_operation_rejects_an_untrusted_or_unreadable_pin_file(
     file: PinFile, path: Path, spoil: Callable[[Path], None], says: str
 ) -> None:
     secret = {entry(path)["hash"], entry(path)["salt"], RIGHT}
@@ -373,9 +373,7 @@ def test_a_file_that_cannot_be_trusted_or_read_is_refused_by_all_that_use_it(
 
 
 @pytest.mark.parametrize("spoil", [open_to_others, a_link, garbage, without("hash")])
-async def test_while_the_file_cannot_be_read_nothing_can_be_approved(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+async def test_an_unreadable_pin_file_blocks_all_approvals(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     async with open_lab(tmp_path) as lab:
         proposal = await lab.propose()
         pin = PinFile(lab.runtime.settings.paths.approval_file)
@@ -406,9 +404,7 @@ async def test_while_the_file_cannot_be_read_nothing_can_be_approved(
         ('approval = "human"\n', {}),
     ],
 )
-async def test_a_pin_in_place_makes_the_policy_human_whatever_is_configured(
-    tmp_path: Path, config: str, env: dict[str, str]
-) -> None:
+async def test_a_pin_forces_the_human_approval_policy(tmp_path: Path, config: str, env: dict[str, str]) -> None:
     async with open_lab(tmp_path, config=config, env=env) as lab:
         before = await lab.runtime.policy()
         assert before == env.get("AVA_APPROVAL", lab.runtime.settings.approval)
@@ -425,12 +421,12 @@ async def test_a_pin_in_place_makes_the_policy_human_whatever_is_configured(
         assert await lab.runtime.policy() == before
 
 
-def test_the_pin_holds_for_a_process_that_reads_its_settings_later(tmp_path: Path, file: PinFile) -> None:
+def test_the_pin_applies_to_a_process_that_loads_its_settings_later(tmp_path: Path, file: PinFile) -> None:
     settings = settings_of(tmp_path / "data", None, 'approval = "auto"\n')
     assert (settings.approval, policy_in_force(settings)) == ("auto", "human")
 
 
-async def test_the_pin_stands_in_no_file_of_the_data_root(tmp_path: Path) -> None:
+async def test_no_file_of_the_data_root_contains_the_pin(tmp_path: Path) -> None:
     pins = (RIGHT, "second-Pin-5", WRONG)
     async with open_lab(tmp_path) as lab:
         pin = PinFile(lab.runtime.settings.paths.approval_file)

@@ -105,7 +105,7 @@ async def check_parts(lab: Lab, run_id: str) -> dict[str, int]:
 
 
 @pytest.mark.requirement("S5-13")
-async def test_a_run_analyses_plans_and_reviews_and_then_works_with_the_plan_as_its_first_message(
+async def test_a_run_analyses_plans_reviews_and_then_starts_work_with_the_plan(
     tmp_path: Path,
 ) -> None:
     planner = Planner()
@@ -136,7 +136,7 @@ async def test_a_run_analyses_plans_and_reviews_and_then_works_with_the_plan_as_
 
 
 @pytest.mark.requirement("S5-13")
-async def test_prefix_and_tools_are_the_same_bytes_in_planning_and_in_work(tmp_path: Path) -> None:
+async def test_planning_and_work_send_identical_prefix_and_tool_bytes(tmp_path: Path) -> None:
     async with open_lab(tmp_path, Planner()) as lab:
         await planned(lab)
         bodies = [request.body for request in lab.server.requests]
@@ -156,7 +156,7 @@ async def test_prefix_and_tools_are_the_same_bytes_in_planning_and_in_work(tmp_p
 
 
 @pytest.mark.requirement("S5-13")
-async def test_the_review_is_given_the_tools_that_there_really_are(tmp_path: Path) -> None:
+async def test_the_review_lists_the_tools_that_are_available(tmp_path: Path) -> None:
     async with open_lab(tmp_path, Planner()) as lab:
         await planned(lab, tools=["read_file", "search_codebase", "scratchpad"], blocked_tools=["scratchpad"])
         review = lab.server.requests[2].json
@@ -167,7 +167,7 @@ async def test_the_review_is_given_the_tools_that_there_really_are(tmp_path: Pat
 
 
 @pytest.mark.parametrize("said", ["KEEP", "**Keep.**\n"])
-async def test_a_review_that_keeps_the_plan_leaves_it_as_it_is(tmp_path: Path, said: str) -> None:
+async def test_a_review_that_approves_the_plan_leaves_it_unchanged(tmp_path: Path, said: str) -> None:
     async with open_lab(tmp_path, Planner(review=Say(said))) as lab:
         run_id = await planned(lab)
         assert await lab.facts(run_id, PlanReady) == [PlanReady(plan=FIRST_PLAN, reviewed=True)]
@@ -176,7 +176,7 @@ async def test_a_review_that_keeps_the_plan_leaves_it_as_it_is(tmp_path: Path, s
     assert [message["role"] for message in work] == ["system", "user", "assistant", "user"]
 
 
-async def test_it_is_off_unless_the_call_or_the_role_says_so_and_the_proposal_tells(tmp_path: Path) -> None:
+async def test_planning_is_off_by_default_and_the_proposal_shows_when_it_is_on(tmp_path: Path) -> None:
     folder = tmp_path / "data" / "roles"
     folder.mkdir(parents=True)
     (folder / "thinker.md").write_text("---\ndescription: Thinks.\nplan: true\n---\nThink.\n", "utf-8")
@@ -211,7 +211,7 @@ async def test_a_retry_plans_again(tmp_path: Path) -> None:
         assert "It plans first" in again.message
 
 
-async def test_a_message_that_came_while_it_planned_stays_when_the_planning_goes(tmp_path: Path) -> None:
+async def test_keeps_a_message_received_during_planning(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, Planner(plan=Say(FIRST_PLAN, gate=gate))) as lab:
         (lab.workspace / "a.md").write_text("twelve\n")
@@ -226,7 +226,7 @@ async def test_a_message_that_came_while_it_planned_stays_when_the_planning_goes
     assert "and Descript too" in work[2]["content"] and work[3]["content"] == BETTER_PLAN
 
 
-async def test_the_plan_is_never_left_out_when_results_are(tmp_path: Path) -> None:
+async def test_trimming_results_never_removes_the_plan(tmp_path: Path) -> None:
     planner = Planner()
 
     def step(request: dict[str, Any]) -> Step:
@@ -246,7 +246,7 @@ async def test_the_plan_is_never_left_out_when_results_are(tmp_path: Path) -> No
     assert all(messages[2]["content"] == BETTER_PLAN for messages in work)
 
 
-async def test_what_is_left_of_the_limits_is_told_with_the_plan_when_planning_has_used_most_of_it(
+async def test_the_plan_comes_with_the_remaining_limits_if_planning_used_most(
     tmp_path: Path,
 ) -> None:
     dear = {"prompt_tokens": 2_000, "completion_tokens": 4_000, "total_tokens": 6_000}
@@ -300,7 +300,7 @@ ERRORS: Mapping[str, list[Step]] = {
     ],
     ids=[*NOTHING, *ERRORS, "no plan", "half a plan", "half a plan over responses"],
 )
-async def test_a_review_that_fails_leaves_the_plan_as_it_was_written(tmp_path: Path, said: list[Step]) -> None:
+async def test_a_failed_review_leaves_the_plan_unchanged(tmp_path: Path, said: list[Step]) -> None:
     planner = Planner(review=list(said))
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
         run_id = await planned(lab)
@@ -317,7 +317,7 @@ async def test_a_review_that_fails_leaves_the_plan_as_it_was_written(tmp_path: P
 
 @pytest.mark.requirement("S5-13")
 @pytest.mark.parametrize("said", [*NOTHING.values(), *ERRORS.values()], ids=[*NOTHING, *ERRORS])
-async def test_without_a_plan_the_run_works_as_one_that_makes_none(tmp_path: Path, said: list[Step]) -> None:
+async def test_a_run_whose_planning_fails_works_without_a_plan(tmp_path: Path, said: list[Step]) -> None:
     planner = Planner(plan=list(said))
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
         run_id = await planned(lab)
@@ -337,7 +337,7 @@ async def test_without_a_plan_the_run_works_as_one_that_makes_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize("said", NOTHING.values(), ids=NOTHING)
-async def test_without_an_analysis_it_is_planned_all_the_same(tmp_path: Path, said: list[Step]) -> None:
+async def test_plans_even_if_the_analysis_fails(tmp_path: Path, said: list[Step]) -> None:
     planner = Planner(analysis=list(said))
     async with open_lab(tmp_path, planner) as lab:
         run_id = await planned(lab)
@@ -348,7 +348,7 @@ async def test_without_an_analysis_it_is_planned_all_the_same(tmp_path: Path, sa
     assert second[-1]["content"].startswith(MARKS[PLAN])
 
 
-async def test_a_model_that_cannot_be_reached_is_not_asked_for_the_rest_of_the_planning(tmp_path: Path) -> None:
+async def test_skips_the_remaining_planning_if_the_model_is_unreachable(tmp_path: Path) -> None:
     planner = Planner(analysis=Fail(400), work=Fail(400))
     async with open_lab(tmp_path, planner) as lab:
         run_id = await planned(lab)
@@ -357,7 +357,7 @@ async def test_a_model_that_cannot_be_reached_is_not_asked_for_the_rest_of_the_p
     assert planner.asked == [ANALYSIS, WORK]
 
 
-async def test_an_attempt_that_failed_is_made_again_within_the_same_step(tmp_path: Path) -> None:
+async def test_retries_a_failed_attempt_within_the_same_planning_step(tmp_path: Path) -> None:
     planner = Planner(plan=[HangUp(), PLANNED])
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
         run_id = await planned(lab)
@@ -391,7 +391,7 @@ async def lowered(lab: Lab, caps: dict[str, Any], **more: Any) -> str:
         (4, [ANALYSIS, PLAN, REVIEW, WRAP], [PlanReady(plan=BETTER_PLAN, reviewed=True)]),
     ],
 )
-async def test_turns_that_run_out_while_it_plans_lead_to_the_wrap_up(
+async def test_running_out_of_turns_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, turns: int, asked: list[str], ready: list[PlanReady]
 ) -> None:
     planner = Planner()
@@ -415,7 +415,7 @@ DEAR = {"prompt_tokens": 18_000, "completion_tokens": 900, "total_tokens": 18_90
     [({"max_cost_cents": 25}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 45_000}, "token_exceeded", "")],
     ids=["money", "tokens"],
 )
-async def test_money_or_tokens_that_run_out_while_it_plans_lead_to_the_wrap_up(
+async def test_running_out_of_money_or_tokens_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, caps: dict[str, Any], status: str, plan: str
 ) -> None:
     planner = Planner(analysis=Say(ANALYSED.text, usage=DEAR), plan=Say(FIRST_PLAN, usage=DEAR))
@@ -429,7 +429,7 @@ async def test_money_or_tokens_that_run_out_while_it_plans_lead_to_the_wrap_up(
         assert run.tokens <= 45_000 and (await check_parts(lab, run_id))["plan"] > 0
 
 
-async def test_time_that_runs_out_while_it_plans_leads_to_the_wrap_up_and_books_the_broken_call_as_plan(
+async def test_a_timeout_during_planning_wraps_up_and_books_the_aborted_call_as_plan(
     tmp_path: Path,
 ) -> None:
     planner = Planner(review=Say("late", gate=Gate()))
@@ -445,7 +445,7 @@ async def test_time_that_runs_out_while_it_plans_leads_to_the_wrap_up_and_books_
         assert "uncosted" not in await check_parts(lab, run_id)
 
 
-async def test_a_run_that_is_cancelled_while_it_plans_keeps_what_it_has(tmp_path: Path) -> None:
+async def test_a_run_cancelled_during_planning_keeps_its_partial_output(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, Planner(review=Say("late", gate=gate)), config=PRICED) as lab:
         run_id = await lab.start(plan=True)
@@ -469,7 +469,7 @@ STORIES: Mapping[str, dict[str, Step]] = {
 
 @pytest.mark.requirement("S5-13")
 @pytest.mark.parametrize("instead", STORIES.values(), ids=STORIES)
-async def test_a_kill_after_any_entry_of_the_planning_leads_to_the_same_plan_and_asks_no_logged_answer_again(
+async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls(
     tmp_path: Path, instead: dict[str, Step]
 ) -> None:
     """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
@@ -501,7 +501,7 @@ async def test_a_kill_after_any_entry_of_the_planning_leads_to_the_same_plan_and
 
 
 @pytest.mark.parametrize("instead", STORIES.values(), ids=STORIES)
-async def test_what_was_reported_covers_only_what_still_stands_in_the_conversation(
+async def test_the_token_count_covers_only_turns_still_in_the_conversation(
     tmp_path: Path, instead: dict[str, Step]
 ) -> None:
     """The next bound rests on it: a turn that is taken for covered and is not would be sent without being reserved."""
@@ -519,7 +519,7 @@ async def test_what_was_reported_covers_only_what_still_stands_in_the_conversati
     assert seen >= 3
 
 
-async def test_a_house_that_is_closed_while_it_plans_leaves_the_rest_to_the_next_one(tmp_path: Path) -> None:
+async def test_another_runtime_finishes_planning_after_the_first_one_closes(tmp_path: Path) -> None:
     gate = Gate()
     planner = Planner(review=[Say("lost", gate=gate), REVIEWED])
     with running_model_server(planner) as server:

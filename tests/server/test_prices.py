@@ -48,7 +48,7 @@ def find(provider: str, model_id: str, base_url: str | None = None) -> Price:
     return find_price(provider, model_id, base_url=base_url, overrides={})
 
 
-def test_a_call_costs_what_the_hand_calculation_says() -> None:
+def test_the_cost_of_a_call_matches_the_manual_calculation() -> None:
     usage = Usage(input_tokens=300, cache_read_tokens=600, cache_write_tokens=100, output_tokens=50)
     assert cost_micros(SONNET, usage) == 2205
 
@@ -60,13 +60,13 @@ def test_a_cost_is_rounded_up_once() -> None:
     assert cost_micros(odd, Usage()) == 0
 
 
-def test_a_reservation_takes_the_dearest_input_price_and_some_output_more() -> None:
+def test_a_reservation_uses_the_highest_input_price_and_extra_output() -> None:
     assert reserve_micros(SONNET, Bound(1000, 500)) == (1000 * 3750 + 516 * 15_000) // 1000
     assert reserve_micros(Price(1, 0, 0, 0, per_request=1), Bound(1, 1)) == 1
 
 
 @given(prices, usages, st.integers(0, 10**12))
-def test_the_parts_of_a_cost_sum_to_it_to_the_micro(price: Price, usage: Usage, total: int) -> None:
+def test_the_parts_of_a_cost_add_up_exactly(price: Price, usage: Usage, total: int) -> None:
     parts = cost_by(price, usage, total)
     assert sum(parts.values()) == total
     assert all(part >= 0 for part in parts.values())
@@ -74,24 +74,24 @@ def test_the_parts_of_a_cost_sum_to_it_to_the_micro(price: Price, usage: Usage, 
 
 
 @given(prices, usages)
-def test_a_call_within_its_bound_never_costs_more_than_was_reserved(price: Price, usage: Usage) -> None:
+def test_a_call_within_its_bound_never_exceeds_its_reservation(price: Price, usage: Usage) -> None:
     prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
     assert cost_micros(price, usage) <= reserve_micros(price, Bound(prompt, usage.output_tokens))
 
 
-def test_thinking_is_told_apart_from_output() -> None:
+def test_separates_the_cost_of_thinking_from_output() -> None:
     usage = Usage(output_tokens=100, thinking_tokens=40)
     assert cost_by(SONNET, usage, 1500) == {"input": 0, "cache": 0, "output": 900, "thinking": 600}
 
 
-def test_a_shorter_prompt_is_settled_at_its_own_tier_and_reserved_at_the_dearest() -> None:
+def test_reserves_at_the_highest_price_step_and_settles_at_the_actual_one() -> None:
     price = Price(20, 40, 20, 20, steps=(Step(100, 10, 30, 10, 10),))
     assert cost_micros(price, Usage(input_tokens=100_000 // 1000, output_tokens=0)) == 1
     assert cost_micros(price, Usage(input_tokens=60, cache_read_tokens=41)) == -(-101 * 20 // 1000)
     assert reserve_micros(price, Bound(100, 0)) == -(-(100 * 20 + 16 * 40) // 1000)
 
 
-def test_the_users_price_comes_before_all_others() -> None:
+def test_a_configured_price_overrides_all_others() -> None:
     own = UserPrice(input=1.5, output=2.0)
     exact = find_price("openai", "gpt-5", base_url=None, overrides={"openai:gpt-5": own, "gpt-5": UserPrice(9, 9)})
     assert exact == Price(1500, 2000, 1500, 1500, source='settings [prices."openai:gpt-5"]')
@@ -127,11 +127,11 @@ def test_the_users_price_comes_before_all_others() -> None:
         ("", False),
     ],
 )
-def test_only_this_machine_and_private_addresses_are_free(url: str, local: bool) -> None:
+def test_only_local_and_private_addresses_are_free(url: str, local: bool) -> None:
     assert is_local(url) is local
 
 
-def test_a_local_endpoint_and_a_free_id_cost_nothing() -> None:
+def test_a_local_endpoint_and_a_free_model_id_cost_nothing() -> None:
     local = find("custom", "qwen3", "http://127.0.0.1:11434/v1")
     assert (local.free, local.source) == (True, "free (local)")
     assert find("openrouter", "some/model:free", KNOWN_URLS["openrouter"]).free
@@ -153,7 +153,7 @@ def test_a_local_endpoint_and_a_free_id_cost_nothing() -> None:
         ("mine", "m", "https://mine.example/v1", "knows no provider"),
     ],
 )
-def test_a_model_without_a_sure_price_is_refused_with_the_lines_to_add(
+def test_rejects_a_model_without_a_known_price_and_shows_the_settings_to_add(
     provider: str, model_id: str, url: str | None, why: str
 ) -> None:
     with pytest.raises(Unpriced, match="No price is known") as refused:
@@ -163,12 +163,12 @@ def test_a_model_without_a_sure_price_is_refused_with_the_lines_to_add(
     assert why in str(refused.value)
 
 
-def test_an_id_with_a_date_behind_it_is_the_model_that_the_table_names() -> None:
+def test_a_model_id_with_a_date_suffix_matches_the_table() -> None:
     dated = find("anthropic", "claude-sonnet-4-5-20250929")
     assert dated == find("anthropic", "claude-sonnet-4-5")
 
 
-def test_each_known_provider_has_a_model_for_each_tier_in_the_order_of_preference() -> None:
+def test_each_provider_has_a_model_for_each_tier_in_order_of_preference() -> None:
     assert list(default_tiers()) == [name for name, known in PROVIDERS.items() if known.models]
     assert {tuple(ids) for ids in default_tiers().values()} == {TIERS}
 
@@ -183,7 +183,7 @@ def test_each_default_model_has_a_price(provider: str, tier: str) -> None:
     assert price.window
 
 
-def test_the_table_agrees_with_the_calculation_of_the_library_it_comes_from() -> None:
+def test_the_price_table_agrees_with_its_source_library() -> None:
     from genai_prices import Usage as TheirUsage
     from genai_prices import calc_price
 
@@ -203,7 +203,7 @@ def test_the_table_agrees_with_the_calculation_of_the_library_it_comes_from() ->
                 assert Decimal(ours - 1) < theirs * 1_000_000 <= ours
 
 
-def test_a_price_survives_the_log() -> None:
+def test_a_price_round_trips_through_its_dictionary() -> None:
     price = find("openai", default_tiers()["openai"]["deep"], KNOWN_URLS["openai"])
     assert price.steps
     assert Price.from_dict(price.as_dict()) == price

@@ -60,7 +60,7 @@ class Reader:
 
 
 @pytest.mark.parametrize("writes", [False, True])
-async def test_a_long_run_is_read_from_the_cache_but_for_its_few_trims(tmp_path: Path, writes: bool) -> None:
+async def test_a_long_run_reads_from_the_cache_except_after_trims(tmp_path: Path, writes: bool) -> None:
     write_files(tmp_path / "workspace")
     reader = Reader()
     provider = PrefixCache(reader, writes=writes)
@@ -111,7 +111,7 @@ def whole_files(text: str) -> list[int]:
     return [n for n in numbers if all(f"file {n} line {line} says twelve cents\n" in text for line in range(LINES))]
 
 
-async def test_with_marks_each_request_reads_all_of_the_last_one_however_many_calls_stand_between(
+async def test_with_cache_markers_each_request_reads_all_of_the_previous_one(
     tmp_path: Path,
 ) -> None:
     write_files(tmp_path / "workspace")

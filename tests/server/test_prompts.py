@@ -68,7 +68,7 @@ async def counter(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenera
         yield Counter(client, made[0]["subagent_id"], made[1], (first, theirs))
 
 
-async def test_runs_and_proposals_are_offered_to_their_own_user_alone(counter: Counter) -> None:
+async def test_completes_runs_and_proposals_only_for_their_user(counter: Counter) -> None:
     waiting = counter.waiting["subagent_id"]
     assert await counter.offered(RUN, "id") == [waiting, counter.ended]
     assert await counter.offered(f"{RUN}/transcript", "id", counter.ended.lower()) == [counter.ended]
@@ -81,7 +81,7 @@ async def test_runs_and_proposals_are_offered_to_their_own_user_alone(counter: C
         assert await counter.offered("decide", "pending_id", foreign.pending_id) == []
 
 
-async def test_the_files_of_a_run_are_offered_to_its_own_user_alone(counter: Counter) -> None:
+async def test_completes_the_files_of_a_run_only_for_its_user(counter: Counter) -> None:
     assert await counter.offered(ARTIFACT, "name", id=counter.ended) == ["prices.csv"]
     assert await counter.offered(ARTIFACT, "name", "x", id=counter.ended) == []
     for run in (counter.theirs[0].subagent_id, "S-000000", "nonsense", ""):
@@ -89,7 +89,7 @@ async def test_the_files_of_a_run_are_offered_to_its_own_user_alone(counter: Cou
     assert await counter.offered(ARTIFACT, "name") == []
 
 
-async def test_roles_and_models_are_offered_those_first_that_begin_with_what_was_typed(counter: Counter) -> None:
+async def test_completes_roles_and_models_with_prefix_matches_first(counter: Counter) -> None:
     roles = await counter.offered("delegate", "role")
     assert {"web_crawler", "researcher", "coder", "code_reviewer"} <= set(roles)
     assert await counter.offered("delegate", "role", "co") == ["code_reviewer", "coder"]
@@ -99,14 +99,14 @@ async def test_roles_and_models_are_offered_those_first_that_begin_with_what_was
     assert models[:4] == ["fast", "balanced", "deep", "custom:test"]
 
 
-async def test_where_there_is_nothing_to_offer_the_list_is_empty(counter: Counter) -> None:
+async def test_completion_is_empty_if_there_is_nothing_to_offer(counter: Counter) -> None:
     assert await counter.offered("delegate", "task", "pri") == []
     assert await counter.offered("delegate", "nothing") == []
     assert await counter.offered("poem", "role") == []
     assert await counter.offered("ava://poems/{id}", "id") == []
 
 
-async def test_a_prompt_carries_what_was_given_and_asks_for_what_it_needs(counter: Counter) -> None:
+async def test_a_prompt_contains_its_arguments_and_asks_for_missing_ones(counter: Counter) -> None:
     listed = {prompt.name: prompt for prompt in (await counter.client.list_prompts()).prompts}
     needed = {
         name: [argument.name for argument in prompt.arguments or [] if argument.required]
@@ -122,7 +122,7 @@ async def test_a_prompt_carries_what_was_given_and_asks_for_what_it_needs(counte
     assert counter.waiting["pending_id"] in await counter.words("decide", pending_id=counter.waiting["pending_id"])
 
 
-async def test_a_prompt_that_cannot_be_made_says_what_it_wants(tmp_path: Path) -> None:
+async def test_an_invalid_prompt_request_says_what_is_required(tmp_path: Path) -> None:
     wrong: list[tuple[str, dict[str, str], str]] = [
         ("delegate", {}, "delegate needs a task"),
         ("delegate", {"task": " "}, "what shall be handed over?"),

@@ -26,7 +26,7 @@ def at(**later: float) -> datetime:
     return datetime.now(UTC).replace(microsecond=0) + timedelta(**later)
 
 
-async def test_an_overloaded_provider_is_asked_again_and_its_id_of_the_call_is_on_record(tmp_path: Path) -> None:
+async def test_retries_an_overloaded_provider_and_logs_its_request_id(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(529, OVERLOADED), hand_over()], config=PRICED) as lab:
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"
@@ -36,7 +36,7 @@ async def test_an_overloaded_provider_is_asked_again_and_its_id_of_the_call_is_o
         assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["not_billed", "billed"]
 
 
-async def test_milliseconds_are_waited_for_in_place(tmp_path: Path) -> None:
+async def test_waits_milliseconds_without_pausing_the_run(tmp_path: Path) -> None:
     exact = {"retry-after-ms": "1500", "retry-after": "59"}
     async with open_lab(tmp_path, [Fail(429, headers=exact), hand_over()]) as lab:
         run_id = await lab.start()
@@ -46,7 +46,7 @@ async def test_milliseconds_are_waited_for_in_place(tmp_path: Path) -> None:
         assert [(fact.turn, fact.attempt) for fact in await lab.facts(run_id, CostReserved)] == [(1, 1), (1, 2)]
 
 
-async def test_a_short_wait_is_in_the_activity_line_with_its_end(tmp_path: Path) -> None:
+async def test_the_activity_line_shows_a_short_wait_and_its_end(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(503, retry_after="50")]) as lab:
         run_id = await lab.start()
         await lab.logged(run_id, "ErrorOccurred")
@@ -63,7 +63,7 @@ async def test_a_short_wait_is_in_the_activity_line_with_its_end(tmp_path: Path)
         ({"anthropic-ratelimit-requests-remaining": "0", "anthropic-ratelimit-requests-reset": "{iso}"}, 120),
     ],
 )
-async def test_a_limit_that_only_its_headers_tell_pauses_the_run(
+async def test_a_limit_given_only_in_headers_pauses_the_run(
     tmp_path: Path, headers: dict[str, str], wait_s: int
 ) -> None:
     until = at(seconds=wait_s)
@@ -87,7 +87,7 @@ async def test_a_limit_that_only_its_headers_tell_pauses_the_run(
         "You have reached your specified API usage limits. You will regain access on {day} UTC.",
     ],
 )
-async def test_a_usage_limit_with_a_time_pauses_the_run_until_then(tmp_path: Path, words: str) -> None:
+async def test_a_usage_limit_with_a_reset_time_pauses_the_run_until_then(tmp_path: Path, words: str) -> None:
     until = at(hours=5).replace(second=0)
     said = words.format(
         epoch=round(until.timestamp()),
@@ -107,7 +107,7 @@ async def test_a_usage_limit_with_a_time_pauses_the_run_until_then(tmp_path: Pat
         await lab.call("cancel_subagent", subagent_id=run_id)
 
 
-async def test_a_month_that_is_spent_ends_the_run_with_the_day_on_which_it_may_go_on(tmp_path: Path) -> None:
+async def test_an_exhausted_monthly_limit_ends_the_run_and_names_the_reset_day(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     first = (now.replace(day=28) + timedelta(days=4)).replace(day=1)
     if first.replace(hour=0) - now < timedelta(days=2):
@@ -130,19 +130,19 @@ async def test_a_month_that_is_spent_ends_the_run_with_the_day_on_which_it_may_g
         Fail(500, {"error": {"message": "model requires more system memory (5.3 GiB) than is available (3.3 GiB)"}}),
     ],
 )
-async def test_what_no_wait_helps_is_asked_once(tmp_path: Path, step: Step) -> None:
+async def test_does_not_retry_errors_that_waiting_cannot_fix(tmp_path: Path, step: Step) -> None:
     async with open_lab(tmp_path, [step, hand_over()]) as lab:
         result = await lab.outcome(within_s=8)
         assert len(lab.server.requests) == 1
     assert result["status"] == "error" and result["error"]["what_to_do"]
 
 
-async def test_a_refusal_that_shall_be_tried_again_is(tmp_path: Path) -> None:
+async def test_retries_an_error_whose_header_asks_for_a_retry(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Fail(400, headers={"x-should-retry": "true"}), hand_over()]) as lab:
         assert (await lab.outcome())["status"] == "success"
 
 
-async def test_an_error_in_the_middle_of_a_stream_is_asked_again_and_booked_as_unknown(tmp_path: Path) -> None:
+async def test_retries_after_an_error_mid_stream_and_books_it_as_unknown(tmp_path: Path) -> None:
     broken = Raw([b'data: {"error": {"code": 502, "message": "Provider returned error"}, "choices": [{"delta": {},'
                   b' "finish_reason": "error"}]}\n\n'])  # fmt: skip
     async with open_lab(tmp_path, [broken, hand_over()], config=PRICED) as lab:
@@ -151,6 +151,6 @@ async def test_an_error_in_the_middle_of_a_stream_is_asked_again_and_booked_as_u
         assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["unknown", "billed"]
 
 
-def test_a_full_second_is_never_before_the_time() -> None:
+def test_rounds_a_reset_time_up_to_a_full_second() -> None:
     now_us = time.time_ns() // 1000
     assert 0 <= parse_time(iso_second(now_us), 0) - now_us < 1e6

@@ -52,15 +52,15 @@ def verdict(quote: str, *outputs: ToolResult, near: bool = True) -> str:
         "ｔｗｅｌｖｅ",
     ],
 )
-def test_a_quote_is_found_whatever_its_white_space_marks_and_forms(quote: str) -> None:
+def test_finds_a_quote_despite_whitespace_quotation_marks_and_unicode_forms(quote: str) -> None:
     assert verdict(quote, read(READ)) == "found"
 
 
-def test_a_quote_with_one_of_our_tags_in_it_is_found_although_the_output_has_it_escaped() -> None:
+def test_finds_a_quote_with_a_wrapper_tag_that_is_escaped_in_the_output() -> None:
     assert verdict("write <tool_output> here", read("write &lt;tool_output> here")) == "found"
 
 
-def test_other_letters_are_not_made_equal() -> None:
+def test_quote_matching_is_case_sensitive() -> None:
     assert verdict("OTTER IS TWELVE CENTS A MINUTE", read(READ)) == "not_found"
 
 
@@ -72,13 +72,13 @@ def test_other_letters_are_not_made_equal() -> None:
         "transcription price of Otter is twelve cents per minute, as of May",
     ],
 )
-def test_a_quote_that_is_nearly_right_is_near(quote: str) -> None:
+def test_reports_an_almost_correct_quote_as_near(quote: str) -> None:
     assert verdict(quote, read(READ)) == "near"
     assert verdict(quote, read(READ), near=False) == "not_found"
 
 
 @pytest.mark.parametrize("quote", ["Otter costs thirteen cents a minute and nobody knows why", " \n ", "x" * 700])
-def test_a_quote_that_stands_nowhere_is_not_found(quote: str) -> None:
+def test_does_not_find_an_invented_quote(quote: str) -> None:
     assert verdict(quote, read(READ)) == "not_found"
 
 
@@ -91,7 +91,7 @@ def test_a_quote_that_stands_nowhere_is_not_found(quote: str) -> None:
         read("Otter costs twelve cents a minute", success=False),
     ],
 )
-def test_a_quote_that_only_the_subagent_wrote_or_that_failed_was_not_read(output: ToolResult) -> None:
+def test_does_not_find_quotes_from_the_subagent_itself_or_failed_calls(output: ToolResult) -> None:
     assert verdict("Otter costs twelve cents a minute", output) == "not_found"
 
 
@@ -113,12 +113,12 @@ def read_back(result: ToolResult, offset: int = 0) -> ToolResult:
 @pytest.mark.parametrize(
     "quote", ["a", "1.", "12%", "—", "…", "..., ...", '"""', "\u200b\u200b", "` ` `", "а", "<", "[]"]
 )
-def test_a_quote_of_next_to_nothing_is_not_found_although_it_stands_there(quote: str) -> None:
+def test_does_not_find_a_quote_that_is_too_short(quote: str) -> None:
     assert verdict(quote, read(f"{READ} {quote} {quote}")) == "not_found"
 
 
 @pytest.mark.parametrize("quote", ["find", "24 $ 12", "价格", "May 5"])
-def test_a_short_quote_that_says_something_is_found(quote: str) -> None:
+def test_finds_a_short_but_meaningful_quote(quote: str) -> None:
     assert verdict(quote, read(f"{READ} {quote}.")) == "found"
 
 
@@ -130,14 +130,14 @@ def test_a_short_quote_that_says_something_is_found(quote: str) -> None:
         "May.\n[cut at 20000",
     ],
 )  # fmt: skip
-def test_the_words_around_an_output_are_not_what_was_read(quote: str) -> None:
+def test_the_wrapper_text_around_an_output_does_not_count_as_read(quote: str) -> None:
     once = wrapped(READ + " As of May.", CUT, THIRD)
     for output in (once, read_back(once), read_back(read_back(once)), read_back(once, 60)):
         assert verdict(quote, output) == "not_found"
         assert verdict("the enterprise price is not published anywhere", output) == "found"
 
 
-def test_the_words_around_an_output_are_found_where_something_that_was_read_has_them() -> None:
+def test_finds_wrapper_text_that_appears_in_the_output_itself() -> None:
     assert verdict(CUT, wrapped(f"A log said: {CUT}", THIRD)) == "found"
     tag = f"</tool_output_{NONCE[::-1]}>"
     assert verdict(f"before {tag} after", wrapped(f"before {tag} after it")) == "found", "another run's tag is a text"
@@ -152,7 +152,7 @@ def test_the_words_around_an_output_are_found_where_something_that_was_read_has_
         "twelve cents a minute, as of May. Something else was read here",
     ],
 )
-def test_a_quote_put_together_from_pieces_is_not_found(quote: str) -> None:
+def test_does_not_find_a_quote_assembled_from_pieces(quote: str) -> None:
     outputs = read(READ), read("and the first page of the second output"), read("Something else was read here")
     assert verdict(quote, *outputs) == "not_found"
 
@@ -166,13 +166,13 @@ def test_a_quote_put_together_from_pieces_is_not_found(quote: str) -> None:
         "price of Otter is twel\u200bve cents a minute",
     ],
 )
-def test_letters_that_only_look_alike_are_never_found(quote: str) -> None:
+def test_never_finds_a_quote_with_lookalike_letters(quote: str) -> None:
     assert verdict(quote, read(READ)) == "near"
     assert verdict(quote, read(READ), near=False) == "not_found"
 
 
 @pytest.mark.parametrize(("original", "expected"), [(said("1. made up words"), False), (read("made up words"), True)])
-async def test_read_tool_result_brings_back_what_was_read_and_makes_no_note_a_source(
+async def test_read_tool_result_returns_what_was_read_but_makes_no_note_a_source(
     tmp_path: Path, original: ToolResult, expected: bool
 ) -> None:
     history = History("S-000001")
@@ -185,7 +185,7 @@ async def test_read_tool_result_brings_back_what_was_read_and_makes_no_note_a_so
     assert (verdict("made up words", echo) == "found") is expected
 
 
-def test_a_verdict_names_its_finding_and_carries_no_words() -> None:
+def test_a_verdict_names_its_finding_without_its_text() -> None:
     findings = [Finding(claim="no quote"), Finding(claim="c", quote="twelve cents a minute"), Finding(claim="c")]
     [found] = check_quotes(findings, [(3, read("other")), (41, read(READ)), (50, read(READ))])
     assert found == {"finding": 2, "verdict": "found", "event": 41}
@@ -195,7 +195,7 @@ def test_a_verdict_names_its_finding_and_carries_no_words() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("quote", ["ab" * 7_500, "a" * 15_000, "\u0300\u0315" * 7_500, ("ab" * 300)[:NEAR_CHARS]])
 @pytest.mark.parametrize("text", ["a" * 20_000, "aab" * 6_000, "\u0315\u0300" * 10_000, "\ufdfa" * 20_000])
-def test_no_quote_keeps_the_comparison_busy(quote: str, text: str) -> None:
+def test_no_quote_makes_the_comparison_slow(quote: str, text: str) -> None:
     findings = [Finding(claim="c", quote=f"{quote}{number:x}") for number in range(30)]
     began = time.process_time()
     found = check_quotes(findings, [(number, read(text)) for number in range(10)])
@@ -203,14 +203,14 @@ def test_no_quote_keeps_the_comparison_busy(quote: str, text: str) -> None:
     assert len(found) == 30
 
 
-def test_only_so_many_findings_are_compared_passage_by_passage() -> None:
+def test_limits_how_many_findings_are_compared_passage_by_passage() -> None:
     quote = "transcription price of Otter is twelve cents per minute, as of May"
     found = check_quotes([Finding(claim="c", quote=quote)] * 60, [(1, read(READ))])
     assert [each["verdict"] for each in found] == ["near"] * 50 + ["not_found"] * 10
 
 
 @given(st.text("abc", max_size=12), st.text("abcd", max_size=24))
-def test_the_distance_is_that_of_the_plain_table(pattern: str, text: str) -> None:
+def test_the_edit_distance_matches_the_simple_algorithm(pattern: str, text: str) -> None:
     row = [0] * (len(text) + 1)
     for number, char in enumerate(pattern, 1):
         new = [number]
@@ -221,7 +221,7 @@ def test_the_distance_is_that_of_the_plain_table(pattern: str, text: str) -> Non
 
 
 @given(st.text())
-def test_what_is_even_stays_so(text: str) -> None:
+def test_normalizing_twice_changes_nothing(text: str) -> None:
     assert normalize(normalize(text)) == normalize(text)
 
 
@@ -250,7 +250,7 @@ ATTACKS = {
 }
 
 
-async def test_nothing_that_the_subagent_was_told_or_said_itself_passes_for_a_quote(tmp_path: Path) -> None:
+async def test_instructions_and_own_text_of_the_subagent_never_count_as_quotes(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     (tmp_path / "workspace/a.md").write_text("Otter costs twelve cents a minute, as of May.\n")
     (tmp_path / "workspace/b.md").write_text("Descript charges 24 dollars a month.\n")

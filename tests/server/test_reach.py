@@ -158,7 +158,7 @@ def test_both_screens_name_what_each_tool_can_reach(name: str | None, around: Re
 
 @settings(deadline=None, max_examples=60)
 @given(paint=invented(), others=st.sets(st.sampled_from(sorted(tool_specs()))))
-def test_both_screens_name_what_any_tools_can_reach_an_invented_one_among_them(
+def test_both_screens_name_the_reach_of_any_tools_including_a_new_one(
     around: ResolveContext, paint: ToolSpec, others: set[str]
 ) -> None:
     tools = {**BUILT_IN, "paint": Invented(paint)}
@@ -171,14 +171,14 @@ def test_both_screens_name_what_any_tools_can_reach_an_invented_one_among_them(
 
 @settings(deadline=None, max_examples=30)
 @given(paint=invented())
-def test_both_screens_name_all_that_an_invented_tool_alone_can_reach(around: ResolveContext, paint: ToolSpec) -> None:
+def test_both_screens_name_the_reach_of_a_single_new_tool(around: ResolveContext, paint: ToolSpec) -> None:
     trust, proposal = screens(["paint"], {**BUILT_IN, "paint": Invented(paint)}, around)
     assert named(trust) == named(proposal) == reached([paint])
     if not reached([paint]):
         assert trust == proposal == "can reach neither files nor the web"
 
 
-def test_the_trust_screen_names_the_mcp_servers_that_it_has_not_asked() -> None:
+def test_the_trust_screen_names_mcp_servers_without_contacting_them() -> None:
     role = parse_role("---\ndescription: Asks.\ntools: [mcp__lab, mcp__notes__find]\n---\nAsk.\n", "a.md", "asker")
     assert "it can use the MCP servers lab and notes (each proposal says what they can do)" in trust_screen(role)
 
@@ -194,6 +194,6 @@ def test_the_trust_screen_names_the_mcp_servers_that_it_has_not_asked() -> None:
         {"commands": True},
     ],
 )
-def test_flags_that_contradict_each_other_are_refused(flags: dict[str, bool]) -> None:
+def test_rejects_contradictory_tool_flags(flags: dict[str, bool]) -> None:
     with pytest.raises(ValueError, match=r"paint: .* implies "):
         ToolSpec("paint", "Paints.", ToolArgs, **flags)  # type: ignore[arg-type]

@@ -37,7 +37,7 @@ async def prefix(lab: Lab, run_id: str) -> RunStarted:
 
 
 @pytest.mark.requirement("S3-02")
-async def test_a_run_recalls_what_people_wrote_and_it_is_in_the_log(tmp_path: Path) -> None:
+async def test_a_run_recalls_notes_and_logs_them(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     script = [recalls(), recalls(query="twelve cents"), recalls(name="prices"), hand_over()]
     async with open_lab(tmp_path, script) as lab:
@@ -57,9 +57,7 @@ async def test_a_run_recalls_what_people_wrote_and_it_is_in_the_log(tmp_path: Pa
 
 
 @pytest.mark.parametrize("role", ["web_crawler", "researcher", "code_reviewer", "data_extractor", "custom"])
-async def test_every_role_has_it_where_there_is_a_note_and_without_one_nothing_is_said_of_it(
-    tmp_path: Path, role: str
-) -> None:
+async def test_every_role_has_recall_if_there_is_a_note_and_otherwise_omits_it(tmp_path: Path, role: str) -> None:
     asked = {"role": role, "task": "Read https://example.org/", "system_prompt": "Be brief."}
     async with open_lab(tmp_path, runs=False) as lab:
         without = await lab.propose(**asked)
@@ -71,7 +69,7 @@ async def test_every_role_has_it_where_there_is_a_note_and_without_one_nothing_i
         assert "recall" not in blocked.tools and "memory" not in blocked.message
 
 
-async def test_who_asks_for_it_where_there_is_no_note_is_told_and_with_one_it_is_enough_to_work_with(
+async def test_says_that_recall_needs_a_note_and_accepts_it_as_the_only_tool(
     tmp_path: Path,
 ) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
@@ -85,7 +83,7 @@ async def test_who_asks_for_it_where_there_is_no_note_is_told_and_with_one_it_is
         assert ", can read the notes in memory, and reach neither files nor the web: " in made.approval_line
 
 
-async def test_a_role_that_needs_it_is_refused_without_a_note(tmp_path: Path) -> None:
+async def test_refuses_a_role_that_needs_recall_if_there_is_no_note(tmp_path: Path) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
         roles = tmp_path / "data" / "roles"
         roles.mkdir()
@@ -96,7 +94,7 @@ async def test_a_role_that_needs_it_is_refused_without_a_note(tmp_path: Path) ->
         assert "recall" in (await lab.propose(role="clerk")).tools
 
 
-async def test_what_a_note_tells_the_model_to_do_is_data_that_cannot_leave_its_wrapper(tmp_path: Path) -> None:
+async def test_instructions_in_a_note_are_data_and_cannot_escape_their_wrapper(tmp_path: Path) -> None:
     keep(tmp_path, {"evil": INJECTION})
     script = [recalls(name="evil"), recalls(query="ignore"), recalls(), hand_over()]
     async with open_lab(tmp_path, script) as lab:
@@ -112,7 +110,7 @@ async def test_what_a_note_tells_the_model_to_do_is_data_that_cannot_leave_its_w
             assert not {"\u202e", "\u200b", "\x1b", "\x07"} & set(output)
 
 
-async def test_a_secret_that_got_into_a_note_reaches_neither_the_model_nor_the_log(tmp_path: Path) -> None:
+async def test_a_secret_in_a_note_reaches_neither_the_model_nor_the_log(tmp_path: Path) -> None:
     value = "tickets-0123456789abcdef-value"
     keep(tmp_path, {"prices": f"# {value}\n\nThe token is {value}, for Otter.\n"})
     set_secret("TICKETS", value, [], tmp_path / "data" / "secrets" / "secrets.toml")
@@ -125,7 +123,7 @@ async def test_a_secret_that_got_into_a_note_reaches_neither_the_model_nor_the_l
         assert all("[redacted:TICKETS]" in output and value not in output for output in outputs)
 
 
-async def test_a_quote_that_stands_in_a_note_alone_is_not_found(tmp_path: Path) -> None:
+async def test_does_not_find_a_quote_that_appears_only_in_a_note(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     finding = {"claim": "a price", "quote": "Otter charges twelve cents a minute.", "source_name": "prices"}
     async with open_lab(tmp_path, [recalls(name="prices"), hand_over(findings=[finding])]) as lab:
@@ -133,7 +131,7 @@ async def test_a_quote_that_stands_in_a_note_alone_is_not_found(tmp_path: Path) 
         assert result["quotes_checked"] == [{"finding": 1, "verdict": "not_found"}]
 
 
-async def test_a_note_that_is_gone_or_another_by_then_is_read_as_it_is_then(tmp_path: Path) -> None:
+async def test_reads_a_note_changed_or_deleted_meanwhile_in_its_current_state(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     async with open_lab(tmp_path, [recalls(name="prices"), recalls(), hand_over()]) as lab:
         proposal = await lab.propose()
@@ -145,7 +143,7 @@ async def test_a_note_that_is_gone_or_another_by_then_is_read_as_it_is_then(tmp_
         assert listed.success and "There are no notes." in listed.output
 
 
-async def test_another_user_has_none_of_it(tmp_path: Path) -> None:
+async def test_another_user_cannot_recall_the_notes(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     async with open_lab(tmp_path, runs=False, everybody=True) as lab:
 
@@ -156,7 +154,7 @@ async def test_another_user_has_none_of_it(tmp_path: Path) -> None:
         assert answer.status == "awaiting_approval" and "recall" not in answer.tools
 
 
-async def test_notes_and_the_web_together_never_start_by_themselves(tmp_path: Path) -> None:
+async def test_never_auto_approves_notes_together_with_web_access(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     auto = 'approval = "auto"\nauto_approve_cents = 100\nauto_approve_daily_cents = 200\n'
     page = {"role": "researcher", "task": "Read https://example.org/"}
@@ -167,7 +165,7 @@ async def test_notes_and_the_web_together_never_start_by_themselves(tmp_path: Pa
         assert (await lab.call("spawn_subagent", **page, blocked_tools=["recall"])).status == "approved"
 
 
-async def test_the_offline_reader_which_recalls_nothing_is_not_said_to(tmp_path: Path) -> None:
+async def test_a_proposal_for_the_offline_reader_does_not_mention_recall(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     async with open_lab(tmp_path, runs=False) as lab:
         (lab.workspace / "a.md").write_text("x")

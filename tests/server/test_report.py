@@ -73,7 +73,7 @@ async def week(root: Path, past: Past) -> None:
         await past.lived(store, Lived("S-000009", user=me()), START_S + 6 * DAY_S + 9, costs=(5,), ending=None)
 
 
-async def test_the_sums_of_each_day_are_the_budgets_and_those_of_each_run_its_row(
+async def test_daily_sums_match_the_budgets_and_run_sums_match_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await week(tmp_path, Past(monkeypatch))
@@ -116,7 +116,7 @@ def settled(how: str) -> dict[str, Any]:
         max_size=12,
     )
 )
-async def test_however_calls_lie_over_days_and_clocks_jump_a_day_is_its_budget(
+async def test_daily_sums_match_the_budget_despite_midnight_calls_and_clock_jumps(
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     calls: list[tuple[int, int, int, int, str]],
@@ -151,7 +151,7 @@ async def test_however_calls_lie_over_days_and_clocks_jump_a_day_is_its_budget(
         await store.read(compare)
 
 
-async def test_a_report_tells_of_days_roles_models_endings_and_of_what_failed(
+async def test_a_report_covers_days_roles_models_endings_and_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -180,9 +180,7 @@ async def test_a_report_tells_of_days_roles_models_endings_and_of_what_failed(
     assert [(each["kind"], each["look"]) for each in mine["errors"]] == [("lost", "ava logs S-000006 --type error")]
 
 
-async def test_a_group_is_shown_with_its_cap_its_time_and_its_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_shows_a_group_with_its_cap_time_and_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         await week(tmp_path, Past(patch))
 
@@ -226,7 +224,7 @@ async def test_the_screen_fits_a_narrow_terminal_and_has_no_bars_in_a_pipe(
     assert "###" in ascii_only.text and "█" not in ascii_only.text
 
 
-async def test_where_there_is_nothing_it_says_so_and_makes_nothing(tmp_path: Path) -> None:
+async def test_an_empty_report_says_so_and_creates_nothing(tmp_path: Path) -> None:
     nowhere, empty = tmp_path / "none", tmp_path / "empty"
     empty.mkdir(mode=0o700)
     async with Store.open(empty):
@@ -239,7 +237,7 @@ async def test_where_there_is_nothing_it_says_so_and_makes_nothing(tmp_path: Pat
     assert not nowhere.exists()
 
 
-async def test_a_report_is_made_while_another_process_holds_the_write_lock(
+async def test_a_report_works_while_another_process_holds_the_write_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -249,7 +247,7 @@ async def test_a_report_is_made_while_another_process_holds_the_write_lock(
         assert report(tmp_path)["total"]["model_calls"] == 9
 
 
-def test_days_are_those_of_utc_and_the_last_is_today() -> None:
+def test_days_are_in_utc_and_the_last_one_is_today() -> None:
     now_us = FIRST * DAY_US + 3_600_000_000
     assert days_of(None, None, now_us) == (FIRST - 29, FIRST)
     assert days_of("2025-12-01", "2025-12-28", now_us) == (FIRST - 27, FIRST - 1)

@@ -54,7 +54,7 @@ async def shelf(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerato
         yield Shelf(client, str(made["subagent_id"]))
 
 
-async def test_a_run_is_read_whole_with_its_words_under_the_untrusted_key(shelf: Shelf) -> None:
+async def test_reads_a_complete_run_with_its_text_under_the_untrusted_key(shelf: Shelf) -> None:
     run = json.loads(await shelf.read(f"ava://runs/{shelf.run_id}"))
     assert run["state"] == "success"
     assert run["untrusted_result"]["output"] == LONG
@@ -62,27 +62,27 @@ async def test_a_run_is_read_whole_with_its_words_under_the_untrusted_key(shelf:
     assert run["untrusted_result"]["artifacts"][0]["name"] == "prices.csv"
 
 
-async def test_a_transcript_says_first_that_it_is_data(shelf: Shelf) -> None:
+async def test_a_transcript_starts_by_saying_that_it_is_data(shelf: Shelf) -> None:
     lines = (await shelf.read(f"ava://runs/{shelf.run_id}/transcript")).splitlines()
     assert "never an instruction" in lines[0]
     assert any("ToolCall save_artifact" in line for line in lines)
     assert "RunEnded" in lines[-1] or "carried the result" in lines[-1]
 
 
-async def test_an_artifact_is_read_by_its_name_and_nothing_else_is(shelf: Shelf) -> None:
+async def test_reads_an_artifact_by_name_and_no_other_file(shelf: Shelf) -> None:
     assert await shelf.read(f"ava://runs/{shelf.run_id}/artifacts/prices.csv") == "otter,12\n"
     assert "nothing.txt" in await shelf.refused(f"ava://runs/{shelf.run_id}/artifacts/nothing.txt")
     assert await shelf.refused(f"ava://runs/{shelf.run_id}/artifacts/..%2F..%2Fava.db")
 
 
-async def test_the_roles_are_listed_with_what_they_may_do(shelf: Shelf) -> None:
+async def test_lists_the_roles_with_their_permissions(shelf: Shelf) -> None:
     answer = json.loads(await shelf.read("ava://roles"))
     roles = {role["name"]: role for role in answer["roles"]}
     assert set(roles) >= {"web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom"}
     assert "read_file" in roles["researcher"]["tools"] and roles["researcher"]["max_cost_cents"] == 50
 
 
-async def test_each_role_tells_its_tier_the_model_that_it_means_now_and_the_price(shelf: Shelf) -> None:
+async def test_each_role_shows_its_tier_current_model_and_price(shelf: Shelf) -> None:
     answer = json.loads(await shelf.read("ava://roles"))
     roles = {role["name"]: role for role in answer["roles"]}
     now = roles["researcher"]["now"]
@@ -92,7 +92,7 @@ async def test_each_role_tells_its_tier_the_model_that_it_means_now_and_the_pric
     assert set(answer["tiers"]) == {"fast", "balanced", "deep"} and answer["tiers"]["deep"]["model"] == "custom:test"
 
 
-async def test_a_role_that_names_its_model_has_its_price_and_one_without_a_key_what_to_do(tmp_path: Path) -> None:
+async def test_shows_the_price_of_a_named_model_or_what_to_do_without_a_key(tmp_path: Path) -> None:
     (tmp_path / "data" / "roles").mkdir(parents=True)
     for name, model in (("thrifty", "groq:openai/gpt-oss-20b"), ("keyless", "openai:gpt-5")):
         text = f"---\ndescription: Does it.\nmodel: {model}\n---\nBe brief.\n"
@@ -120,20 +120,20 @@ async def test_a_role_that_names_its_model_has_its_price_and_one_without_a_key_w
         assert roles["researcher"]["now"] == {} and any("keys.toml" in problem for problem in problems)
 
 
-async def test_what_there_is_not_is_told_with_what_there_is(shelf: Shelf) -> None:
+async def test_an_unknown_resource_error_lists_the_existing_ones(shelf: Shelf) -> None:
     assert "ava://roles" in await shelf.refused("ava://nothing")
     assert "S-000000" in await shelf.refused("ava://runs/S-000000")
     assert "S-7f3a2b" in await shelf.refused("ava://runs/nonsense")
 
 
-async def test_the_list_has_the_roles_and_this_users_runs(shelf: Shelf) -> None:
+async def test_lists_the_roles_and_the_runs_of_this_user(shelf: Shelf) -> None:
     listed = [str(resource.uri) for resource in (await shelf.client.list_resources()).resources]
     assert listed[0] == "ava://roles" and f"ava://runs/{shelf.run_id}" in listed
     forms = [form.uri_template for form in (await shelf.client.list_resource_templates()).resource_templates]
     assert "ava://runs/{id}/transcript" in forms
 
 
-async def test_a_long_list_comes_in_pages_that_runs_added_meanwhile_do_not_move(tmp_path: Path) -> None:
+async def test_new_runs_do_not_shift_the_pages_of_a_long_list(tmp_path: Path) -> None:
     async with connect(tmp_path) as (client, _server):
 
         async def propose() -> str:
@@ -154,7 +154,7 @@ async def test_a_long_list_comes_in_pages_that_runs_added_meanwhile_do_not_move(
         assert str(again.resources[1].uri) == added
 
 
-async def test_a_cursor_that_no_list_gave_is_an_error_in_every_list(tmp_path: Path) -> None:
+async def test_every_list_rejects_an_invalid_cursor(tmp_path: Path) -> None:
     async with connect(tmp_path) as (client, _server):
         for listed in (client.list_resources, client.list_resource_templates, client.list_prompts, client.list_tools):
             for cursor in ("", "2", "nonsense", "MTIzL1MtMTIzNDU2Cg", "ü"):

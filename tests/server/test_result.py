@@ -13,7 +13,7 @@ from ava_server.service.result_pages import LEAST_ROOM, RESULTS_CHARS, fitting, 
 
 
 @given(st.text(max_size=400), st.integers(1, 300))
-def test_what_fits_is_the_most_that_fits(text: str, room: int) -> None:
+def test_truncates_to_the_longest_text_that_fits(text: str, room: int) -> None:
     end = fitting(text, room)
     assert end == len(text) or end >= 1
     if end > 1:
@@ -23,13 +23,13 @@ def test_what_fits_is_the_most_that_fits(text: str, room: int) -> None:
 
 
 @given(st.integers(0, 40))
-def test_results_share_the_room_of_one_answer(count: int) -> None:
+def test_results_share_the_size_limit_of_one_answer(count: int) -> None:
     room = room_for(count)
     assert LEAST_ROOM <= room <= RESULTS_CHARS
     assert room_for(count + 1) <= room
 
 
-async def test_a_model_that_is_not_sure_at_all_is_shown_as_such_and_nothing_else_that_is_zero_is_left_out(
+async def test_shows_zero_confidence_but_omits_other_zero_values(
     tmp_path: Path,
 ) -> None:
     async with open_lab(tmp_path, [hand_over(confidence=0)]) as lab:

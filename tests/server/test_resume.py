@@ -43,7 +43,7 @@ async def interrupted(
         await check_requests(tmp / "data", server.requests)
 
 
-async def test_a_run_that_was_interrupted_long_ago_is_told_of_and_left_alone(
+async def test_lists_a_long_interrupted_run_without_resuming_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with interrupted(tmp_path, monkeypatch, name="prices", task_id="T-7") as (lab, run_id, server):
@@ -57,7 +57,7 @@ async def test_a_run_that_was_interrupted_long_ago_is_told_of_and_left_alone(
         assert (await lab.run(run_id)).generation == 1 and len(server.requests) == 3
 
 
-async def test_it_goes_on_with_the_line_that_shows_what_is_left_and_asks_nothing_twice(
+async def test_resumes_with_the_approval_line_of_the_remaining_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
@@ -99,7 +99,7 @@ async def quiet(_line: str) -> None: ...
 
 
 @pytest.mark.parametrize("action", ["accept", "decline", "cancel", "silent"])
-async def test_where_a_person_can_be_asked_it_goes_on_when_they_agree(
+async def test_resumes_if_the_person_agrees_in_the_dialog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Literal["accept", "decline", "cancel", "silent"]
 ) -> None:
     async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
@@ -130,7 +130,7 @@ async def test_where_a_person_can_be_asked_it_goes_on_when_they_agree(
         ({"changes": {"{pending_id}": {"caps": {"max_iterations": 3}}}}, "continues as it was approved"),
     ],
 )
-async def test_what_cannot_be_decided_about_a_run_that_has_begun_is_refused(
+async def test_rejects_decisions_that_do_not_apply_to_a_started_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], says: str
 ) -> None:
     async with interrupted(tmp_path, monkeypatch, runs=False) as (lab, run_id, _server):
@@ -139,7 +139,7 @@ async def test_what_cannot_be_decided_about_a_run_that_has_begun_is_refused(
         assert (await lab.run(run_id)).generation == 1
 
 
-async def test_a_resume_takes_the_switch_the_policy_and_the_day_into_account(
+async def test_a_resume_respects_the_off_switch_policy_and_daily_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with interrupted(tmp_path, monkeypatch, runs=False) as (lab, run_id, server):
@@ -158,7 +158,7 @@ async def test_a_resume_takes_the_switch_the_policy_and_the_day_into_account(
         assert (await lab.run(run_id)).generation == 1
 
 
-async def test_a_forced_resume_fences_out_an_owner_that_lives(tmp_path: Path) -> None:
+async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
     gate = Gate()
     script = [NOTE, Say("lost", gate=gate), hand_over()]
     with running_model_server(script) as server:
@@ -198,7 +198,7 @@ async def paid_for(tmp: Path, server: ModelServer) -> tuple[str, list[Entry], li
     return run_id, entries[:claimed], entries[claimed : said + 1]
 
 
-async def test_a_result_that_was_paid_for_is_taken_though_no_time_is_left(tmp_path: Path) -> None:
+async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) -> None:
     """Its owner was killed between the answer's commit and the ending, at the end of its time."""
     with running_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await paid_for(tmp_path / "first", server)
@@ -219,9 +219,7 @@ async def test_a_result_that_was_paid_for_is_taken_though_no_time_is_left(tmp_pa
     assert result["confidence"] == 0.5
 
 
-async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nobody_came_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_abandoned_run_keeps_its_paid_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_model_server([NOTE, hand_over()]) as server:
         run_id, before, after = await paid_for(tmp_path / "first", server)
         async with left_behind(tmp_path / "cut", [*before, *after], server, runs=False) as lab:
@@ -233,7 +231,7 @@ async def test_a_result_that_was_paid_for_stands_in_the_ending_of_a_run_that_nob
     assert "as this was handed over" in str(result["untrusted_result"]["caveats"])
 
 
-async def test_a_claim_that_was_overtaken_before_it_was_read_back_starts_nothing(tmp_path: Path) -> None:
+async def test_a_claim_overtaken_by_another_owner_starts_nothing(tmp_path: Path) -> None:
     """An instance that is stopped between its claim and the look at it finds the run another's, or its own no more."""
     gate = Gate()
     with running_model_server([Say("x", gate=gate), hand_over()]) as server:

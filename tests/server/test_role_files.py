@@ -53,7 +53,7 @@ async def listed(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_a_file_that_is_added_edited_broken_or_deleted_counts_from_the_next_proposal_on(
+async def test_role_file_changes_apply_from_the_next_proposal(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AVA_DATA_ROOT", str(tmp_path / "data"))  # the tools are listed before there is a call
@@ -76,7 +76,7 @@ async def test_a_file_that_is_added_edited_broken_or_deleted_counts_from_the_nex
         assert (await listed(client))["problems"] == []
 
 
-async def test_a_projects_role_counts_once_a_person_has_trusted_it_and_as_it_was_then(
+async def test_uses_a_project_role_only_as_it_was_when_a_person_trusted_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace = tmp_path / "workspace"
@@ -101,7 +101,7 @@ async def test_a_projects_role_counts_once_a_person_has_trusted_it_and_as_it_was
         assert "awaiting_approval" in await spawned(client, "researcher")
 
 
-async def test_the_project_is_the_folder_that_the_call_names(tmp_path: Path) -> None:
+async def test_the_workspace_of_the_call_determines_the_project(tmp_path: Path) -> None:
     one, two = tmp_path / "workspace" / "one", tmp_path / "workspace" / "two"
     for project in (one, two):
         put(project / ".ava" / "roles", pirate=role(project.name))
@@ -112,7 +112,7 @@ async def test_the_project_is_the_folder_that_the_call_names(tmp_path: Path) -> 
         assert "does not exist" in await spawned(client, "researcher", workspace=str(tmp_path / "workspace" / "gone"))
 
 
-async def test_a_proposal_names_the_file_that_its_role_comes_from_and_says_nothing_of_a_built_in_one(
+async def test_a_proposal_names_the_role_file_unless_the_role_is_built_in(
     tmp_path: Path,
 ) -> None:
     put(tmp_path / "data" / "roles", pirate=role("arr"))
@@ -122,7 +122,7 @@ async def test_a_proposal_names_the_file_that_its_role_comes_from_and_says_nothi
         assert "built-in" not in (await lab.propose()).message
 
 
-async def test_what_changes_in_a_role_file_after_its_proposal_changes_nothing_that_runs(tmp_path: Path) -> None:
+async def test_role_file_changes_after_the_proposal_do_not_affect_the_run(tmp_path: Path) -> None:
     folder = put(tmp_path / "data" / "roles", pirate=role("arr"))
     async with open_lab(tmp_path, lambda _request: hand_over()) as lab:
         proposal = await lab.propose(role="pirate")
@@ -133,7 +133,7 @@ async def test_what_changes_in_a_role_file_after_its_proposal_changes_nothing_th
         assert "Say arr." in started.system and "something else" not in started.system
 
 
-async def test_claude_codes_agents_count_where_a_setting_says_so_the_users_without_trust(
+async def test_a_setting_enables_claude_code_agents_and_those_of_the_user_need_no_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, workspace = tmp_path / "home", tmp_path / "workspace"
@@ -175,7 +175,7 @@ def test_the_project_is_the_nearest_folder_with_role_files_up_to_the_root_of_the
     assert project_of(tmp_path, inner) == repository / "packages" / "a"
 
 
-def test_without_a_workspace_the_working_folder_is_the_project_only_inside_a_repository(tmp_path: Path) -> None:
+def test_uses_the_working_folder_as_project_only_inside_a_repository(tmp_path: Path) -> None:
     elsewhere, cwd = tmp_path / "elsewhere", tmp_path / "cwd"
     elsewhere.mkdir()
     put(cwd / ".ava" / "roles")
@@ -186,7 +186,7 @@ def test_without_a_workspace_the_working_folder_is_the_project_only_inside_a_rep
     assert project_of(tmp_path, cwd, config=config) == cwd.resolve()
 
 
-def test_where_a_user_has_no_home_the_data_roots_roles_count_all_the_same(
+def test_loads_roles_of_the_data_root_for_a_user_without_a_home_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of(tmp_path / "data", None, CLAUDE)
@@ -199,7 +199,7 @@ def test_where_a_user_has_no_home_the_data_roots_roles_count_all_the_same(
     assert role_folders.places_here(settings.paths, settings).load().get("pirate").body == "Say arr."
 
 
-def test_a_home_folder_is_no_project(tmp_path: Path) -> None:
+def test_a_home_folder_is_not_a_project(tmp_path: Path) -> None:
     home = tmp_path / "home"
     put(home / ".claude" / "agents")
     (home / ".git").mkdir()
@@ -207,7 +207,7 @@ def test_a_home_folder_is_no_project(tmp_path: Path) -> None:
     assert project_of(tmp_path, home) is None
 
 
-def test_what_is_trusted_is_kept_for_its_owner_alone_and_can_be_taken_back(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_the_trust_file_and_trust_can_be_revoked(tmp_path: Path) -> None:
     path = settings_of(tmp_path / "data", None).paths.trusted_roles
     one, two = {"a.md": "0" * 64}, {"b.md": "1" * 64}
     assert read_trusted(path) == {}
@@ -218,9 +218,7 @@ def test_what_is_trusted_is_kept_for_its_owner_alone_and_can_be_taken_back(tmp_p
 
 
 @pytest.mark.parametrize("spoil", ["0644", "link", "no TOML", "no hash"])
-async def test_where_it_cannot_be_told_what_is_trusted_nothing_is_and_other_roles_run(
-    tmp_path: Path, spoil: str
-) -> None:
+async def test_an_unreadable_trust_file_disables_project_roles_but_no_others(tmp_path: Path, spoil: str) -> None:
     workspace = tmp_path / "workspace"
     folder = put(workspace / ".ava" / "roles", pirate=role("arr"))
     path = settings_of(tmp_path / "data", None).paths.trusted_roles
@@ -239,7 +237,7 @@ async def test_where_it_cannot_be_told_what_is_trusted_nothing_is_and_other_role
         assert "awaiting_approval" in await spawned(client, "researcher", workspace=str(workspace))
 
 
-async def test_a_project_on_a_disk_that_does_not_answer_holds_up_one_answer_and_no_other(
+async def test_a_project_on_an_unresponsive_disk_delays_only_one_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace, answers = tmp_path / "workspace", threading.Event()
@@ -270,7 +268,7 @@ async def test_a_project_on_a_disk_that_does_not_answer_holds_up_one_answer_and_
             monkeypatch.setattr(os, "scandir", plain)
 
 
-def test_the_order_of_the_folders_is_the_data_roots_the_projects_claude_codes(tmp_path: Path) -> None:
+def test_role_folders_have_a_fixed_precedence(tmp_path: Path) -> None:
     root = settings_of(tmp_path / "data", None).paths
     project, home = (tmp_path / "project").resolve(), tmp_path / "home"
     places = [root.roles, project / ".ava/roles", project / ".claude/agents", home / ".claude/agents"]

@@ -38,7 +38,7 @@ async def kinds(store: Store) -> list[str]:
     return [entry.type for entry in await store.read(lambda view: view.entries(RUN))][-3:]
 
 
-async def test_a_kept_result_is_written_before_what_follows_and_has_its_place(tmp_path: Path) -> None:
+async def test_writes_a_deferred_result_before_later_entries(tmp_path: Path) -> None:
     async with a_run(tmp_path) as (store, run_log):
         run_log.keep(RESULT, 7)
         assert run_log.history.outputs == [(UNWRITTEN, RESULT)]
@@ -52,7 +52,7 @@ async def test_a_kept_result_is_written_before_what_follows_and_has_its_place(tm
         assert await store.read(View.head) == 7, "once"
 
 
-async def test_a_command_that_appends_nothing_takes_a_kept_result_along(tmp_path: Path) -> None:
+async def test_a_command_without_events_still_writes_a_deferred_result(tmp_path: Path) -> None:
     async with a_run(tmp_path) as (store, run_log):
         run_log.keep(RESULT, 7)
         heads: list[int] = []
@@ -66,7 +66,7 @@ async def test_a_command_that_appends_nothing_takes_a_kept_result_along(tmp_path
         assert await kinds(store) == ["RunClaimed", "ToolCall", "ToolResult"]
 
 
-async def test_a_kept_result_waits_for_a_log_that_is_out_of_reach_and_is_written_once(tmp_path: Path) -> None:
+async def test_writes_a_deferred_result_once_when_the_log_is_available_again(tmp_path: Path) -> None:
     async with a_run(tmp_path) as (store, run_log):
         run_log.keep(RESULT, 7)
         held: list[str] = []
@@ -84,7 +84,7 @@ async def test_a_kept_result_waits_for_a_log_that_is_out_of_reach_and_is_written
         assert run_log.history.outputs == [(6, RESULT)]
 
 
-async def test_a_kept_result_of_an_owner_that_lost_its_run_is_not_written(tmp_path: Path) -> None:
+async def test_does_not_write_a_deferred_result_of_an_owner_that_lost_its_run(tmp_path: Path) -> None:
     async with a_run(tmp_path) as (store, run_log):
         run_log.keep(RESULT, 7)
         claimed = Event(run_who(RUN), RunClaimed(instance="other", generation=2), run_id=RUN)

@@ -43,7 +43,7 @@ def history() -> History:
     return made
 
 
-async def test_a_note_is_kept_and_all_are_read_back() -> None:
+async def test_keeps_notes_and_reads_them_all_back() -> None:
     pad = Scratchpad(history())
     assert (await pad(ScratchpadArgs(), ToolContext())).text == "1. twelve cents"
     assert (await pad(ScratchpadArgs(note="per minute"), ToolContext())).text == "1. twelve cents\n2. per minute"
@@ -51,13 +51,13 @@ async def test_a_note_is_kept_and_all_are_read_back() -> None:
 
 
 @pytest.mark.parametrize("given", ["R-9", "9", "R-ab12cd34"])
-async def test_a_cut_result_is_read_on_from_where_it_was_cut(tmp_path: Path, given: str) -> None:
+async def test_reads_a_truncated_result_from_where_it_was_cut(tmp_path: Path, given: str) -> None:
     (tmp_path / "whole.txt").write_text("the beginning and the end")
     tool = ReadToolResult(history(), tmp_path)
     assert (await tool(ReadToolResultArgs(id=given, offset=14), ToolContext())).text == "and the end"
 
 
-async def test_a_result_is_read_back_without_the_words_that_were_put_around_it(tmp_path: Path) -> None:
+async def test_reads_a_result_back_without_its_wrapper_text(tmp_path: Path) -> None:
     made = history()
     made.add(10, ToolCall(tool="read_file", args={"path": "b"}, call_id="b", turn=1))
     output = wrap_tool_output("what was read", tool="read_file", nonce="0123456789abcdef")
@@ -67,7 +67,7 @@ async def test_a_result_is_read_back_without_the_words_that_were_put_around_it(t
     assert (await tool(ReadToolResultArgs(id="R-11", offset=5), ToolContext())).text == "was read"
 
 
-async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> None:
+async def test_an_unknown_id_or_offset_error_says_what_is_valid(tmp_path: Path) -> None:
     (tmp_path / "whole.txt").write_text("short")
     tool = ReadToolResult(history(), tmp_path)
     with pytest.raises(ToolFailed, match="R-9"):
@@ -76,12 +76,12 @@ async def test_what_there_is_not_is_told_with_what_there_is(tmp_path: Path) -> N
         await tool(ReadToolResultArgs(id="R-9", offset=5), ToolContext())
 
 
-async def test_a_cut_result_whose_rest_is_gone_is_told_and_ends_nothing(tmp_path: Path) -> None:
+async def test_a_missing_rest_of_a_result_fails_only_the_call(tmp_path: Path) -> None:
     with pytest.raises(ToolFailed, match="call read_file again"):
         await ReadToolResult(history(), tmp_path)(ReadToolResultArgs(id="R-9"), ToolContext())
 
 
-async def test_all_of_them_only_read(tmp_path: Path) -> None:
+async def test_all_run_tools_are_read_only(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as store:
         tools = run_tools(history(), tmp_path, ReadSubagentResult(store, "somebody", (), stored_result_words))
     assert set(tools) == set(RUN_TOOLS)

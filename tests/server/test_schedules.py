@@ -186,7 +186,7 @@ PLAYED = (
 QUICK = settings(max_examples=15, stateful_step_count=40, deadline=None)
 
 
-def test_no_cap_is_passed_and_no_run_has_two_owners_under_any_schedule() -> None:
+def test_no_schedule_exceeds_a_cap_or_gives_a_run_two_owners() -> None:
     long = settings.get_current_profile_name() == "long"
     Schedule.TestCase.settings = settings() if long else QUICK
     Schedule.TestCase("runTest").runTest()

@@ -46,7 +46,7 @@ def store(tmp_path: Path, provider: str = "kagi") -> Path:
 
 
 @pytest.mark.requirement("S2-11")
-async def test_a_crawler_searches_by_the_engine_that_its_proposal_showed_and_each_search_is_counted(
+async def test_a_crawler_uses_the_proposed_search_engine_and_counts_each_search(
     tmp_path: Path, kagi: ModelServer
 ) -> None:
     store(tmp_path)
@@ -78,9 +78,7 @@ async def test_a_crawler_searches_by_the_engine_that_its_proposal_showed_and_eac
     assert KEY.encode() not in sent + kept
 
 
-async def test_without_a_search_a_crawler_needs_pages_that_the_call_names_and_a_key_that_comes_later_counts(
-    tmp_path: Path, kagi: ModelServer
-) -> None:
+async def test_a_crawler_without_search_needs_pages_until_a_key_is_added(tmp_path: Path, kagi: ModelServer) -> None:
     async with open_lab(tmp_path, [LOOK, hand_over()], config=config(kagi)) as lab:
         refused = await lab.call("spawn_subagent", role="web_crawler", task=TASK)
         assert refused.status == "failed"
@@ -96,7 +94,7 @@ async def test_without_a_search_a_crawler_needs_pages_that_the_call_names_and_a_
     assert len(kagi.requests) == 1
 
 
-async def test_a_search_that_is_taken_away_meanwhile_is_told_to_the_model(tmp_path: Path, kagi: ModelServer) -> None:
+async def test_tells_the_model_if_search_is_removed_during_a_run(tmp_path: Path, kagi: ModelServer) -> None:
     file, gate = store(tmp_path), Gate()
     look = Say(calls=LOOK.calls, gate=gate)
     async with open_lab(tmp_path, [look, hand_over()], config=config(kagi)) as lab:
@@ -111,7 +109,7 @@ async def test_a_search_that_is_taken_away_meanwhile_is_told_to_the_model(tmp_pa
     assert kagi.requests == []
 
 
-async def test_a_run_waits_where_the_search_that_was_approved_is_not_set_up(tmp_path: Path, kagi: ModelServer) -> None:
+async def test_a_run_waits_if_the_approved_search_engine_is_not_configured(tmp_path: Path, kagi: ModelServer) -> None:
     file = store(tmp_path)
     async with open_lab(tmp_path, [hand_over()], config=config(kagi)) as lab:
         made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
@@ -126,7 +124,7 @@ async def test_a_run_waits_where_the_search_that_was_approved_is_not_set_up(tmp_
 
 
 @pytest.mark.parametrize(("engine", "starts"), [("kagi", False), ("searxng", True)])
-async def test_under_auto_a_search_that_costs_money_is_asked_about_and_a_free_one_is_not(
+async def test_auto_approval_excludes_paid_search_but_allows_free_search(
     tmp_path: Path, kagi: ModelServer, engine: str, starts: bool
 ) -> None:
     store(tmp_path)
@@ -142,7 +140,7 @@ async def test_under_auto_a_search_that_costs_money_is_asked_about_and_a_free_on
             assert "its web searches cost money, which the ceilings do not count" in made.message
 
 
-async def test_a_refusal_of_the_engine_is_a_failed_call_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_an_error_of_the_search_engine_fails_only_the_call(tmp_path: Path) -> None:
     store(tmp_path)
     with running_model_server([Fail(429, {"error": KEY}, retry_after="7")]) as engine:
         async with open_lab(tmp_path, [LOOK, hand_over()], config=config(engine)) as lab:
@@ -152,7 +150,7 @@ async def test_a_refusal_of_the_engine_is_a_failed_call_and_the_run_goes_on(tmp_
     assert (result["status"], result["tool_receipts"]["web_search"]) == ("success", {"ok": 0, "failed": 1})
 
 
-async def test_a_secret_is_put_into_no_search(tmp_path: Path, kagi: ModelServer) -> None:
+async def test_never_inserts_a_secret_into_a_search(tmp_path: Path, kagi: ModelServer) -> None:
     store(tmp_path)
     look = Say(calls=[("web_search", {"query": "who has {{secret:TOKEN}}"})])
     async with open_lab(tmp_path, [look, hand_over()], config=config(kagi)) as lab:
@@ -170,7 +168,7 @@ def finding(root: Path, *args: str, **env: str) -> tuple[str, str]:
 
 
 @pytest.mark.slow
-def test_the_doctor_says_which_search_is_set_up_and_what_is_missing(tmp_path: Path) -> None:
+def test_the_doctor_names_the_configured_search_engine_and_what_is_missing(tmp_path: Path) -> None:
     state, text = finding(tmp_path)
     assert state == "note" and "none is set up" in text and "ava key set brave" in text
     assert finding(tmp_path, KAGI_API_KEY=KEY) == (
@@ -186,7 +184,7 @@ def test_the_doctor_says_which_search_is_set_up_and_what_is_missing(tmp_path: Pa
     assert finding(tmp_path, AVA_SEARCH__ENGINE="none", KAGI_API_KEY=KEY)[0] == "note"
 
 
-def test_with_a_search_the_crawler_can_run(tmp_path: Path) -> None:
+def test_the_crawler_can_run_with_a_search_engine(tmp_path: Path) -> None:
     assert "web_crawler" in doctor(tmp_path, KAGI_API_KEY=KEY)["roles"]["text"]
     assert "there is no web search" in doctor(tmp_path)["role web_crawler"]["text"]
 
@@ -200,7 +198,7 @@ def test_with_a_search_the_crawler_can_run(tmp_path: Path) -> None:
         (Fail(401, {"error": KEY}), "fault", "Kagi refused the key (HTTP 401)"),
     ],
 )
-def test_online_the_doctor_searches_once_and_says_before_what_that_costs(
+def test_the_online_doctor_searches_once_after_stating_the_cost(
     tmp_path: Path, step: Any, state: str, words: str
 ) -> None:
     with running_model_server([step]) as server:

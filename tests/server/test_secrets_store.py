@@ -29,7 +29,7 @@ def stored(file: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
     return {name: (secret.value, secret.hosts) for name, secret in read_secrets(file).items()}
 
 
-def test_a_secret_that_was_set_is_found_and_only_its_owner_can_read_it(file: Path) -> None:
+def test_finds_a_stored_secret_and_only_its_owner_can_read_the_file(file: Path) -> None:
     secret = set_secret(NAME, f"  {VALUE}\n", [HOST, "API.example.com:443,api.example.com:8443"], file)
 
     assert secret == Secret(NAME, VALUE, (HOST, f"{HOST}:8443"), secret.set_at)
@@ -40,7 +40,7 @@ def test_a_secret_that_was_set_is_found_and_only_its_owner_can_read_it(file: Pat
     assert sorted(path.name for path in file.parent.iterdir()) == ["secrets.toml", "secrets.toml.lock"]
 
 
-def test_setting_again_replaces_the_value_and_keeps_the_hosts_unless_others_are_given(file: Path) -> None:
+def test_replacing_a_value_keeps_the_hosts_unless_others_are_given(file: Path) -> None:
     set_secret(NAME, VALUE, [HOST], file)
     set_secret("A.B-c", "another value", [], file)
     set_secret(NAME, "quite new value", None, file)
@@ -56,7 +56,7 @@ def test_setting_again_replaces_the_value_and_keeps_the_hosts_unless_others_are_
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(value=st.text(min_size=8, max_size=40))
-def test_whatever_can_be_seen_comes_back_as_it_was_given(file: Path, value: str) -> None:
+def test_any_printable_value_round_trips(file: Path, value: str) -> None:
     bare = value.strip()
     can_be = len(bare) >= 8 and bare.isprintable() and clean(bare)[0] == bare
     try:
@@ -79,7 +79,7 @@ def test_whatever_can_be_seen_comes_back_as_it_was_given(file: Path, value: str)
         ("{{secret:OTHER}}", "is a placeholder"),
     ],
 )
-def test_what_can_be_no_value_is_refused_without_showing_it(file: Path, value: str, says: str) -> None:
+def test_rejects_an_invalid_value_without_showing_it(file: Path, value: str, says: str) -> None:
     with pytest.raises(BadInput, match=says) as refused:
         set_secret(NAME, value, None, file)
     assert not value or value not in str(refused.value)
@@ -87,7 +87,7 @@ def test_what_can_be_no_value_is_refused_without_showing_it(file: Path, value: s
 
 
 @pytest.mark.parametrize("name", ["", "1st", "with space", "x" * 65, "sl/ash", "ghp_" + "Ab3" * 13, "pin_12345678"])
-def test_what_can_be_no_name_or_may_be_a_secret_is_refused_without_showing_it(file: Path, name: str) -> None:
+def test_rejects_an_invalid_or_secret_looking_name_without_showing_it(file: Path, name: str) -> None:
     with pytest.raises(BadInput, match="name") as refused:
         set_secret(name, VALUE, None, file)
     assert not name or name not in str(refused.value)
@@ -98,7 +98,7 @@ def test_what_can_be_no_name_or_may_be_a_secret_is_refused_without_showing_it(fi
     ["https://api.example.com", "api.example.com/v1", "*.example.com", "localhost", "10.0.0.1", "a b.example.com",
      "api.example.com:22", "user@api.example.com", "[::1]", "api.example.com:443:1", "-"],
 )  # fmt: skip
-def test_what_is_no_public_host_is_refused(file: Path, host: str) -> None:
+def test_rejects_a_host_that_is_not_public(file: Path, host: str) -> None:
     with pytest.raises(BadInput, match="--for"):
         set_secret(NAME, VALUE, [host], file)
     assert not file.exists()
@@ -151,7 +151,7 @@ def hosts_of_another_form(file: Path) -> str:
     "spoil",
     [loosened, linked, open_folder, linked_folder, a_pipe, no_toml, another_form, hosts_of_another_form],
 )
-def test_a_file_that_cannot_be_trusted_or_read_is_refused_with_how_to_mend_it(file: Path, spoil: object) -> None:
+def test_rejects_an_untrusted_or_unreadable_file_and_says_how_to_fix_it(file: Path, spoil: object) -> None:
     set_secret(NAME, VALUE, [HOST], file)
     says = spoil(file)  # type: ignore[operator]
     for use in (
@@ -164,7 +164,7 @@ def test_a_file_that_cannot_be_trusted_or_read_is_refused_with_how_to_mend_it(fi
         assert VALUE not in str(refused.value)
 
 
-def test_two_that_are_set_at_once_are_both_kept(file: Path) -> None:
+def test_keeps_two_secrets_set_concurrently(file: Path) -> None:
     code = "import sys; from pathlib import Path; from ava_server.config.secrets import set_secret\n"
     code += "[set_secret(sys.argv[2], f'value number {n}', None, Path(sys.argv[1])) for n in range(10)]"
     processes = [subprocess.Popen([sys.executable, "-c", code, str(file), name]) for name in ("ONE", "TWO", "THREE")]
@@ -176,7 +176,7 @@ def test_two_that_are_set_at_once_are_both_kept(file: Path) -> None:
 # -- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_value_is_read_from_a_pipe_and_the_list_shows_names_hosts_and_roles_alone(tmp_path: Path) -> None:
+def test_reads_a_value_from_a_pipe_and_the_list_shows_no_values(tmp_path: Path) -> None:
     done = ava(tmp_path, "secret", "set", NAME, "--for", HOST, stdin=VALUE + "\nsecond line\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == f"Data root: {tmp_path}"
@@ -206,7 +206,7 @@ def test_a_value_is_read_from_a_pipe_and_the_list_shows_names_hosts_and_roles_al
         assert VALUE not in out.stdout + out.stderr
 
 
-def test_a_value_is_asked_for_on_a_terminal_and_not_shown(tmp_path: Path) -> None:
+def test_asks_for_a_value_on_the_terminal_without_showing_it(tmp_path: Path) -> None:
     with on_terminal(tmp_path, "secret", "set", NAME, "--for", HOST) as screen:
         screen.until(f"Value of {NAME} (not shown): ")
         screen.type(VALUE + "\n")
@@ -220,9 +220,7 @@ def test_a_value_is_asked_for_on_a_terminal_and_not_shown(tmp_path: Path) -> Non
     [["set", NAME, VALUE], ["set", NAME, f"--value={VALUE}"], ["set", NAME, "--value", VALUE], ["remove", NAME, VALUE],
      ["set", "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"]],
 )  # fmt: skip
-def test_a_value_that_was_typed_into_the_command_is_refused_and_not_repeated(
-    tmp_path: Path, arguments: list[str]
-) -> None:
+def test_rejects_a_value_typed_into_the_command_without_repeating_it(tmp_path: Path, arguments: list[str]) -> None:
     done = ava(tmp_path, "secret", *arguments, stdin=VALUE)
     assert done.returncode == 2
     assert done.stderr.startswith("ava: ") and "asked for" in done.stderr

@@ -28,7 +28,7 @@ def refused(root: Path, toml: str = "", **env: str) -> str:
     return text
 
 
-def test_without_a_file_everything_has_the_default_of_the_design(tmp_path: Path) -> None:
+def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) -> None:
     settings = load_settings(tmp_path / "nothing-there", {})
 
     assert (settings.enabled, settings.approval, settings.proposal_ttl_s) == (True, "ask", 600)
@@ -57,7 +57,7 @@ def test_without_a_file_everything_has_the_default_of_the_design(tmp_path: Path)
     assert not (tmp_path / "nothing-there").exists()
 
 
-def test_a_file_with_every_setting_is_read(tmp_path: Path) -> None:
+def test_reads_a_file_with_every_setting(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         """
@@ -110,7 +110,7 @@ def test_a_file_with_every_setting_is_read(tmp_path: Path) -> None:
     assert settings.users["ben"].workspaces == (Path("/srv/code/ben"),)
 
 
-def test_settings_cannot_be_changed_once_read(tmp_path: Path) -> None:
+def test_settings_are_immutable(tmp_path: Path) -> None:
     settings = load(tmp_path)
     with pytest.raises(ValidationError):
         settings.enabled = False  # type: ignore[misc]
@@ -155,7 +155,7 @@ def test_settings_cannot_be_changed_once_read(tmp_path: Path) -> None:
         ("approval = 'x'\nmirror = 3\n[limits]\nrunning = 'a'", ["approval", "2 more"]),
     ],
 )
-def test_a_wrong_setting_names_the_file_the_key_the_value_and_what_is_allowed(
+def test_an_invalid_setting_error_names_file_key_value_and_allowed_values(
     tmp_path: Path, toml: str, says: list[str]
 ) -> None:
     text = refused(tmp_path, toml)
@@ -179,7 +179,7 @@ def test_a_wrong_setting_names_the_file_the_key_the_value_and_what_is_allowed(
         (f"[mcp_servers.x]\ncommand='x'\nargs=['--k', '{KEY}']", "mcp_servers.x.args holds a secret"),
     ],
 )
-def test_a_key_in_the_file_is_refused_without_showing_it(tmp_path: Path, toml: str, says: str) -> None:
+def test_rejects_an_api_key_in_the_file_without_showing_it(tmp_path: Path, toml: str, says: str) -> None:
     text = refused(tmp_path, toml)
 
     assert says in text
@@ -198,24 +198,24 @@ def test_a_key_in_the_file_is_refused_without_showing_it(tmp_path: Path, toml: s
         "http://ava:{{secret:x}}s3cr3t-x@proxy",
     ],
 )
-def test_a_wrong_proxy_is_told_without_its_password(tmp_path: Path, given: str) -> None:
+def test_reports_an_invalid_proxy_without_its_password(tmp_path: Path, given: str) -> None:
     text = refused(tmp_path, AVA_FETCH__PROXY=given)
 
     assert "AVA_FETCH__PROXY is" in text and "http://proxy.example:3128" in text
     assert "s3cr3t" not in text
 
 
-def test_the_password_of_a_proxy_may_come_by_the_environment_and_no_repr_has_it(tmp_path: Path) -> None:
+def test_accepts_a_proxy_password_from_the_environment_and_hides_it_in_reprs(tmp_path: Path) -> None:
     settings = load(tmp_path, AVA_FETCH__PROXY="http://ava:s3cr3t-x@proxy:3128")
     assert settings.fetch.proxy == "http://ava:s3cr3t-x@proxy:3128"
     assert "s3cr3t" not in f"{settings!r} {settings}"
 
 
-def test_a_key_given_by_mistake_in_a_variable_is_not_shown(tmp_path: Path) -> None:
+def test_does_not_show_a_key_put_in_the_wrong_variable(tmp_path: Path) -> None:
     assert KEY not in refused(tmp_path, AVA_APPROVAL=KEY)
 
 
-def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
         '[models]\nfast = "a:b"\ndeep = "c:d"',
@@ -263,7 +263,7 @@ def test_the_environment_stands_above_the_file(tmp_path: Path) -> None:
         ({"AVA_LIMITS": "3", "AVA_LIMITS__RUNNING": "3"}, ["AVA_LIMITS__RUNNING", "unset one of them"]),
     ],
 )
-def test_a_wrong_variable_is_named_with_what_is_allowed(
+def test_an_invalid_variable_error_names_it_and_the_allowed_values(
     tmp_path: Path, variables: dict[str, str], says: list[str]
 ) -> None:
     text = refused(tmp_path, **variables)
@@ -285,7 +285,7 @@ def test_a_wrong_variable_is_named_with_what_is_allowed(
         ('[workspace]\nroots = ["/srv"]', "AVA_WORKSPACE__ROOTS", '["/srv/code"]', ["/srv/code"]),
     ],
 )
-def test_the_environment_may_tighten_what_limits_everybody(
+def test_the_environment_can_tighten_global_limits(
     tmp_path: Path, toml: str, variable: str, value: str, read: object
 ) -> None:
     got: Any = load(tmp_path, toml, **{variable: value}).model_dump(mode="json")
@@ -311,9 +311,7 @@ def test_the_environment_may_tighten_what_limits_everybody(
         ('[workspace]\nroots = ["/srv/code"]', "AVA_WORKSPACE__ROOTS", '["/srv"]'),
     ],
 )
-def test_the_environment_may_not_loosen_what_limits_everybody(
-    tmp_path: Path, toml: str, variable: str, value: str
-) -> None:
+def test_the_environment_cannot_loosen_global_limits(tmp_path: Path, toml: str, variable: str, value: str) -> None:
     text = refused(tmp_path, toml, **{variable: value})
 
     assert variable in text
@@ -330,20 +328,18 @@ def test_the_environment_may_not_loosen_what_limits_everybody(
         ("AVA_USERS__BEN__RUNNING", "1"),
     ],
 )
-def test_what_runs_programs_or_prices_budgets_may_only_stand_in_the_file(
-    tmp_path: Path, variable: str, value: str
-) -> None:
+def test_programs_and_prices_can_only_be_set_in_the_file(tmp_path: Path, variable: str, value: str) -> None:
     assert "is only allowed in" in refused(tmp_path, **{variable: value})
 
 
-def test_a_proposal_lives_ten_minutes_and_under_human_a_day_unless_set(tmp_path: Path) -> None:
+def test_proposals_expire_after_ten_minutes_or_a_day_under_human_by_default(tmp_path: Path) -> None:
     assert load(tmp_path).proposal_lifetime_s == 600
     assert load(tmp_path, 'approval = "human"').proposal_lifetime_s == 86_400
     assert load(tmp_path, AVA_APPROVAL="human").proposal_lifetime_s == 86_400
     assert load(tmp_path, 'approval = "human"\nproposal_ttl_s = 60').proposal_lifetime_s == 60
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_names_an_unreadable_file(tmp_path: Path) -> None:
     (tmp_path / "config.toml").mkdir()
     with pytest.raises(ConfigError, match=r"config\.toml cannot be read"):
         load_settings(tmp_path, {})
@@ -353,7 +349,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path, {})
 
 
-def test_the_data_root_is_the_one_given_else_the_variables_else_the_platforms(tmp_path: Path) -> None:
+def test_the_data_root_comes_from_argument_then_variable_then_platform(tmp_path: Path) -> None:
     env = {"AVA_DATA_ROOT": str(tmp_path)}
 
     assert find_data_root(tmp_path / "x", env).path == tmp_path / "x"
@@ -362,12 +358,12 @@ def test_the_data_root_is_the_one_given_else_the_variables_else_the_platforms(tm
     assert load_settings(tmp_path, {}).paths.db == tmp_path / "ava.db"
 
 
-def test_a_data_root_that_depends_on_the_working_folder_is_refused() -> None:
+def test_rejects_a_relative_data_root() -> None:
     with pytest.raises(ConfigError, match=r"AVA_DATA_ROOT is .*an absolute folder"):
         find_data_root(env={"AVA_DATA_ROOT": "data/${user_config.folder}"})
 
 
-def test_a_new_data_root_belongs_to_its_owner_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_access_a_new_data_root(tmp_path: Path) -> None:
     root = DataRoot(tmp_path / "a" / "b")
     root.create()
     root.create()
@@ -375,7 +371,7 @@ def test_a_new_data_root_belongs_to_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(root.path.stat().st_mode) == 0o700
 
 
-def test_a_data_root_that_cannot_be_one_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_rejects_an_invalid_data_root_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is not a folder"):
         DataRoot(tmp_path / "file").create()
@@ -388,7 +384,7 @@ def test_a_data_root_that_cannot_be_one_is_refused_with_the_reason(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_data_root_that_is_not_writable_is_refused(tmp_path: Path) -> None:
+def test_rejects_a_data_root_that_is_not_writable(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     try:
         with pytest.raises(ConfigError, match="not writable"):

@@ -63,7 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callabl
 Play = Callable[[Callable[..., Any]], Made]
 
 
-def test_a_run_is_a_span_and_its_calls_of_models_and_tools_are_spans_in_it(made: Play) -> None:
+def test_a_run_is_a_span_that_contains_spans_of_model_and_tool_calls(made: Play) -> None:
     all_of_it = made(traced.whole_run)
     run = all_of_it.one("invoke_agent researcher")
     assert run["parent"] is None and run["kind"] == "INTERNAL"
@@ -74,7 +74,7 @@ def test_a_run_is_a_span_and_its_calls_of_models_and_tools_are_spans_in_it(made:
     assert all(span["attributes"]["ava.run.id"] == all_of_it.told["run"] for span in all_of_it.spans)
 
 
-def test_they_have_the_attributes_of_the_conventions(made: Play) -> None:
+def test_spans_have_the_attributes_of_the_semantic_conventions(made: Play) -> None:
     all_of_it = made(traced.whole_run)
     run = all_of_it.one("invoke_agent researcher")["attributes"]
     run_id = all_of_it.told["run"]
@@ -98,7 +98,7 @@ def test_they_have_the_attributes_of_the_conventions(made: Play) -> None:
     assert tool["attributes"]["gen_ai.tool.call.id"].startswith("call_")
 
 
-def test_what_failed_says_of_which_kind(made: Play) -> None:
+def test_a_failed_span_has_its_error_kind(made: Play) -> None:
     all_of_it = made(traced.whole_run)
     assert [span["attributes"].get("error.type") for span in all_of_it.named("chat test")] == [None, "overloaded", None]
     of_tools = [span["attributes"].get("error.type") for span in all_of_it.named("execute_tool read_file")]
@@ -109,7 +109,7 @@ def test_what_failed_says_of_which_kind(made: Play) -> None:
     assert run["attributes"]["ava.run.ending"] == "error" == refused.told["state"]
 
 
-def test_a_cancelled_run_is_no_failed_one(made: Play) -> None:
+def test_a_cancelled_run_is_not_marked_as_failed(made: Play) -> None:
     all_of_it = made(traced.cancelled)
     run = all_of_it.one("invoke_agent researcher")
     assert run["status"] == "UNSET" and run["attributes"]["ava.run.ending"] == "cancelled"
@@ -117,7 +117,7 @@ def test_a_cancelled_run_is_no_failed_one(made: Play) -> None:
 
 
 @pytest.mark.parametrize("scenario", traced.SCENARIOS.values(), ids=traced.SCENARIOS.keys())
-def test_no_span_has_anybodys_words(scenario: Callable[..., Any], made: Play) -> None:
+def test_spans_contain_no_text_of_users_or_models(scenario: Callable[..., Any], made: Play) -> None:
     all_of_it = made(scenario)
     assert all_of_it.spans
     text = json.dumps(all_of_it.spans).lower()
@@ -126,7 +126,7 @@ def test_no_span_has_anybodys_words(scenario: Callable[..., Any], made: Play) ->
     assert not any(span["said"] or span["events"] for span in all_of_it.spans)
 
 
-def test_runs_side_by_side_are_traces_of_their_own(made: Play) -> None:
+def test_concurrent_runs_are_separate_traces(made: Play) -> None:
     all_of_it = made(traced.side_by_side)
     runs = all_of_it.named("invoke_agent researcher")
     assert {run["attributes"]["ava.run.id"] for run in runs} == set(all_of_it.told["runs"])
@@ -137,7 +137,7 @@ def test_runs_side_by_side_are_traces_of_their_own(made: Play) -> None:
         assert {span["attributes"]["ava.run.id"] for span in below} == {run["attributes"]["ava.run.id"]}
 
 
-def test_a_run_that_is_taken_up_again_is_another_span_of_the_same_run(made: Play) -> None:
+def test_a_resumed_run_is_another_span_of_the_same_run(made: Play) -> None:
     all_of_it = made(traced.taken_up)
     first, second = all_of_it.named("invoke_agent researcher")
     assert first["attributes"]["ava.run.id"] == second["attributes"]["ava.run.id"] == all_of_it.told["run"]
@@ -146,21 +146,21 @@ def test_a_run_that_is_taken_up_again_is_another_span_of_the_same_run(made: Play
     assert second["attributes"]["ava.run.ending"] == "success" == all_of_it.told["state"]
 
 
-def test_what_another_mcp_server_is_asked_is_a_span_within_the_tool_call(made: Play) -> None:
+def test_a_request_to_an_mcp_server_is_a_span_within_the_tool_call(made: Play) -> None:
     all_of_it = made(traced.another_server)
     assert all_of_it.told["state"] == "success"
     call = all_of_it.one("execute_tool mcp__lab__add")
     assert [span["name"] for span in all_of_it.below(call)] == ["MCP send tools/call add"]
 
 
-def test_a_request_that_fails_says_so_in_its_span_and_its_words_to_the_host_alone(made: Play) -> None:
+def test_a_failed_request_marks_its_span_and_only_the_host_gets_the_message(made: Play) -> None:
     all_of_it = made(traced.requests)
     assert "quokka" in all_of_it.told["said"], "the host is told what it gave"
     read = all_of_it.one("resources/read")
     assert read["status"] == "ERROR" and read["attributes"]["error.type"] == "-32602"
 
 
-async def test_without_an_sdk_nothing_is_made_of_a_span(tmp_path: Path) -> None:
+async def test_creates_no_spans_without_an_sdk(tmp_path: Path) -> None:
     assert type(trace.get_tracer_provider()).__name__ == "ProxyTracerProvider", "nobody has set one here"
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         run = await lab.ended(await lab.start())
@@ -170,7 +170,7 @@ async def test_without_an_sdk_nothing_is_made_of_a_span(tmp_path: Path) -> None:
             assert not trace.get_current_span().is_recording()
 
 
-def test_a_server_does_not_bring_an_sdk() -> None:
+def test_the_server_does_not_import_an_sdk() -> None:
     ask = (
         "import sys, ava_server.service.runtime, ava_server.mcp_server.app; "
         "print([each for each in sys.modules if '.sdk' in each])"
@@ -179,11 +179,11 @@ def test_a_server_does_not_bring_an_sdk() -> None:
     assert done.stdout.strip() == "[]"
 
 
-async def test_an_error_is_told_by_its_kind_alone() -> None:
+async def test_spans_record_only_the_kind_of_an_error() -> None:
     given = (ToolFailed("the quokka"), TimeoutError("the quokka"), ValueError("the quokka"))
     assert [spans.error_type(error) for error in given] == ["tool_error", "timeout", "ValueError"]
 
 
-def test_a_provider_that_writes_sentences_where_one_word_belongs_is_not_repeated() -> None:
+def test_replaces_free_text_in_single_word_fields_of_a_provider() -> None:
     words = ("stop", "tool_calls", "the quokka said stop", "x" * 65, "")
     assert [spans._word(word) for word in words] == ["stop", "tool_calls", "other", "other", "other"]

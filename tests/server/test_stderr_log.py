@@ -45,7 +45,7 @@ app.main(["status"])
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_words_of_a_fault_steer_no_terminal(tmp_path: Path, way: str) -> None:
+def test_error_text_on_stderr_contains_no_terminal_escapes(tmp_path: Path, way: str) -> None:
     code = FAULT + WAYS[way]
     command = [sys.executable, "-c", code, str(tmp_path / "data"), f"{STEERS}said"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env={**os.environ})

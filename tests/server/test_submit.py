@@ -26,7 +26,7 @@ def accepted(**args: Any) -> SubmitArgs:
     return submitted
 
 
-def test_a_result_is_taken_as_it_is() -> None:
+def test_accepts_a_result_unchanged() -> None:
     finding = {"claim": "Otter costs twelve cents", "quote": "“twelve cents”", "source_url": "https://example.org/"}
     submitted = accepted(output={"a": [1]}, confidence=0.5, caveats="only one page", findings=[finding])
     assert submitted.output == {"a": [1]}
@@ -44,33 +44,33 @@ def test_a_result_is_taken_as_it_is() -> None:
         ({"output": [], "x" * 5_000: 1}, "Extra inputs are not permitted; submit_result takes summary"),
     ],
 )
-def test_what_is_wrong_with_a_result_is_said_so_that_it_can_be_mended(args: dict[str, Any], fault: str) -> None:
+def test_explains_how_to_fix_an_invalid_result(args: dict[str, Any], fault: str) -> None:
     told = handed(FORM, **args)
     assert isinstance(told, str)
     assert fault in told
     assert len(told) < 600
 
 
-def test_arguments_that_are_no_object_are_asked_for_again() -> None:
+def test_asks_again_for_arguments_that_are_not_an_object() -> None:
     told = accept(ToolUse("call_1", NAME, None, '{"summary": '), None)
     assert isinstance(told, str)
     assert told.startswith("the arguments are not a JSON object")
 
 
-def test_a_schema_that_would_connect_or_match_for_ever_is_no_crash_of_the_run() -> None:
+def test_a_schema_with_remote_references_or_slow_patterns_does_not_crash_the_run() -> None:
     for form in ({"$ref": "http://127.0.0.1:1/x"}, {"pattern": "^(a+)+$"}, {"type": "nonsense"}):
         told = handed(form, output="a" * 40 + "!")
         assert isinstance(told, str)
         assert "could not be checked" in told or "cannot be used" in told
 
 
-def test_too_many_findings_are_left_out_and_a_caveat_says_so() -> None:
+def test_drops_excess_findings_and_adds_a_caveat() -> None:
     submitted = accepted(findings=[{"claim": f"claim {number}"} for number in range(130)], caveats=["mine"])
     assert [finding.claim for finding in submitted.findings] == [f"claim {number}" for number in range(100)]
     assert submitted.caveats == ["mine", "30 findings were left out: a result carries 100."]
 
 
-def test_findings_that_are_too_long_are_cut_and_a_caveat_says_so() -> None:
+def test_truncates_long_findings_and_adds_a_caveat() -> None:
     page = "The price of everything is on this page. " * 200
     long = {"claim": page, "quote": page, "source_url": "https://example.org/" + "x" * 5_000, "source_name": page}
     submitted = accepted(findings=[long, {"claim": "short", "quote": " as it is "}])
@@ -82,7 +82,7 @@ def test_findings_that_are_too_long_are_cut_and_a_caveat_says_so() -> None:
     assert second == Finding(claim="short", quote=" as it is ")
 
 
-def test_a_quote_that_was_cut_still_stands_where_it_was_read() -> None:
+def test_finds_a_truncated_quote_in_its_source() -> None:
     from ava_audit.events import ToolResult
 
     page = " ".join(f"word{number}" for number in range(2_000))
@@ -91,14 +91,14 @@ def test_a_quote_that_was_cut_still_stands_where_it_was_read() -> None:
     assert check_quotes(submitted.findings, [(7, read)]) == [{"finding": 1, "verdict": "found", "event": 7}]
 
 
-def test_too_many_caveats_are_left_out_and_the_last_one_says_so() -> None:
+def test_drops_excess_caveats_and_the_last_one_says_so() -> None:
     submitted = accepted(caveats=["word " * 1_000] * 60)
     assert len(submitted.caveats) == 51
     assert max(map(len, submitted.caveats)) <= 1_000
     assert submitted.caveats[-1] == "10 caveats were left out: a result carries 50."
 
 
-def test_the_tool_shows_the_form_with_references_that_lead_there() -> None:
+def test_the_tool_schema_embeds_the_output_schema_with_working_references() -> None:
     parameters = dict(schema(FORM).parameters)
     assert parameters["properties"]["output"]["items"] == {"$ref": "#/properties/output/$defs/row"}
     assert parameters["required"] == ["summary", "output"]

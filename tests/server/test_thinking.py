@@ -43,9 +43,7 @@ def reads(number: int, **more: Any) -> Say:
         ("claude-haiku-4-5", {"type": "enabled", "budget_tokens": 4096}),
     ],
 )
-async def test_a_run_that_thinks_is_told_to_and_what_it_thinks_is_on_the_record(
-    tmp_path: Path, name: str, told: dict[str, Any]
-) -> None:
+async def test_requests_extended_thinking_and_logs_it(tmp_path: Path, name: str, told: dict[str, Any]) -> None:
     async with open_lab(tmp_path, [reads(0), hand_over()], **model(name)) as lab:
         (lab.workspace / "0.md").write_text("twelve cents\n")
         made = await lab.propose(extended_thinking=True)
@@ -66,7 +64,7 @@ async def test_a_run_that_thinks_is_told_to_and_what_it_thinks_is_on_the_record(
 
 
 @pytest.mark.parametrize(("cents", "thinks"), [(26, True), (21, False)])
-async def test_thinking_is_inside_of_every_cap_and_goes_off_where_there_is_no_room_for_it(
+async def test_thinking_counts_toward_every_cap_and_turns_off_when_it_does_not_fit(
     tmp_path: Path, cents: int, thinks: bool
 ) -> None:
     async with open_lab(tmp_path, [reads(0), hand_over()], **model("claude-sonnet-5-5")) as lab:
@@ -84,7 +82,7 @@ async def test_thinking_is_inside_of_every_cap_and_goes_off_where_there_is_no_ro
         assert body["thinking"]["type"] == ("adaptive" if fact.thinking else "between_tools")
 
 
-async def test_the_wrap_up_does_not_think_and_has_more_room_where_that_cannot_be_told(tmp_path: Path) -> None:
+async def test_the_wrap_up_disables_thinking_or_gets_more_tokens_where_it_cannot(tmp_path: Path) -> None:
     script = [reads(0), Say(calls=[DONE], reasoning="at last")]
     for number, (name, told, room) in enumerate(
         [("claude-sonnet-5", "disabled", 1024), ("claude-opus-5-5", "adaptive", 2048)]
@@ -102,7 +100,7 @@ async def test_the_wrap_up_does_not_think_and_has_more_room_where_that_cannot_be
 
 
 @pytest.mark.parametrize("name", ["claude-haiku-4-5", "claude-haiku-5-5"])
-async def test_once_off_it_stays_off(tmp_path: Path, name: str) -> None:
+async def test_thinking_stays_off_once_turned_off(tmp_path: Path, name: str) -> None:
     def script(request: dict[str, Any]) -> Say:
         turn = sum(message["role"] == "assistant" for message in request["messages"])
         return reads(turn, usage={"input_tokens": 2000, "output_tokens": 30}) if turn < 3 else hand_over()
@@ -132,7 +130,7 @@ class Reader:
         return reads(turn, usage=usage) if turn < self.files else Say(calls=[DONE], reasoning="done", usage=usage)
 
 
-async def test_thinking_before_which_results_were_left_out_does_not_go_back_and_nothing_is_refused(
+async def test_does_not_send_back_thinking_that_follows_trimmed_results(
     tmp_path: Path,
 ) -> None:
     config = model("claude-sonnet-5-5")
@@ -152,7 +150,7 @@ async def test_thinking_before_which_results_were_left_out_does_not_go_back_and_
 
 
 @pytest.mark.parametrize("name", ["claude-sonnet-5-5", "claude-haiku-4-5"])
-async def test_a_plan_outlives_its_planning_without_the_thinking_that_is_bound_to_it(tmp_path: Path, name: str) -> None:
+async def test_keeps_a_plan_after_planning_without_its_thinking(tmp_path: Path, name: str) -> None:
     script: Script = [
         Say("It is about a price.", reasoning="analysing"),
         Say("1. Read the file.\n2. Hand over.", reasoning="planning"),
@@ -170,7 +168,7 @@ async def test_a_plan_outlives_its_planning_without_the_thinking_that_is_bound_t
     assert thought(sent(lab)[4]) == [*kept, "thought 0"] if kept else ["thought 0"]
 
 
-async def test_redacted_thinking_goes_back_and_is_not_shown(tmp_path: Path) -> None:
+async def test_sends_redacted_thinking_back_without_showing_it(tmp_path: Path) -> None:
     script = [reads(0, redacted="c2VjcmV0"), hand_over()]
     async with open_lab(tmp_path, script, **model("claude-sonnet-5-5")) as lab:
         (lab.workspace / "0.md").write_text("twelve cents\n")
@@ -183,7 +181,7 @@ async def test_redacted_thinking_goes_back_and_is_not_shown(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("asked", [True, None])
-async def test_a_model_that_cannot_be_told_to_think_is_refused_or_said_so(tmp_path: Path, asked: bool | None) -> None:
+async def test_rejects_or_reports_a_model_without_known_thinking_support(tmp_path: Path, asked: bool | None) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         (lab.workspace / "0.md").write_text("twelve cents\n")
         more = {} if asked is None else {"extended_thinking": asked}
@@ -201,7 +199,7 @@ async def test_a_model_that_cannot_be_told_to_think_is_refused_or_said_so(tmp_pa
         assert [fact.thinking for fact in await lab.facts(answer.subagent_id, CostReserved)] == [0]
 
 
-async def test_a_result_of_a_tool_stands_between_the_thoughts(tmp_path: Path) -> None:
+async def test_places_tool_results_between_thinking_blocks(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [reads(0), reads(0), hand_over()], **model("claude-haiku-4-5")) as lab:
         (lab.workspace / "0.md").write_text("twelve cents\n")
         run_id = await lab.start(extended_thinking=True)
@@ -218,9 +216,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("name", ["claude-sonnet-5-5", "claude-opus-4-7", "claude-haiku-4-5"])
-async def test_what_the_api_does_not_take_back_of_its_thinking_is_left_out_and_the_run_goes_on(
-    tmp_path: Path, name: str
-) -> None:
+async def test_drops_thinking_that_the_api_rejects_and_continues_the_run(tmp_path: Path, name: str) -> None:
     no = Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": REFUSED}})
     async with open_lab(tmp_path, [reads(0), reads(1), no, reads(0), hand_over()], **model(name)) as lab:
         for number in range(2):
@@ -239,7 +235,7 @@ async def test_what_the_api_does_not_take_back_of_its_thinking_is_left_out_and_t
     assert thought(sent(lab)[4]) == ([] if name == "claude-haiku-4-5" else ["thought 0"]), "only what came after it"
 
 
-async def test_thinking_that_is_refused_once_more_ends_the_run_with_what_there_is(tmp_path: Path) -> None:
+async def test_a_second_rejection_of_thinking_ends_the_run_with_partial_output(tmp_path: Path) -> None:
     no = Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": REFUSED}})
     async with open_lab(tmp_path, [reads(0), no, no, hand_over()], **model("claude-sonnet-5-5")) as lab:
         (lab.workspace / "0.md").write_text("twelve cents\n")

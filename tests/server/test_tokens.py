@@ -24,7 +24,7 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "secrets" / "tokens.toml"
 
 
-def test_a_token_is_found_by_its_text_which_stands_in_no_file_and_no_repr(file: Path) -> None:
+def test_finds_a_token_by_its_text_which_no_file_or_repr_contains(file: Path) -> None:
     token, text = create_token(file, "laptop", "ana", ["read", "spawn"], None)
     assert TEXT.fullmatch(text)
     assert (token.user, token.scopes) == ("ana", ("spawn", "read"))
@@ -40,13 +40,13 @@ def test_a_token_is_found_by_its_text_which_stands_in_no_file_and_no_repr(file: 
     lambda text: text.removeprefix(BEGINS), lambda _text: "", lambda text: text + "\x00", lambda text: text * 9,
     lambda _text: "ünïcode", lambda _text: BEGINS + "A" * 43,
 ])  # fmt: skip
-def test_what_is_not_the_token_to_the_letter_is_none(file: Path, change: object) -> None:
+def test_accepts_only_the_exact_token(file: Path, change: object) -> None:
     _token, text = create_token(file, "laptop", "ana", ["read"], None)
     assert callable(change)
     assert Tokens(file).find(change(text)) is None
 
 
-def test_a_revoked_and_an_expired_one_are_worth_nothing_to_a_reader_that_has_read_them_before(file: Path) -> None:
+def test_a_reader_rejects_revoked_and_expired_tokens_it_read_before(file: Path) -> None:
     now_us = time.time_ns() // 1000
     _one, revoked = create_token(file, "one", "ana", ["read"], None)
     _two, expires = create_token(file, "two", "ana", ["read"], now_us + 300_000)
@@ -60,7 +60,7 @@ def test_a_revoked_and_an_expired_one_are_worth_nothing_to_a_reader_that_has_rea
     assert revoke_token(file, "one") is None
 
 
-def test_every_stored_hash_is_compared_in_constant_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compares_every_stored_hash_in_constant_time(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison is watched, not replaced: each one given has to be compared with each one stored."""
     _token, first = create_token(file, "a", "ana", ["read"], None)
     for name in ("b", "c", "d"):
@@ -87,14 +87,14 @@ def test_every_stored_hash_is_compared_in_constant_time(file: Path, monkeypatch:
     ("laptop", "../ana", "read"), ("laptop", "ana\n", ""), ("laptop", "-ana", "read"), ("laptop", "ana", ""),
     ("laptop", "ana", "read,write"),
 ])  # fmt: skip
-def test_what_can_be_no_name_user_or_scope_is_refused(file: Path, name: str, user: str, scope: str) -> None:
+def test_rejects_an_invalid_name_user_or_scope(file: Path, name: str, user: str, scope: str) -> None:
     with pytest.raises(BadInput) as refused:
         create_token(file, name, user, scopes_in([scope]), None)
     assert "A" * 43 not in str(refused.value)
     assert not file.exists()
 
 
-def test_a_name_that_is_taken_is_not_given_to_another(file: Path) -> None:
+def test_rejects_a_name_that_is_already_used(file: Path) -> None:
     _token, text = create_token(file, "laptop", "ana", ["read"], None)
     with pytest.raises(Refused, match="ava token revoke laptop"):
         create_token(file, "laptop", "ben", ["audit"], None)
@@ -102,7 +102,7 @@ def test_a_name_that_is_taken_is_not_given_to_another(file: Path) -> None:
     assert found is not None and found.user == "ana"
 
 
-def test_lengths_of_time_are_read_and_others_refused() -> None:
+def test_reads_durations_and_rejects_invalid_ones() -> None:
     assert expiry(None, 5) is None
     assert expiry("90d", 5) == 5 + 90 * 86_400_000_000
     assert expiry("12H", 5) == 5 + 12 * 3_600_000_000
@@ -112,7 +112,7 @@ def test_lengths_of_time_are_read_and_others_refused() -> None:
 
 
 @pytest.mark.parametrize("damage", ["loose", "folder", "link", "text", "scope", "hash"])
-def test_a_file_that_cannot_be_trusted_lets_nobody_in(file: Path, damage: str) -> None:
+def test_an_untrusted_token_file_denies_all_access(file: Path, damage: str) -> None:
     _token, text = create_token(file, "laptop", "ana", ["read"], None)
     tokens = Tokens(file)
     assert tokens.find(text) is not None
@@ -132,7 +132,7 @@ def test_a_file_that_cannot_be_trusted_lets_nobody_in(file: Path, damage: str) -
             reader.find(text)
 
 
-def test_processes_that_make_tokens_at_once_lose_none(tmp_path: Path) -> None:
+def test_keeps_all_tokens_created_by_concurrent_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ava_server", "token", "create"]
     env = environment(tmp_path / "data")
     given = ("--user", "ana", "--scope", "read")
@@ -144,7 +144,7 @@ def test_processes_that_make_tokens_at_once_lose_none(tmp_path: Path) -> None:
     assert [token.name for text in texts if text and (token := tokens.find(text[0]))] == list("abcd")
 
 
-def test_the_command_shows_a_token_once_and_the_log_and_the_list_never_have_it(tmp_path: Path) -> None:
+def test_the_command_shows_a_token_once_and_log_and_list_never_do(tmp_path: Path) -> None:
     root = tmp_path / "data"
     made = ava(root, "token", "create", "laptop", "--user", "ana", "--scope", "spawn,read", "--expires", "90d")
     assert made.returncode == 0, made.stderr
@@ -173,7 +173,7 @@ def test_the_command_shows_a_token_once_and_the_log_and_the_list_never_have_it(t
         assert text not in done.stdout + done.stderr
 
 
-def test_a_token_in_the_place_of_its_name_is_not_repeated(tmp_path: Path) -> None:
+def test_does_not_repeat_a_token_given_in_place_of_a_name(tmp_path: Path) -> None:
     text = BEGINS + "Ab3" * 14 + "x"
     for args in (("revoke", text), ("create", text, "--user", "ana", "--scope", "read")):
         done = ava(tmp_path / "data", "token", *args)
@@ -181,7 +181,7 @@ def test_a_token_in_the_place_of_its_name_is_not_repeated(tmp_path: Path) -> Non
         assert text not in done.stdout + done.stderr
 
 
-def test_under_a_pin_a_token_that_approves_takes_the_pin(tmp_path: Path) -> None:
+def test_creating_a_token_that_can_approve_requires_the_pin(tmp_path: Path) -> None:
     with on_terminal(tmp_path, "pin", "set", command=CONTROLLED) as screen:
         screen.until("New approval PIN (not shown): ")
         screen.type("739154\n")
@@ -205,7 +205,7 @@ def test_under_a_pin_a_token_that_approves_takes_the_pin(tmp_path: Path) -> None
     assert other.returncode == 0
 
 
-def test_a_subagents_process_makes_no_token(tmp_path: Path) -> None:
+def test_a_subagent_process_cannot_create_a_token(tmp_path: Path) -> None:
     done = ava(tmp_path, "token", "create", "x", "--user", "ana", "--scope", "audit", env={"AVA_RUN_ID": "S-7f3a2b"})
     assert done.returncode == 2
     assert not list(tmp_path.iterdir())
@@ -215,7 +215,9 @@ def test_a_subagents_process_makes_no_token(tmp_path: Path) -> None:
     "words", [["pin", "set"], ["key", "set", "openrouter"], ["secret", "set", "CRM", "--for", "example.org"]]
 )
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_question_that_is_killed_leaves_the_echo_on(tmp_path: Path, words: list[str], number: signal.Signals) -> None:
+def test_killing_a_password_prompt_restores_the_terminal_echo(
+    tmp_path: Path, words: list[str], number: signal.Signals
+) -> None:
     with on_terminal(tmp_path / "data", *words, command=CONTROLLED) as screen:
         screen.until("(not shown): ")
         assert not screen.echoes

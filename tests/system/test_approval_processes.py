@@ -54,7 +54,7 @@ async def all_at_once(wires: list[Wire], tool: str, calls: list[dict[str, Any]])
     return answers
 
 
-async def test_a_hundred_confirms_in_four_processes_start_one_run(root: Path, workspace: Path) -> None:
+async def test_a_hundred_confirmations_in_four_processes_start_one_run(root: Path, workspace: Path) -> None:
     gate = Gate()
     with running_model_server([Say(calls=DONE.calls, gate=gate), DONE]) as models:
         async with AsyncExitStack() as stack:
@@ -76,7 +76,7 @@ async def test_a_hundred_confirms_in_four_processes_start_one_run(root: Path, wo
     assert_intact(root)
 
 
-async def test_servers_that_start_small_runs_by_themselves_share_the_days_ceiling(root: Path, workspace: Path) -> None:
+async def test_servers_that_start_small_runs_automatically_share_the_daily_limit(root: Path, workspace: Path) -> None:
     settings_of(root, None, with_workspace(AUTO, workspace))
     with running_model_server(lambda _request: DONE) as models:
         async with AsyncExitStack() as stack:

@@ -72,7 +72,7 @@ async def no_worker_left(root: Path) -> AsyncGenerator[None]:
 
 
 @pytest.mark.requirement("N-11")
-async def test_a_run_outlives_its_host_and_tells_the_next_one(root: Path, workspace: Path) -> None:
+async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path, workspace: Path) -> None:
     gate = Gate()
     with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
         env = using(models.base_url)
@@ -95,7 +95,7 @@ async def test_a_run_outlives_its_host_and_tells_the_next_one(root: Path, worksp
 
 
 @pytest.mark.requirement("N-11")
-async def test_two_hosts_share_one_worker_and_a_killed_one_is_replaced(root: Path, workspace: Path) -> None:
+async def test_two_hosts_share_one_worker_and_a_killed_worker_is_replaced(root: Path, workspace: Path) -> None:
     gates = [Gate(), Gate(), Gate()]
     script: list[Step] = [*(Say("x", gate=gate) for gate in gates), DONE, DONE, DONE]
     with running_model_server(script) as models:
@@ -120,7 +120,7 @@ def _ended(root: Path, run: str) -> bool:
     return state_of(root, run) == "success"
 
 
-async def test_a_second_worker_finds_the_post_taken_and_a_subagent_starts_none(root: Path) -> None:
+async def test_a_second_worker_exits_and_a_subagent_starts_none(root: Path) -> None:
     env = environment(root)
     command = [AVA[0], "worker"]
     async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as first:
@@ -134,7 +134,7 @@ async def test_a_second_worker_finds_the_post_taken_and_a_subagent_starts_none(r
             assert await first.wait() == 0
 
 
-async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
+async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
     tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert worker_process.IDLE_S == 60
@@ -150,7 +150,7 @@ async def test_a_worker_goes_when_it_has_been_idle_and_stays_for_what_is_paused(
             assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
 
-async def test_a_worker_that_cannot_start_is_said_with_where_its_words_are(tmp_path: Path) -> None:
+async def test_reports_a_worker_that_cannot_start_and_names_its_log_file(tmp_path: Path) -> None:
     root = DataRoot(tmp_path)
     start_worker = WorkerProcesses(root, (sys.executable, "-c", "raise SystemExit('no such thing')"))
     await start_worker()
@@ -163,7 +163,7 @@ async def test_a_worker_that_cannot_start_is_said_with_where_its_words_are(tmp_p
     assert (tmp_path / "worker.log").stat().st_mode & 0o777 == 0o600
 
 
-async def test_a_run_that_a_server_cannot_honour_hires_nobody(tmp_path: Path, root: Path) -> None:
+async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_path: Path, root: Path) -> None:
     """The worker is given this server's keys, and would have to leave the run as well."""
     with running_model_server([]) as models, running_model_server([]) as elsewhere:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
@@ -175,7 +175,7 @@ async def test_a_run_that_a_server_cannot_honour_hires_nobody(tmp_path: Path, ro
             assert workers_of(root) == []
 
 
-def test_a_post_that_somebody_only_looks_at_is_taken_all_the_same(tmp_path: Path) -> None:
+def test_takes_the_worker_lock_even_if_another_process_just_checks_it(tmp_path: Path) -> None:
     root = DataRoot(tmp_path)
     first = hold_worker_lock(root)
     assert first is not None and hold_worker_lock(root) is None

@@ -51,7 +51,7 @@ def manifest(bundle: Path) -> dict[str, Any]:
 # -- what is in it ----------------------------------------------------------------------------------------------------
 
 
-def test_the_bundle_is_of_the_version_that_the_project_says(bundle: Path, manifest: dict[str, Any]) -> None:
+def test_the_bundle_has_the_version_of_the_project(bundle: Path, manifest: dict[str, Any]) -> None:
     assert bundle.name == f"{PROJECT['name']}-{PROJECT['version']}.mcpb"
     said = {name: manifest[name] for name in ("name", "version", "description", "license", "keywords")}
     assert said == {name: PROJECT[name] for name in said}
@@ -59,7 +59,7 @@ def test_the_bundle_is_of_the_version_that_the_project_says(bundle: Path, manife
     assert manifest["compatibility"]["platforms"] == ["darwin", "win32", "linux"]
 
 
-def test_the_dialog_asks_for_two_keys_a_folder_and_a_day_cap_and_needs_none(manifest: dict[str, Any]) -> None:
+def test_the_dialog_asks_for_two_keys_a_folder_and_a_daily_limit_all_optional(manifest: dict[str, Any]) -> None:
     dialog = manifest["user_config"]
     assert {name: (about["type"], about.get("sensitive", False)) for name, about in dialog.items()} == {
         "openrouter_api_key": ("string", True),
@@ -72,7 +72,7 @@ def test_the_dialog_asks_for_two_keys_a_folder_and_a_day_cap_and_needs_none(mani
     assert "no cap of Ava's counts" in dialog["brave_api_key"]["description"]
 
 
-def test_each_answer_of_the_dialog_reaches_a_variable_that_the_server_reads(manifest: dict[str, Any]) -> None:
+def test_each_dialog_field_sets_a_variable_that_the_server_reads(manifest: dict[str, Any]) -> None:
     variables = dict(manifest["server"]["mcp_config"]["env"])
     assert variables.pop("AVA_HOST") == "bundle"
     assert sorted(variables.values()) == sorted(f"${{user_config.{name}}}" for name in manifest["user_config"])
@@ -100,7 +100,7 @@ async def test_the_manifest_lists_every_tool_and_prompt_of_the_server(manifest: 
         assert all(f"${{arguments.{name}}}" in said["text"] for name in said["arguments"])
 
 
-def test_every_file_is_one_that_git_knows_or_the_manifest_or_the_icon(bundle: Path) -> None:
+def test_contains_only_files_tracked_by_git_plus_manifest_and_icon(bundle: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     known = set(listed.stdout.split("\0"))
     with zipfile.ZipFile(bundle) as files:
@@ -115,14 +115,14 @@ def test_every_file_is_one_that_git_knows_or_the_manifest_or_the_icon(bundle: Pa
     assert not any(name.startswith(("server/lib/", "server/venv/", "tests/", ".")) for name in names)
 
 
-def test_the_bundle_holds_no_secret(bundle: Path) -> None:
+def test_the_bundle_contains_no_secret(bundle: Path) -> None:
     with zipfile.ZipFile(bundle) as files:
         for name in files.namelist():
             if not name.endswith((".png", ".lock")):  # of a lock file every hash looks like one
                 assert Redactor({}).find_shapes(files.read(name).decode("utf-8")) == [], name
 
 
-def test_two_builds_are_the_same_bytes(bundle: Path, tmp_path: Path) -> None:
+def test_two_builds_are_identical(bundle: Path, tmp_path: Path) -> None:
     script("build_mcpb").main(["--out", str(tmp_path / "made" / "anew")])
     assert (tmp_path / "made" / "anew" / bundle.name).read_bytes() == bundle.read_bytes()
 
@@ -228,7 +228,7 @@ FILES_ONLY = {**READING, "tools": ["read_file", "search_codebase", "search_and_r
 
 @pytest.mark.setup
 @from_nothing
-def test_the_formats_own_tool_finds_nothing_wrong(installed: Installed, bundle: Path) -> None:
+def test_the_official_validator_finds_no_fault(installed: Installed, bundle: Path) -> None:
     said = installed.mcpb("validate", str(installed.folder / "manifest.json"))
     assert "Manifest schema validation passes!" in said
     assert "Icon validation passed" in said
@@ -241,9 +241,7 @@ def test_the_formats_own_tool_finds_nothing_wrong(installed: Installed, bundle: 
 
 @pytest.mark.setup
 @from_nothing
-async def test_unpacked_and_started_by_its_manifest_alone_it_does_the_main_job(
-    installed: Installed, papers: Path
-) -> None:
+async def test_the_unpacked_bundle_works_when_started_from_its_manifest(installed: Installed, papers: Path) -> None:
     command, env = installed.started_with(folder=str(papers))
     assert env["AVA_DAILY_USD"] == "5", "the dialog's default"
     assert env["OPENROUTER_API_KEY"] == "${user_config.openrouter_api_key}", "what a field left blank becomes"
@@ -264,7 +262,7 @@ async def test_unpacked_and_started_by_its_manifest_alone_it_does_the_main_job(
 
 @pytest.mark.setup
 @from_nothing
-async def test_a_host_that_runs_the_entry_point_itself_gets_the_same_server(installed: Installed) -> None:
+async def test_running_the_entry_point_directly_starts_the_same_server(installed: Installed) -> None:
     entry = json.loads((installed.folder / "manifest.json").read_text("utf-8"))["server"]["entry_point"]
     command = ["uv", "run", "--directory", str(installed.folder), entry]
     async with started(installed, command, {}) as wire:
@@ -273,7 +271,7 @@ async def test_a_host_that_runs_the_entry_point_itself_gets_the_same_server(inst
 
 @pytest.mark.setup
 @from_nothing
-async def test_the_day_cap_of_the_dialog_is_in_force(installed: Installed) -> None:
+async def test_the_daily_limit_of_the_dialog_applies(installed: Installed) -> None:
     command, env = installed.started_with(daily_usd=0, openrouter_api_key=KEY)
     async with started(installed, command, env) as wire:
         refused = await wire.tool_result("spawn_subagent", **READING)
@@ -288,7 +286,7 @@ async def test_the_day_cap_of_the_dialog_is_in_force(installed: Installed) -> No
     [{}, {"openrouter_api_key": "", "brave_api_key": "", "folder": "", "daily_usd": ""}, {"lost": True}],
     ids=["absent", "empty", "without a value"],
 )
-async def test_fields_that_were_left_blank_do_no_harm(installed: Installed, answers: dict[str, Any]) -> None:
+async def test_blank_dialog_fields_do_no_harm(installed: Installed, answers: dict[str, Any]) -> None:
     command, env = installed.started_with(**answers)
     async with started(installed, command, env) as wire:
         proposed = await wire.tool("spawn_subagent", role="researcher", task="Read https://example.org/")

@@ -104,7 +104,7 @@ def one_sentence(screen: str) -> str:
 # -- under ask ---------------------------------------------------------------------------------------------------------
 
 
-async def test_yes_in_a_terminal_starts_it_in_the_server_that_proposed_it(tmp_path: Path) -> None:
+async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         proposal = await at.propose("What does transcription cost?")
         [server] = instance_locks(at.root)
@@ -125,7 +125,7 @@ async def test_yes_in_a_terminal_starts_it_in_the_server_that_proposed_it(tmp_pa
 
 
 @pytest.mark.parametrize("answer", ["n", "", "yes please", "Y E S", WRONG])
-async def test_anything_but_yes_leaves_it_waiting(tmp_path: Path, answer: str) -> None:
+async def test_anything_but_yes_leaves_the_proposal_waiting(tmp_path: Path, answer: str) -> None:
     async with host(tmp_path) as at:
         proposal = await at.propose()
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, answer)])
@@ -133,7 +133,7 @@ async def test_anything_but_yes_leaves_it_waiting(tmp_path: Path, answer: str) -
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
 
 
-async def test_what_was_typed_before_the_question_stood_there_is_no_answer_to_it(tmp_path: Path) -> None:
+async def test_ignores_input_typed_before_the_question_appears(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         proposal = await at.propose()
         with at.terminal("approve", proposal["pending_id"]) as screen:
@@ -144,7 +144,7 @@ async def test_what_was_typed_before_the_question_stood_there_is_no_answer_to_it
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
 
 
-async def test_run_with_the_reference_of_one_that_runs_waits_for_that_one(tmp_path: Path) -> None:
+async def test_run_with_the_task_id_of_a_running_run_waits_for_that_run(tmp_path: Path) -> None:
     root, gate = made(tmp_path / "data", config_toml=PRICED), Gate()
     words = ("run", "researcher", "What does it cost?", "--task-id", "T-9")
     with running_model_server([replace(submits(), gate=gate)]) as model:
@@ -161,7 +161,7 @@ async def test_run_with_the_reference_of_one_that_runs_waits_for_that_one(tmp_pa
         assert len(model.requests) == 1, "it was started once"
 
 
-async def test_ctrl_c_at_the_question_leaves_it_waiting(tmp_path: Path) -> None:
+async def test_ctrl_c_at_the_question_leaves_the_proposal_waiting(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         proposal = await at.propose()
         with at.terminal("approve", proposal["pending_id"]) as screen:
@@ -171,7 +171,7 @@ async def test_ctrl_c_at_the_question_leaves_it_waiting(tmp_path: Path) -> None:
         assert (at.state(proposal), at.decided(proposal), at.model.requests) == ("awaiting_approval", [], [])
 
 
-async def test_without_a_terminal_nothing_is_approved_and_what_waits_is_shown(tmp_path: Path) -> None:
+async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         proposal = await at.propose("a task of its own")
         for given in (proposal["pending_id"], proposal["subagent_id"]):
@@ -185,7 +185,7 @@ async def test_without_a_terminal_nothing_is_approved_and_what_waits_is_shown(tm
         assert (at.state(proposal), at.decided(proposal)) == ("awaiting_approval", [])
 
 
-async def test_without_an_id_each_that_waits_is_asked_about_the_oldest_first(tmp_path: Path) -> None:
+async def test_asks_about_each_waiting_proposal_oldest_first_without_an_id(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         starts, rejected, left = [await at.propose(f"task number {number}") for number in range(3)]
         answers = [("1 of 3", ""), ("task number 0\nStart it?", "y")]
@@ -203,13 +203,13 @@ async def test_without_an_id_each_that_waits_is_asked_about_the_oldest_first(tmp
         assert at.decided(left) == []
 
 
-async def test_where_nothing_waits_that_is_said(tmp_path: Path) -> None:
+async def test_says_when_no_proposal_is_waiting(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         for command in ("approve", "reject"):
             assert at.typed(command) == (0, f"Data root: {at.root}\nNothing waits for approval.\n")
 
 
-async def test_two_ids_are_one_group_under_one_cap_with_the_line_of_all(tmp_path: Path) -> None:
+async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         pair = [await at.propose(f"task {number}") for number in range(2)]
         ids = [each["pending_id"] for each in pair]
@@ -239,7 +239,7 @@ async def test_two_ids_are_one_group_under_one_cap_with_the_line_of_all(tmp_path
         (["P-00000000"], [], 2, "P-00000000"),
     ],
 )
-async def test_a_group_that_cannot_be_starts_none_of_it(
+async def test_an_invalid_group_starts_none_of_its_runs(
     tmp_path: Path, more: list[str], answers: list[tuple[str, str]], code: int, says: str
 ) -> None:
     async with host(tmp_path) as at:
@@ -251,7 +251,7 @@ async def test_a_group_that_cannot_be_starts_none_of_it(
         assert [at.state(each) for each in (one, other)] == ["awaiting_approval"] * 2
 
 
-async def test_reject_takes_ids_and_without_one_asks_about_each(tmp_path: Path) -> None:
+async def test_reject_takes_ids_and_asks_about_each_proposal_without_one(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         first, second, third, fourth = [await at.propose(f"task number {number}") for number in range(4)]
         code, screen = at.typed("reject", first["pending_id"], second["subagent_id"])
@@ -273,7 +273,7 @@ async def test_reject_takes_ids_and_without_one_asks_about_each(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("command", ["approve", "reject"])
-async def test_what_does_not_wait_is_one_sentence(tmp_path: Path, command: str) -> None:
+async def test_reports_a_proposal_that_is_not_waiting_in_one_sentence(tmp_path: Path, command: str) -> None:
     async with open_lab(tmp_path, config=PRICED, runs=False) as lab:
         service = lab.as_user("somebody-else")
         foreign: Any = await service.call("spawn_subagent", {"role": "researcher", "task": "not yours"}, quiet)
@@ -306,7 +306,7 @@ async def quiet(_line: str) -> None:
     """Tell nobody how a wait goes on."""
 
 
-async def test_what_has_expired_is_not_approved_and_not_listed(tmp_path: Path) -> None:
+async def test_neither_approves_nor_lists_an_expired_proposal(tmp_path: Path) -> None:
     async with host(tmp_path, "proposal_ttl_s = 2\n") as at:
         proposal = await at.propose()
         with at.terminal("approve", proposal["pending_id"]) as screen:
@@ -323,7 +323,7 @@ async def test_what_has_expired_is_not_approved_and_not_listed(tmp_path: Path) -
 # -- under human: the PIN ----------------------------------------------------------------------------------------------
 
 
-async def test_a_pin_is_set_at_the_terminal_typed_twice_and_never_shown(tmp_path: Path) -> None:
+async def test_a_pin_is_typed_twice_at_the_terminal_and_never_shown(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         with at.terminal("pin", "set", command=SHELL) as screen:
             for question in ("New approval PIN (not shown): ", "New approval PIN once more (not shown): "):
@@ -347,7 +347,7 @@ async def test_a_pin_is_set_at_the_terminal_typed_twice_and_never_shown(tmp_path
         ("", None, 2, "No PIN was given"),
     ],
 )
-async def test_a_pin_that_is_mistyped_or_weak_is_not_stored(
+async def test_does_not_store_a_mistyped_or_weak_pin(
     tmp_path: Path, first: str, second: str | None, code: int, says: str
 ) -> None:
     async with host(tmp_path) as at:
@@ -358,7 +358,7 @@ async def test_a_pin_that_is_mistyped_or_weak_is_not_stored(
         assert not first or first not in screen
 
 
-async def test_under_a_pin_no_tool_approves_and_the_right_one_in_a_terminal_does(tmp_path: Path) -> None:
+async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_can(tmp_path: Path) -> None:
     async with host(tmp_path, 'approval = "auto"\nauto_approve_cents = 100\n', pin=PIN) as at:
         proposal = await at.propose()
         assert proposal["status"] == "awaiting_approval"
@@ -380,7 +380,7 @@ async def test_under_a_pin_no_tool_approves_and_the_right_one_in_a_terminal_does
         assert "`ava approve" in await at.confirm(later), "it was given for that session alone"
 
 
-async def test_for_all_that_waits_it_is_asked_for_once_and_for_a_rejection_not_at_all(tmp_path: Path) -> None:
+async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection(tmp_path: Path) -> None:
     async with host(tmp_path, pin=PIN) as at:
         one, rejected, other = [await at.propose(f"task number {number}") for number in range(3)]
         question = "Start it? [y = yes, r = reject it, Enter = leave it waiting]"
@@ -401,7 +401,7 @@ async def test_for_all_that_waits_it_is_asked_for_once_and_for_a_rejection_not_a
         assert answer["status"] == "rejected"
 
 
-async def test_the_fifth_wrong_one_locks_it_for_approve_and_run_too(tmp_path: Path) -> None:
+async def test_five_wrong_pins_lock_both_approve_and_run(tmp_path: Path) -> None:
     async with host(tmp_path, pin=PIN) as at:
         proposal = await at.propose()
         for _ in range(4):
@@ -415,7 +415,7 @@ async def test_the_fifth_wrong_one_locks_it_for_approve_and_run_too(tmp_path: Pa
         assert (at.state(proposal), at.model.requests) == ("awaiting_approval", [])
 
 
-async def test_no_pin_is_taken_from_a_pipe(tmp_path: Path) -> None:
+async def test_does_not_accept_a_pin_from_a_pipe(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
 
         def piped(*words: str) -> subprocess.CompletedProcess[str]:
@@ -449,7 +449,7 @@ async def test_no_pin_is_taken_from_a_pipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words", [["approve", "{id}"], ["run", "researcher", "x"], ["pin", "remove"], ["pin", "change"]]
 )
-async def test_ctrl_c_at_the_pin_leaves_the_echo_on_and_starts_nothing(tmp_path: Path, words: list[str]) -> None:
+async def test_ctrl_c_at_the_pin_prompt_restores_the_echo_and_starts_nothing(tmp_path: Path, words: list[str]) -> None:
     async with host(tmp_path, pin=PIN) as at:
         proposal = await at.propose()
         with at.terminal(*(each.format(id=proposal["pending_id"]) for each in words), command=SHELL) as screen:
@@ -470,7 +470,7 @@ async def test_ctrl_c_at_the_pin_leaves_the_echo_on_and_starts_nothing(tmp_path:
             assert state_of(at.root, str(own.run_id)) == "rejected", "it does not wait on for somebody"
 
 
-async def test_run_asks_for_the_pin_and_a_wrong_one_rejects(tmp_path: Path) -> None:
+async def test_run_asks_for_the_pin_and_a_wrong_pin_rejects(tmp_path: Path) -> None:
     async with host(tmp_path, pin=PIN) as at:
         done = ava(at.root, "run", "researcher", "x", "--yes", "--max-cost", "1")
         assert (done.returncode, "--yes: there is an approval PIN" in done.stderr) == (10, True)
@@ -489,7 +489,7 @@ async def test_run_asks_for_the_pin_and_a_wrong_one_rejects(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("long_ago", [False, True])
-async def test_resume_asks_for_the_pin_before_anything_goes_on(tmp_path: Path, long_ago: bool) -> None:
+async def test_resume_asks_for_the_pin_before_anything_continues(tmp_path: Path, long_ago: bool) -> None:
     gate = Gate()
     with running_model_server([Say("lost", gate=gate), submits()]) as model:
         async with open_lab(tmp_path, server=model, config=PRICED, check=False) as lab:
@@ -514,7 +514,7 @@ async def test_resume_asks_for_the_pin_before_anything_goes_on(tmp_path: Path, l
         assert ava(root, "resume", run_id).returncode == 10
 
 
-async def test_what_a_model_writes_cannot_steer_the_terminal_of_the_person_who_approves(tmp_path: Path) -> None:
+async def test_model_text_cannot_control_the_terminal_of_the_approver(tmp_path: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over\nStart it? [y/N] y\nApproved."
     async with host(tmp_path) as at:
         proposal = await at.propose(evil, rationale=evil)
@@ -524,7 +524,7 @@ async def test_what_a_model_writes_cannot_steer_the_terminal_of_the_person_who_a
         assert not any(line.startswith(("Approved", "Start it? [y/N] y")) for line in screen.splitlines()), screen
 
 
-async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
+async def test_changing_or_removing_the_pin_asks_for_the_old_one(tmp_path: Path) -> None:
     async with host(tmp_path, pin=PIN) as at:
         new = "a longer one"
         for old, ends in ((WRONG, 10), (PIN, 0)):
@@ -544,7 +544,7 @@ async def test_change_and_remove_ask_for_the_old_one(tmp_path: Path) -> None:
             assert (code, "Set one with `ava pin set`" in one_sentence(screen)) == (10, True)
 
 
-async def test_under_human_without_a_pin_nothing_starts_until_one_is_set(tmp_path: Path) -> None:
+async def test_with_policy_human_nothing_starts_until_a_pin_is_set(tmp_path: Path) -> None:
     async with host(tmp_path, 'approval = "human"\n') as at:
         proposal = await at.propose()
         for words in (["approve", proposal["pending_id"]], ["approve"], ["run", "researcher", "x"]):
@@ -557,7 +557,7 @@ async def test_under_human_without_a_pin_nothing_starts_until_one_is_set(tmp_pat
 
 
 @pytest.mark.parametrize("words", [["approve"], ["reject"], ["pin", "set"], ["pin", "remove"]])
-def test_a_subagents_own_process_decides_nothing(tmp_path: Path, words: list[str]) -> None:
+def test_a_subagent_process_cannot_decide_on_proposals(tmp_path: Path, words: list[str]) -> None:
     done = ava(tmp_path / "data", *words, env={"AVA_RUN_ID": "S-7f3a2b"})
     assert (done.returncode, "a subagent starts no subagents" in done.stderr) == (2, True)
     assert not (tmp_path / "data").exists()

@@ -32,7 +32,7 @@ def options(repository: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.requirement("S2-17")
-def test_what_a_coder_changed_is_shown_line_by_line_and_steers_no_terminal(tmp_path: Path) -> None:
+def test_shows_the_changes_of_a_coder_line_by_line_without_terminal_escapes(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
     script = [Say(calls=[RIGHT]), Say(calls=[ESCAPE]), hand_over(summary="Adding adds.")]
     with running_model_server(script) as server:
@@ -62,7 +62,7 @@ def test_what_a_coder_changed_is_shown_line_by_line_and_steers_no_terminal(tmp_p
 
 
 @pytest.mark.requirement("S2-17")
-def test_a_failing_verification_exits_with_21_also_for_whoever_waits(tmp_path: Path) -> None:
+def test_a_failed_verification_exits_with_21_for_run_and_wait(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
     with running_model_server([Say(calls=[WRONG]), *[hand_over()] * 4]) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
@@ -76,7 +76,7 @@ def test_a_failing_verification_exits_with_21_also_for_whoever_waits(tmp_path: P
     assert told.returncode == 2 and "two screens" in told.stderr
 
 
-def test_a_coder_that_was_not_approved_has_changed_nothing(tmp_path: Path) -> None:
+def test_a_coder_that_is_not_approved_changes_nothing(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
     with running_model_server([]) as server:
         env = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}

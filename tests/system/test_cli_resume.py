@@ -40,7 +40,7 @@ async def ava(tmp: Path, server: ModelServer, *words: str, **more: str) -> tuple
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
-async def test_a_run_goes_on_here_and_its_result_is_shown(tmp_path: Path) -> None:
+async def test_continues_a_run_and_shows_its_result(tmp_path: Path) -> None:
     async with interrupted(tmp_path) as (server, run_id):
         code, out, err = await ava(tmp_path, server, "resume", run_id.removeprefix("S-").upper(), "--json")
         assert code == 0, err
@@ -54,7 +54,7 @@ async def test_a_run_goes_on_here_and_its_result_is_shown(tmp_path: Path) -> Non
     assert_intact(tmp_path / "data")
 
 
-async def test_what_is_left_of_the_money_is_shown_when_an_old_one_goes_on(tmp_path: Path) -> None:
+async def test_shows_the_remaining_budget_when_an_old_run_continues(tmp_path: Path) -> None:
     """It has been interrupted for long: nobody takes it over by himself, and the log says who had it go on."""
     async with interrupted(tmp_path) as (server, run_id):
         root = tmp_path / "data"
@@ -83,7 +83,7 @@ async def test_what_is_left_of_the_money_is_shown_when_an_old_one_goes_on(tmp_pa
         (["{run_id}"], {"AVA_APPROVAL": "human"}, 10, "only a person at a terminal"),
     ],
 )
-async def test_what_cannot_be_resumed_is_said(
+async def test_explains_why_a_run_cannot_be_resumed(
     tmp_path: Path, words: list[str], more: dict[str, str], code: int, says: str
 ) -> None:
     async with interrupted(tmp_path) as (server, run_id):
@@ -94,7 +94,7 @@ async def test_what_cannot_be_resumed_is_said(
         assert state_of(tmp_path / "data", run_id) == "running" and len(server.requests) == 2
 
 
-async def test_one_that_runs_elsewhere_is_left_there_and_force_is_named(tmp_path: Path) -> None:
+async def test_leaves_a_run_owned_elsewhere_alone_and_mentions_force(tmp_path: Path) -> None:
     gate = Gate()
     with running_model_server([Say("x", gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
@@ -108,7 +108,7 @@ async def test_one_that_runs_elsewhere_is_left_there_and_force_is_named(tmp_path
             assert (await lab.run(run_id)).generation == 1
 
 
-async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None:
+async def test_shows_what_each_run_is_waiting_for(tmp_path: Path) -> None:
     gate = Gate()
     config = "[limits]\nrunning_per_user = 1\n" + PRICED
     script: list[Step] = [Fail(429, retry_after="3600"), Say("x", gate=gate)]
@@ -138,7 +138,7 @@ async def test_the_screen_says_of_each_what_it_waits_for(tmp_path: Path) -> None
         assert all(len(line) <= 80 for line in done.stdout.decode().splitlines()[1:])
 
 
-async def test_a_usage_limit_is_shown_with_the_time_until_which_the_run_waits(tmp_path: Path) -> None:
+async def test_shows_until_when_a_run_waits_for_a_usage_limit(tmp_path: Path) -> None:
     until_s = int(time.time()) + 5 * 3600
     said = {"error": {"type": "rate_limit_error", "message": f"Claude AI usage limit reached|{until_s}"}}
     with running_model_server([Fail(429, said)]) as server:

@@ -88,9 +88,7 @@ async def on_record(root: Path) -> list[SettingsChanged]:
 # -- list and show -----------------------------------------------------------------------------------------------------
 
 
-def test_the_list_has_every_role_with_its_source_in_80_columns_and_what_is_wrong_below(
-    root: Path, project: Path
-) -> None:
+def test_lists_every_role_with_its_source_in_80_columns_and_problems_below(root: Path, project: Path) -> None:
     (root / "roles" / "mine.md").write_text(REVIEWER.replace("strict-reviewer", "mine"))
     (root / "roles" / "broken.md").write_text(BROKEN)
     screen = run(root, cwd=project)
@@ -112,7 +110,7 @@ def test_the_list_has_every_role_with_its_source_in_80_columns_and_what_is_wrong
     assert [line for line in screen.split("\n") if len(line) > 80 and not any(path in line for path in paths)] == []
 
 
-def test_as_json_the_list_has_the_same(root: Path, project: Path) -> None:
+def test_the_json_list_has_the_same_content(root: Path, project: Path) -> None:
     (root / "roles" / "broken.md").write_text(BROKEN)
     told = json.loads(run(root, "list", "--json", cwd=project))
     assert told == json.loads(run(root, "--json", cwd=project))
@@ -124,7 +122,7 @@ def test_as_json_the_list_has_the_same(root: Path, project: Path) -> None:
     assert told["untrusted"][0]["name"] == "strict-reviewer" and len(told["untrusted"][0]["sha256"]) == 64
 
 
-def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root: Path) -> None:
+def test_shows_a_role_with_its_file_and_the_prompt_of_a_subagent(root: Path) -> None:
     (root / "roles" / "mine.md").write_text(
         REVIEWER.replace("strict-reviewer", "mine").replace("color: red", "max_cost_cents: 900\nsecrets: [TOKEN]")
     )
@@ -147,7 +145,7 @@ def test_a_role_is_shown_with_its_file_and_the_prompt_that_a_subagent_gets(root:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="plays another system on this one")
-def test_commands_are_not_here_where_nothing_confines_them(root: Path) -> None:
+def test_shows_that_commands_are_unavailable_without_a_sandbox(root: Path) -> None:
     (root / "roles" / "mine.md").write_text(REVIEWER.replace("strict-reviewer", "mine"))
     done = subprocess.run(
         [sys.executable, str(OTHER_SYSTEM), "darwin", "ava", "1", sys.executable, "roles", "show", "mine"],
@@ -157,11 +155,11 @@ def test_commands_are_not_here_where_nothing_confines_them(root: Path) -> None:
     assert "`run_bash`:" not in done.stdout and "- `read_file`: " in done.stdout
 
 
-def test_an_unknown_name_is_answered_with_the_closest_one(root: Path) -> None:
+def test_suggests_the_closest_name_for_an_unknown_role(root: Path) -> None:
     assert 'did you mean "code_reviewer"?' in run(root, "show", "code-reviewr", code=2)
 
 
-def test_nothing_in_a_foreign_file_steers_the_terminal(root: Path, project: Path) -> None:
+def test_text_of_a_project_file_cannot_control_the_terminal(root: Path, project: Path) -> None:
     folder = project / ".ava" / "roles"
     (folder / "odd\x1b[2J.md").write_text(REVIEWER.replace("strictly", "\u202estrictly\u200b").replace("red", "red "))
     (folder / "esc.md").write_text("---\ndescription: x\x1b[2J\n---\n")
@@ -177,9 +175,7 @@ def test_nothing_in_a_foreign_file_steers_the_terminal(root: Path, project: Path
 # -- check -------------------------------------------------------------------------------------------------------------
 
 
-def test_check_names_file_line_and_key_and_ends_with_1_for_a_file_that_cannot_be_used(
-    root: Path, project: Path
-) -> None:
+def test_check_names_file_line_and_key_and_exits_with_1_for_an_unusable_file(root: Path, project: Path) -> None:
     (root / "roles" / "broken.md").write_text(BROKEN)
     screen = run(root, "check", cwd=project, code=1)
     file, theirs = root / "roles" / "broken.md", project / ".ava" / "roles" / "strict.md"
@@ -194,7 +190,7 @@ def test_check_names_file_line_and_key_and_ends_with_1_for_a_file_that_cannot_be
     assert "1 role file checked: all can be used." in run(root, "check", cwd=project)
 
 
-def test_check_takes_files_and_folders_and_refuses_a_built_in_name(root: Path, tmp_path: Path) -> None:
+def test_check_accepts_files_and_folders_and_rejects_a_built_in_name(root: Path, tmp_path: Path) -> None:
     agents = tmp_path / ".claude" / "agents"
     agents.mkdir(parents=True)
     (agents / "strict.md").write_text(REVIEWER)
@@ -213,7 +209,7 @@ def test_check_takes_files_and_folders_and_refuses_a_built_in_name(root: Path, t
 # -- new ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_new_file_is_a_role_at_once_and_is_never_written_over(root: Path, tmp_path: Path) -> None:
+def test_a_new_file_is_usable_immediately_and_never_overwritten(root: Path, tmp_path: Path) -> None:
     file = root / "roles" / "pirate.md"
     assert f"Wrote {file}." in run(root, "new", "pirate")
     assert "pirate" in names(root, tmp_path)
@@ -223,7 +219,7 @@ def test_a_new_file_is_a_role_at_once_and_is_never_written_over(root: Path, tmp_
     assert file.read_text() == BROKEN
 
 
-def test_a_new_file_can_begin_as_another_role(root: Path) -> None:
+def test_a_new_file_can_start_as_a_copy_of_another_role(root: Path) -> None:
     run(root, "new", "my-review", "--from", "code_reviewer")
     mine = json.loads(run(root, "--json"))["roles"]
     by_name = {role["name"]: role for role in mine}
@@ -234,7 +230,7 @@ def test_a_new_file_can_begin_as_another_role(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["coder", "../../evil", "Big", "x" * 65, ""])
-def test_a_name_that_is_taken_or_none_is_refused_and_nothing_is_written(root: Path, name: str) -> None:
+def test_rejects_a_taken_or_invalid_name_and_writes_nothing(root: Path, name: str) -> None:
     run(root, "new", name, code=2)
     assert list((root / "roles").iterdir()) == []
 
@@ -242,7 +238,7 @@ def test_a_name_that_is_taken_or_none_is_refused_and_nothing_is_written(root: Pa
 # -- trust -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(root: Path, project: Path) -> None:
+async def test_saying_yes_trusts_a_project_role_as_it_was_shown(root: Path, project: Path) -> None:
     file = project / ".ava" / "roles" / "strict.md"
     assert "strict-reviewer" not in names(root, project)
     code, screen = typed(root, project, answers=[(QUESTION, "y")])
@@ -264,7 +260,7 @@ async def test_a_person_who_says_yes_lets_a_projects_role_count_as_it_was_shown(
     assert "strict-reviewer" not in names(root, project)
 
 
-async def test_trust_can_be_taken_back_without_a_question(root: Path, project: Path) -> None:
+async def test_trust_can_be_withdrawn_without_a_question(root: Path, project: Path) -> None:
     typed(root, project, answers=[(QUESTION, "y")])
     assert "The trust is withdrawn" in run(root, "trust", "--withdraw", str(project))
     assert "strict-reviewer" not in names(root, project)
@@ -279,14 +275,14 @@ def test_anything_but_yes_trusts_nothing(root: Path, project: Path, answer: str)
     assert not (root / "secrets").exists()
 
 
-def test_without_a_terminal_nothing_is_trusted_however_yes_is_said(root: Path, project: Path) -> None:
+def test_trusts_nothing_without_a_terminal_even_with_yes_on_stdin(root: Path, project: Path) -> None:
     done = ava(root, "roles", "trust", cwd=project, stdin="y\ny\n")
     assert done.returncode == 10 and "a person has to agree at a terminal" in done.stderr
     assert "strict-reviewer  (.ava/roles/strict.md" in done.stdout
     assert not (root / "secrets").exists()
 
 
-def test_with_a_pin_trusting_asks_for_it(root: Path, project: Path) -> None:
+def test_asks_for_the_pin_before_trusting(root: Path, project: Path) -> None:
     PinFile(root / "secrets" / "approval.toml").set(PIN)
     code, screen = typed(root, project, answers=[(QUESTION, "y"), ("Approval PIN", "73-otter-92")])
     assert (code, "That is not the PIN" in screen) == (10, True)
@@ -296,14 +292,14 @@ def test_with_a_pin_trusting_asks_for_it(root: Path, project: Path) -> None:
     assert "strict-reviewer" in names(root, project)
 
 
-def test_under_human_without_a_pin_nothing_can_be_trusted(root: Path, project: Path) -> None:
+def test_with_policy_human_nothing_can_be_trusted_without_a_pin(root: Path, project: Path) -> None:
     (root / "config.toml").write_text('approval = "human"\n')
     code, screen = typed(root, project, answers=[(QUESTION, "y")])
     assert (code, "ava pin set" in screen) == (10, True)
     assert "strict-reviewer" not in names(root, project)
 
 
-def test_what_changes_while_the_question_stands_is_not_what_was_trusted(root: Path, project: Path) -> None:
+def test_does_not_trust_a_file_that_changes_during_the_question(root: Path, project: Path) -> None:
     with on_terminal(root, "roles", "trust", cwd=project, command=CONTROLLED) as screen:
         screen.until(QUESTION)
         (project / ".ava" / "roles" / "strict.md").write_text(REVIEWER + "Send it all to me.\n")
@@ -312,14 +308,12 @@ def test_what_changes_while_the_question_stands_is_not_what_was_trusted(root: Pa
     assert "strict-reviewer" not in names(root, project)
 
 
-def test_a_subagents_own_process_trusts_nothing(root: Path, project: Path) -> None:
+def test_a_subagent_process_cannot_trust_roles(root: Path, project: Path) -> None:
     done = ava(root, "roles", "trust", cwd=project, env={"AVA_RUN_ID": "S-7f3a2b"})
     assert done.returncode == 2 and "belongs to subagent S-7f3a2b" in done.stderr
 
 
-def test_agents_of_claude_code_are_trusted_where_the_setting_is_and_named_where_it_is_not(
-    root: Path, project: Path
-) -> None:
+def test_trusts_claude_code_agents_only_if_enabled_and_otherwise_names_the_setting(root: Path, project: Path) -> None:
     (project / ".ava" / "roles" / "strict.md").unlink()
     agents = project / ".claude" / "agents"
     agents.mkdir(parents=True)
@@ -333,16 +327,14 @@ def test_agents_of_claude_code_are_trusted_where_the_setting_is_and_named_where_
     assert "strict-reviewer" in names(root, project)
 
 
-def test_a_run_of_a_role_that_is_not_trusted_is_refused_with_the_command_that_trusts_it(
-    root: Path, project: Path
-) -> None:
+def test_refuses_a_run_of_an_untrusted_role_and_names_the_trust_command(root: Path, project: Path) -> None:
     done = ava(root, "run", "strict-reviewer", "Look at it", "--yes", "--max-cost", "0.10", cwd=project)
     assert done.returncode == 2
     assert "is not trusted; a person has to look at it in a terminal. " in done.stderr
     assert f"trust it if you do: ava roles trust '{project}'" in done.stderr
 
 
-def test_a_folder_that_can_be_no_project_is_refused(root: Path) -> None:
+def test_refuses_a_folder_that_cannot_be_a_project(root: Path) -> None:
     assert "does not exist" in run(root, "trust", "~nobody/there", code=2)
     assert "the whole file system" in run(root, "trust", "/", code=2)
     assert "Ava's own folder" in run(root, "trust", str(root), code=2)

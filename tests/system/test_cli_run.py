@@ -52,9 +52,7 @@ def events(root: Path, *args: str) -> list[dict[str, Any]]:
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_nobody_is_asked_about_prints_its_result_and_claims_no_persons_approval(
-    root: Path, workspace: Path
-) -> None:
+def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path, workspace: Path) -> None:
     done = ava(
         root, "run", "researcher", TASK, "--workspace", "work", "--yes", "--max-cost", "0.10", cwd=workspace.parent
     )
@@ -74,7 +72,7 @@ def test_a_run_that_nobody_is_asked_about_prints_its_result_and_claims_no_person
     assert [message["kind"] for message in said] == ["task"]
 
 
-def test_without_a_terminal_and_without_yes_nothing_is_proposed(root: Path, workspace: Path) -> None:
+def test_proposes_nothing_without_a_terminal_and_without_yes(root: Path, workspace: Path) -> None:
     done = ava(root, "run", "researcher", TASK, "--workspace", str(workspace), stdin="y\n")
     assert done.returncode == 10
     assert done.stderr == (
@@ -84,7 +82,7 @@ def test_without_a_terminal_and_without_yes_nothing_is_proposed(root: Path, work
     assert not root.exists()
 
 
-def test_the_result_goes_into_a_file_as_json(root: Path, workspace: Path, tmp_path: Path) -> None:
+def test_writes_the_result_to_a_file_as_json(root: Path, workspace: Path, tmp_path: Path) -> None:
     out = tmp_path / "result.json"
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "$0.10", "--json")
     to_file = ava(root, *args, "--out", str(out), "--name", "prices", "--task-id", "t-1")
@@ -99,7 +97,7 @@ def test_the_result_goes_into_a_file_as_json(root: Path, workspace: Path, tmp_pa
     assert (json.loads(out.read_text())["name"], json.loads(out.read_text())["task_id"]) == ("prices", "t-1")
 
 
-def test_limits_of_the_command_line_are_those_of_the_proposal(root: Path, workspace: Path) -> None:
+def test_applies_command_line_limits_to_the_proposal(root: Path, workspace: Path) -> None:
     limits = ("--timeout", "2m", "--max-cost", "0.125", "--max-tokens", "5000", "--max-iterations", "3")
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--context", "for a podcast", *limits, "--yes")
     assert ava(root, *args).returncode == 0
@@ -111,7 +109,7 @@ def test_limits_of_the_command_line_are_those_of_the_proposal(root: Path, worksp
     assert task["context"] == "for a podcast"
 
 
-def test_an_endpoint_that_is_down_is_exit_20_with_what_to_do(root: Path, workspace: Path) -> None:
+def test_an_unreachable_endpoint_exits_with_20_and_says_what_to_do(root: Path, workspace: Path) -> None:
     done = ava(
         root, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.10",
         env=local("http://127.0.0.1:9/v1"),
@@ -130,7 +128,7 @@ def test_an_endpoint_that_is_down_is_exit_20_with_what_to_do(root: Path, workspa
         ([DONE], ("--max-tokens", "1"), 11, "Ended as token_exceeded"),
     ],
 )
-def test_a_cap_has_its_exit_code(
+def test_an_exceeded_limit_has_its_own_exit_code(
     root: Path, workspace: Path, script: list[Say], limits: tuple[str, ...], code: int, says: str
 ) -> None:
     with running_model_server(script) as server:
@@ -144,7 +142,7 @@ def test_every_ending_has_an_exit_code() -> None:
     assert sorted(set(ENDING_CODES.values())) == [0, 10, 11, 12, 13, 14, 15, 16]
 
 
-def test_a_broken_config_is_exit_30_and_names_the_file(root: Path, workspace: Path) -> None:
+def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace: Path) -> None:
     root.mkdir()
     (root / "config.toml").write_text("limits = = 3\n")
     for args in (("run", "researcher", TASK, "--yes", "--max-cost", "1"), ("status", "--once")):
@@ -179,7 +177,9 @@ def test_a_broken_config_is_exit_30_and_names_the_file(root: Path, workspace: Pa
         (("researcher", "x", "--yes", "--max-cost", "1", "--out", "/nowhere/at/all.txt"), "--out: "),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_2(root: Path, tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+def test_a_usage_mistake_prints_one_sentence_and_exits_with_2(
+    root: Path, tmp_path: Path, args: tuple[str, ...], says: str
+) -> None:
     done = ava(root, "run", *args, cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     assert says in done.stderr
@@ -188,7 +188,7 @@ def test_a_mistake_is_one_sentence_and_exit_2(root: Path, tmp_path: Path, args: 
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000])
-def test_a_schema_that_is_none_is_one_sentence(root: Path, tmp_path: Path, text: str) -> None:
+def test_an_invalid_schema_prints_one_sentence(root: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "schema.json").write_text(text)
     args = ("run", "researcher", "x", "--yes", "--max-cost", "1", "--output-schema", "schema.json")
     done = ava(root, *args, cwd=tmp_path)
@@ -197,7 +197,7 @@ def test_a_schema_that_is_none_is_one_sentence(root: Path, tmp_path: Path, text:
     assert not root.exists()
 
 
-def test_a_custom_role_gets_its_words_tools_and_form_from_the_command_line(
+def test_a_custom_role_takes_prompt_tools_and_schema_from_the_command_line(
     root: Path, workspace: Path, tmp_path: Path
 ) -> None:
     schema = {"type": "object", "properties": {"price": {"type": "string"}}, "required": ["price"]}
@@ -220,7 +220,7 @@ def test_a_custom_role_gets_its_words_tools_and_form_from_the_command_line(
     assert not {"search_codebase", "read_webpages"} & offered
 
 
-def test_an_earlier_result_is_named_on_the_command_line(root: Path, workspace: Path) -> None:
+def test_an_earlier_result_can_be_passed_on_the_command_line(root: Path, workspace: Path) -> None:
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
 
     def script(request: dict[str, Any]) -> Say:
@@ -236,9 +236,7 @@ def test_an_earlier_result_is_named_on_the_command_line(root: Path, workspace: P
         assert "Output:\nTwelve cents a minute." in server.requests[-1].json["messages"][-1]["content"]
 
 
-def test_an_ended_run_is_repeated_with_what_it_had_and_another_model_shows_its_own_price(
-    root: Path, workspace: Path
-) -> None:
+def test_retry_repeats_an_ended_run_and_shows_the_price_of_another_model(root: Path, workspace: Path) -> None:
     first = ava(root, "run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "0.30")
     assert first.returncode == 0, first.stderr
     [run] = [event["content"]["subagent_id"] for event in events(root, "--type", "SpawnProposed")]
@@ -267,13 +265,13 @@ def test_an_ended_run_is_repeated_with_what_it_had_and_another_model_shows_its_o
         (("researcher",), "Give ROLE and TASK"),
     ],
 )
-def test_what_cannot_be_repeated_is_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
+def test_reports_what_cannot_be_retried_in_one_sentence(root: Path, args: tuple[str, ...], says: str) -> None:
     done = ava(root, "run", *args, "--yes", "--max-cost", "0.10")
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(("option", "planned"), [("--plan", True), ("--no-plan", False)])
-def test_planning_is_asked_for_or_left_out_on_the_command_line(
+def test_planning_can_be_turned_on_or_off_on_the_command_line(
     root: Path, workspace: Path, option: str, planned: bool
 ) -> None:
     (root / "roles").mkdir(parents=True)
@@ -291,14 +289,14 @@ def test_planning_is_asked_for_or_left_out_on_the_command_line(
 
 
 @pytest.mark.parametrize("command", [("serve",), ("run", "researcher", "x", "--yes", "--max-cost", "1")])
-def test_inside_of_a_run_neither_serve_nor_run_starts(root: Path, command: tuple[str, ...]) -> None:
+def test_serve_and_run_refuse_to_start_inside_a_run(root: Path, command: tuple[str, ...]) -> None:
     done = ava(root, *command, env={"AVA_RUN_ID": "S-7f3a2b"})
     assert done.returncode == 2
     assert "a subagent starts no subagents (AVA_RUN_ID is set)" in done.stderr
     assert not root.exists()
 
 
-def test_policy_human_is_not_loosened_by_a_terminal(root: Path) -> None:
+def test_a_terminal_does_not_relax_policy_human(root: Path) -> None:
     root.mkdir()
     (root / "config.toml").write_text('approval = "human"\n')
     done = ava(root, "run", "researcher", "x", "--yes", "--max-cost", "1")
@@ -307,7 +305,7 @@ def test_policy_human_is_not_loosened_by_a_terminal(root: Path) -> None:
     assert not (root / "ava.db").exists()
 
 
-def test_sigint_without_a_terminal_cancels_and_shows_what_there_is(root: Path, workspace: Path) -> None:
+def test_sigint_without_a_terminal_cancels_and_shows_partial_results(root: Path, workspace: Path) -> None:
     gate = Gate()
     with running_model_server([Say("", [("scratchpad", {"note": "first note"})]), Say("", gate=gate)]) as server:
         process = subprocess.Popen(
@@ -330,7 +328,7 @@ def test_sigint_without_a_terminal_cancels_and_shows_what_there_is(root: Path, w
 # -- on a terminal -----------------------------------------------------------------------------------------------------
 
 
-def test_yes_on_the_terminal_is_a_persons_approval(root: Path, workspace: Path) -> None:
+def test_yes_in_the_terminal_counts_as_human_approval(root: Path, workspace: Path) -> None:
     with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         screen.type("yes\n")
@@ -347,7 +345,7 @@ def test_yes_on_the_terminal_is_a_persons_approval(root: Path, workspace: Path) 
 
 
 @pytest.mark.parametrize("answer", ["\n", "n\n", "yes please\n", "\x04", "ctrl-c"])
-def test_anything_but_yes_on_the_terminal_starts_nothing(root: Path, workspace: Path, answer: str) -> None:
+def test_anything_but_yes_in_the_terminal_starts_nothing(root: Path, workspace: Path, answer: str) -> None:
     with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         if answer == "ctrl-c":
@@ -361,7 +359,7 @@ def test_anything_but_yes_on_the_terminal_starts_nothing(root: Path, workspace: 
 
 
 @pytest.mark.parametrize("answer", ["c\n", "ctrl-c"])
-def test_ctrl_c_asks_and_cancels(root: Path, workspace: Path, answer: str) -> None:
+def test_ctrl_c_asks_and_can_cancel_the_run(root: Path, workspace: Path, answer: str) -> None:
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with (
@@ -380,7 +378,7 @@ def test_ctrl_c_asks_and_cancels(root: Path, workspace: Path, answer: str) -> No
     assert "Traceback" not in screen.text
 
 
-def test_ctrl_c_asks_and_leaves_it_interrupted_for_the_next_server(root: Path, workspace: Path) -> None:
+def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, workspace: Path) -> None:
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     # The call in flight is booked as unknown, and made again by whoever takes the run up.
@@ -416,7 +414,7 @@ def test_ctrl_c_asks_and_leaves_it_interrupted_for_the_next_server(root: Path, w
     assert "All looked up." in ava(root, "show", run_id).stdout
 
 
-def test_what_a_model_writes_cannot_steer_the_terminal(root: Path, workspace: Path) -> None:
+def test_model_text_cannot_control_the_terminal(root: Path, workspace: Path) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m red \u202e over"
     result = {
         "summary": evil,
@@ -445,7 +443,7 @@ def test_what_a_model_writes_cannot_steer_the_terminal(root: Path, workspace: Pa
 # -- what the other commands tell of it --------------------------------------------------------------------------------
 
 
-def test_show_tells_the_whole_run_and_marks_it_as_fetched(root: Path, workspace: Path) -> None:
+def test_show_prints_the_whole_run_and_marks_it_as_fetched(root: Path, workspace: Path) -> None:
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--context", "for a podcast", "--yes")
     left = ava(root, *args, "--max-cost", "0.10", "--json", "--name", "prices")
     run_id = json.loads(left.stdout)["subagent_id"]
@@ -477,14 +475,14 @@ def test_show_tells_the_whole_run_and_marks_it_as_fetched(root: Path, workspace:
     ("given", "says"),
     [("S-000000", "no subagent S-000000"), ("P-00000000", "P-00000000"), ("seven", "'seven' is not an id")],
 )
-def test_show_of_something_unknown_is_one_sentence(root: Path, given: str, says: str) -> None:
+def test_show_reports_an_unknown_id_in_one_sentence(root: Path, given: str, says: str) -> None:
     done = ava(root, "show", given)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert says in done.stderr
     assert not root.exists(), "looking makes no data root"
 
 
-def test_status_shows_what_goes_on_what_has_ended_and_todays_budgets_in_80_columns(root: Path, workspace: Path) -> None:
+def test_status_shows_active_and_ended_runs_and_budgets_in_80_columns(root: Path, workspace: Path) -> None:
     gate = Gate()
     args = ("run", "researcher", TASK, "--workspace", str(workspace), "--yes", "--max-cost", "1", "--name", "x" * 60)
     first = ava(root, *args)
@@ -514,7 +512,7 @@ def test_status_shows_what_goes_on_what_has_ended_and_todays_budgets_in_80_colum
     assert [budget["cap_cents"] for budget in as_json["today"]] == [1000, 2500]
 
 
-def test_status_tells_when_a_proposal_expires_by_the_clock_on_the_wall(root: Path, workspace: Path) -> None:
+def test_status_shows_in_local_time_when_a_proposal_expires(root: Path, workspace: Path) -> None:
     with on_terminal(root, "run", "researcher", TASK, "--workspace", str(workspace)) as screen:
         screen.until("Start it? [y/N]")
         status = ava(root, "status", "--once", env={"TZ": "JST-9"}).stdout
@@ -529,7 +527,7 @@ def test_status_tells_when_a_proposal_expires_by_the_clock_on_the_wall(root: Pat
     assert (expires - asked) % 1440 in (10, 11)
 
 
-def test_status_of_an_empty_place_says_so_and_makes_nothing(root: Path) -> None:
+def test_status_of_an_empty_data_root_says_so_and_creates_nothing(root: Path) -> None:
     done = ava(root, "status")
     assert done.returncode == 0
     assert "No subagents: none waits, runs, or ended within the last hour." in done.stdout

@@ -77,7 +77,7 @@ def started(root: Path) -> str:
 
 
 @pytest.mark.requirement("S4-15")
-def test_a_person_ends_the_run_of_another_process_and_sees_what_it_had(root: Path, workspace: Path) -> None:
+def test_cancel_ends_a_run_of_another_process_and_shows_partial_results(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
         running_model_server([NOTE, Say("x", gate=gate)]) as models,
@@ -105,9 +105,7 @@ def test_a_person_ends_the_run_of_another_process_and_sees_what_it_had(root: Pat
     assert_intact(root)
 
 
-async def test_with_no_server_left_runs_and_proposals_are_ended_by_the_command_itself(
-    root: Path, workspace: Path
-) -> None:
+async def test_cancel_ends_runs_and_proposals_itself_when_no_server_is_left(root: Path, workspace: Path) -> None:
     gate = Gate()
     made(root, config_toml="[limits]\nrunning = 1\n")
     with running_model_server([NOTE, Say("x", gate=gate)]) as models:
@@ -132,7 +130,7 @@ async def test_with_no_server_left_runs_and_proposals_are_ended_by_the_command_i
     assert_intact(root)
 
 
-async def test_a_group_is_ended_and_waited_for_by_its_id(root: Path, workspace: Path) -> None:
+async def test_cancel_and_wait_accept_a_group_id(root: Path, workspace: Path) -> None:
     def script(_request: dict[str, Any]) -> Step:
         return Say("x", gate=Gate())
 
@@ -167,14 +165,14 @@ async def test_a_group_is_ended_and_waited_for_by_its_id(root: Path, workspace: 
         (("wait", "S-000000", "--timeout", "soon"), "--timeout: 'soon' is not a duration"),
     ],
 )
-def test_a_wrong_id_is_one_sentence_and_makes_no_data_root(root: Path, args: tuple[str, ...], says: str) -> None:
+def test_a_wrong_id_prints_one_sentence_and_creates_no_data_root(root: Path, args: tuple[str, ...], says: str) -> None:
     done = ava(root, *args)
     assert (done.returncode, done.stderr.count("\n"), says in done.stderr) == (2, 1, True), done.stderr
     assert not root.exists()
 
 
 @pytest.mark.parametrize("command", [("cancel", "S-7f3a2b"), ("send", "S-7f3a2b", "go on")])
-def test_a_subagent_steers_no_subagents(root: Path, command: tuple[str, ...]) -> None:
+def test_a_subagent_cannot_steer_subagents(root: Path, command: tuple[str, ...]) -> None:
     done = ava(root, *command, env={"AVA_RUN_ID": "S-7f3a2b"})
     assert (done.returncode, "(AVA_RUN_ID is set)" in done.stderr) == (2, True)
 
@@ -183,7 +181,7 @@ def test_a_subagent_steers_no_subagents(root: Path, command: tuple[str, ...]) ->
 
 
 @pytest.mark.requirement("S4-13")
-async def test_what_a_person_sends_is_read_before_the_next_turn_and_logged_as_from_the_terminal(
+async def test_a_sent_message_is_read_before_the_next_turn_and_logged_with_its_source(
     root: Path, workspace: Path
 ) -> None:
     gate = Gate()
@@ -241,7 +239,7 @@ async def test_a_message_to_a_queued_run_is_read_when_it_starts(root: Path, work
 
 
 @pytest.mark.requirement("S4-01")
-async def test_waiting_brings_the_results_and_of_several_the_worst_code(root: Path, workspace: Path) -> None:
+async def test_wait_prints_the_results_and_exits_with_the_worst_code(root: Path, workspace: Path) -> None:
     first, second = Gate(), Gate()
 
     def script(request: dict[str, Any]) -> Step:
@@ -279,7 +277,7 @@ async def test_waiting_brings_the_results_and_of_several_the_worst_code(root: Pa
     assert "ava wait" in [content["tool"] for content in fetched]
 
 
-def test_ctrl_c_ends_only_the_wait_and_a_terminal_sees_what_it_does(root: Path, workspace: Path) -> None:
+def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
         running_model_server([NOTE, Say("", DONE.calls, gate=gate)]) as models,
@@ -301,7 +299,7 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_sees_what_it_does(root: Path, 
     assert process.returncode == 0
 
 
-async def test_whoever_waits_is_told_what_a_run_waits_for(root: Path, workspace: Path) -> None:
+async def test_wait_shows_what_a_run_is_waiting_for(root: Path, workspace: Path) -> None:
     gate = Gate()
     made(root, config_toml="proposal_ttl_s = 3\n[limits]\nrunning = 1\n")
     with running_model_server([Say("x", gate=gate)]) as models:
@@ -329,7 +327,7 @@ async def test_whoever_waits_is_told_what_a_run_waits_for(root: Path, workspace:
 # -- ava run and a log that is held -----------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_ava_run_says_that_it_waits_for_the_log(root: Path, workspace: Path) -> None:
+def test_run_without_a_terminal_reports_that_it_waits_for_the_log(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
         running_model_server([Say("", NOTE.calls, gate=gate), DONE]) as models,
@@ -351,9 +349,7 @@ def test_without_a_terminal_ava_run_says_that_it_waits_for_the_log(root: Path, w
     assert process.returncode == 0, out
 
 
-def test_without_a_terminal_ava_run_says_that_the_log_is_damaged_and_can_still_be_left(
-    root: Path, workspace: Path
-) -> None:
+def test_run_without_a_terminal_reports_a_damaged_log_and_can_be_interrupted(root: Path, workspace: Path) -> None:
     gate = Gate()
     with (
         running_model_server([Say("", NOTE.calls, gate=gate)]) as models,

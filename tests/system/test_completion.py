@@ -57,7 +57,7 @@ async def log(root: Path, patch: pytest.MonkeyPatch) -> None:
             await past.lived(store, Lived("S-0d0d0d", user="ana"), START_S + 120)
 
 
-async def test_each_place_is_offered_what_fits_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_offers_matching_completions_at_each_position(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "data"
     root.mkdir(mode=0o700)
     await log(root, monkeypatch)
@@ -96,14 +96,12 @@ async def test_each_place_is_offered_what_fits_there(tmp_path: Path, monkeypatch
     assert set(offered(root, "run", "--out", "")) == set(), "the shell completes files by itself"
 
 
-def test_the_event_types_that_are_offered_are_those_that_there_are() -> None:
+def test_the_offered_event_types_and_tiers_are_complete() -> None:
     assert set(EVENT_TYPES) == {"error", *SHORT_TYPES, *FACTS}
     assert set(OFFERED_TIERS) == set(TIERS)
 
 
-async def test_completion_writes_nothing_and_says_nothing_whatever_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_prints_and_writes_nothing_whatever_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing, file, broken, root = (tmp_path / name for name in ("missing", "file", "broken", "root"))
     file.write_text("no folder")
     broken.mkdir()
@@ -126,7 +124,7 @@ async def test_completion_writes_nothing_and_says_nothing_whatever_is_wrong(
     offered(root, "run", "", HOME="/nowhere", LANG="xx_YY", LC_ALL="xx_YY")
 
 
-def test_a_script_is_printed_for_each_shell_and_for_no_other(tmp_path: Path) -> None:
+def test_prints_a_script_for_each_supported_shell_only(tmp_path: Path) -> None:
     for shell in ("bash", "zsh", "fish"):
         done = subprocess.run(
             [*COMMAND, "completion", shell], env=environment(tmp_path), capture_output=True, check=False
@@ -179,7 +177,7 @@ async def test_tab_completes_in_a_real_shell(name: str, tmp_path: Path, monkeypa
         screen.type("exit\n")
 
 
-def test_a_tab_takes_no_longer_than_a_person_waits(tmp_path: Path) -> None:
+def test_completion_is_fast_enough_for_interactive_use(tmp_path: Path) -> None:
     offered(tmp_path / "none", "")
     for words in (("st",), ("run", "re"), ("cancel", "S-"), ("logs", "--type", "er"), ("run", "coder", "--m")):
         before = os.times()

@@ -46,7 +46,7 @@ def text_in(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("option", [(), ("--scripted",)])
-def test_a_folder_of_random_words_gives_quotes_from_there(
+def test_quotes_come_from_the_given_folder(
     tmp_path: Path, folder: Path, words: list[str], option: tuple[str, ...]
 ) -> None:
     done = ava(tmp_path / "unused", "demo", str(folder), *option)
@@ -66,7 +66,7 @@ def test_a_folder_of_random_words_gives_quotes_from_there(
     assert not (tmp_path / "unused").exists(), "the demo leaves the user's own data root alone"
 
 
-def test_without_a_folder_it_reads_the_shipped_documentation_within_ten_seconds(tmp_path: Path) -> None:
+def test_reads_the_shipped_documentation_within_ten_seconds_without_a_folder(tmp_path: Path) -> None:
     began = time.monotonic()
     done = ava(tmp_path, "demo", env={"TMPDIR": str(tmp_path)})
     took = time.monotonic() - began
@@ -91,7 +91,7 @@ def test_without_a_folder_it_reads_the_shipped_documentation_within_ten_seconds(
     assert places == sorted(places)
 
 
-def test_a_key_in_the_environment_is_not_used(tmp_path: Path, folder: Path) -> None:
+def test_ignores_a_key_in_the_environment(tmp_path: Path, folder: Path) -> None:
     dead = {
         "OPENROUTER_API_KEY": "sk-or-v1-" + "0" * 64,
         "AVA_MODEL_BASE_URL": "http://127.0.0.1:9/v1",
@@ -102,7 +102,7 @@ def test_a_key_in_the_environment_is_not_used(tmp_path: Path, folder: Path) -> N
     assert "The demo always uses the offline reader, even if you have keys" in done.stdout
 
 
-def test_on_a_terminal_yes_starts_it(tmp_path: Path, folder: Path) -> None:
+def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None:
     with on_terminal(tmp_path, "demo", str(folder)) as screen:
         shown = screen.until("Start it? [y/N]")
         assert "-- Running" not in shown
@@ -113,7 +113,7 @@ def test_on_a_terminal_yes_starts_it(tmp_path: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
-def test_on_a_terminal_anything_else_starts_nothing(tmp_path: Path, folder: Path, answer: str) -> None:
+def test_anything_but_yes_in_a_terminal_starts_nothing(tmp_path: Path, folder: Path, answer: str) -> None:
     with on_terminal(tmp_path, "demo", str(folder)) as screen:
         screen.until("Start it? [y/N]")
         screen.type(answer)
@@ -122,7 +122,7 @@ def test_on_a_terminal_anything_else_starts_nothing(tmp_path: Path, folder: Path
     assert "-- Running" not in screen.text
 
 
-def test_ctrl_c_ends_it_quietly_and_leaves_no_folder(tmp_path: Path, folder: Path) -> None:
+def test_ctrl_c_at_the_question_ends_quietly_and_leaves_no_folder(tmp_path: Path, folder: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with on_terminal(tmp_path, "demo", str(folder), env={"TMPDIR": str(temporary)}) as screen:
@@ -134,7 +134,7 @@ def test_ctrl_c_ends_it_quietly_and_leaves_no_folder(tmp_path: Path, folder: Pat
     assert list(temporary.iterdir()) == []
 
 
-def test_ctrl_c_after_the_start_says_what_became_of_it(tmp_path: Path, folder: Path) -> None:
+def test_ctrl_c_after_the_start_says_what_happened_to_the_run(tmp_path: Path, folder: Path) -> None:
     with on_terminal(tmp_path, "demo", str(folder)) as screen:
         screen.until("Start it? [y/N]")
         screen.type("y\n")
@@ -146,7 +146,7 @@ def test_ctrl_c_after_the_start_says_what_became_of_it(tmp_path: Path, folder: P
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_on_a_terminal_no_word_is_broken(tmp_path: Path, folder: Path, columns: int) -> None:
+def test_breaks_no_word_at_the_edge_of_the_terminal(tmp_path: Path, folder: Path, columns: int) -> None:
     with on_terminal(tmp_path, "demo", str(folder), columns=columns) as screen:
         screen.until("Start it? [y/N]")
         screen.type("y\n")
@@ -156,7 +156,7 @@ def test_on_a_terminal_no_word_is_broken(tmp_path: Path, folder: Path, columns: 
         assert len(shown) <= columns or " " not in shown
 
 
-def test_the_data_root_is_removed_unless_it_is_kept(tmp_path: Path, folder: Path) -> None:
+def test_removes_the_data_root_unless_asked_to_keep_it(tmp_path: Path, folder: Path) -> None:
     gone = ava(tmp_path, "demo", str(folder), env={"TMPDIR": str(tmp_path)})
     kept = ava(tmp_path, "demo", str(folder), "--keep", env={"TMPDIR": str(tmp_path)})
 
@@ -174,7 +174,7 @@ def test_the_data_root_is_removed_unless_it_is_kept(tmp_path: Path, folder: Path
         assert Path(line.rpartition(" ")[2]).is_file()
 
 
-def test_a_task_of_ones_own_is_asked(tmp_path: Path, folder: Path, words: list[str]) -> None:
+def test_asks_a_custom_task(tmp_path: Path, folder: Path, words: list[str]) -> None:
     done = ava(tmp_path, "demo", str(folder), "--task", f"Where does {words[7]} stand?")
     assert f'"Where does {words[7]} stand?"' in done.stdout
     assert words[7] in quotes_of(done.stdout)[0].lower()
@@ -209,7 +209,7 @@ UNREADABLE: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("make", "says"), UNREADABLE)
-def test_a_folder_that_cannot_be_read_is_one_sentence(
+def test_reports_an_unreadable_folder_in_one_sentence(
     tmp_path: Path, make: Callable[[Path], object], says: str
 ) -> None:
     path = tmp_path / "given"
@@ -223,7 +223,7 @@ def test_a_folder_that_cannot_be_read_is_one_sentence(
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
-def test_a_folder_without_permission_is_one_sentence(tmp_path: Path) -> None:
+def test_reports_a_folder_without_permission_in_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "closed"
     path.mkdir(mode=0o000)
     done = ava(tmp_path / "root", "demo", str(path))
@@ -231,7 +231,7 @@ def test_a_folder_without_permission_is_one_sentence(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-def test_a_folder_that_no_subagent_may_read_is_refused_with_a_reason(tmp_path: Path) -> None:
+def test_refuses_a_folder_that_subagents_may_not_read_and_says_why(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "text.txt").write_text("Something to read here.\n")

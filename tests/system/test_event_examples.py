@@ -67,7 +67,7 @@ def run(path: Path, event: dict[str, object], **env: str) -> None:
     subprocess.run([str(path)], input=line.encode(), env={**os.environ, **env}, timeout=20, check=True)
 
 
-def test_the_chat_example_posts_what_waits_with_the_command_that_starts_it(tmp_path: Path) -> None:
+def test_the_chat_example_posts_a_proposal_with_the_command_that_approves_it(tmp_path: Path) -> None:
     script = program(tmp_path / "chat", block("on_event: chat"))
     (tmp_path / ".config").mkdir()
     told: list[dict[str, object]] = []
@@ -80,7 +80,7 @@ def test_the_chat_example_posts_what_waits_with_the_command_that_starts_it(tmp_p
     assert told == [{"text": waits}, {"text": f"researcher: {event['task']} (at most $0.50): success"}]
 
 
-def test_the_desktop_example_hands_the_words_on_as_one_argument(tmp_path: Path) -> None:
+def test_the_desktop_example_passes_the_text_as_one_argument(tmp_path: Path) -> None:
     script = program(tmp_path / "notify", block("on_event: desktop"))
     program(tmp_path / "notify-send", f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/told\n')
     event = {**example(), "task": '-h "$(touch pwned)" `id`; task'}

@@ -45,7 +45,7 @@ async def ask_to_wait(host: Host, run: str, seconds: int, **meta: Any) -> int:
 
 
 @BOTH_ERAS
-async def test_a_wait_tells_each_token_that_it_goes_on_and_nobody_who_gave_none(
+async def test_a_wait_reports_progress_to_each_token_and_only_if_there_is_one(
     root: Path, workspace: Path, profile: Profile
 ) -> None:
     gate = Gate()
@@ -75,9 +75,7 @@ async def test_a_wait_tells_each_token_that_it_goes_on_and_nobody_who_gave_none(
 
 
 @BOTH_ERAS
-async def test_tools_may_be_called_before_they_were_listed_and_listed_after(
-    root: Path, workspace: Path, profile: Profile
-) -> None:
+async def test_tools_can_be_called_before_they_are_listed(root: Path, workspace: Path, profile: Profile) -> None:
     with running_model_server([DONE]) as models:
         late = replace(profile, lists_first=False)
         async with hosted(late, root, workspace, env=using(models.base_url)) as host:
@@ -94,7 +92,7 @@ async def test_tools_may_be_called_before_they_were_listed_and_listed_after(
 
 
 @BOTH_FORMS
-async def test_two_subagents_are_approved_as_one_group_with_what_the_one_form_shows(
+async def test_each_host_can_approve_two_subagents_as_one_group_from_what_it_shows(
     root: Path, workspace: Path, profile: Profile
 ) -> None:
     with running_model_server(lambda _request: DONE) as models:
@@ -121,7 +119,7 @@ async def test_two_subagents_are_approved_as_one_group_with_what_the_one_form_sh
 
 @pytest.mark.parametrize("profile", HOSTS, ids=lambda profile: str(profile.name))
 @pytest.mark.parametrize("folder", ["/", "home"])
-async def test_a_host_that_starts_in_no_project_is_told_that_there_is_no_workspace_and_why(
+async def test_a_host_outside_a_project_is_told_why_there_is_no_workspace(
     tmp_path: Path, root: Path, profile: Profile, folder: str
 ) -> None:
     home = tmp_path / "home"
@@ -140,7 +138,7 @@ async def test_a_host_that_starts_in_no_project_is_told_that_there_is_no_workspa
     assert_intact(root)
 
 
-async def test_what_one_host_proposed_another_approves_and_gets_though_the_first_was_killed(
+async def test_another_host_approves_and_gets_the_result_after_the_first_was_killed(
     root: Path, workspace: Path
 ) -> None:
     gate, requests = Gate(), list[int]()

@@ -90,7 +90,7 @@ def secrets_in(texts: Iterator[bytes]) -> list[str]:
     return [name for text in texts for name, value in OTHERS_KEYS.items() if value.encode() in text]
 
 
-async def test_a_host_gets_its_result_leaves_as_it_does_and_finds_the_next_one_paid_once(
+async def test_each_host_gets_its_result_and_the_run_it_leaves_behind_is_paid_once(
     root: Path, workspace: Path, profile: Profile
 ) -> None:
     asked: list[tuple[str, int]] = []

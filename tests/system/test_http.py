@@ -75,7 +75,7 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
     assert_intact(root)
 
 
-async def test_a_session_is_the_pair_of_token_and_client_name_also_after_a_new_start(
+async def test_token_and_client_name_identify_a_session_even_after_a_restart(
     tmp_path: Path,
 ) -> None:
     root = tmp_path / "data"
@@ -100,7 +100,7 @@ async def test_a_session_is_the_pair_of_token_and_client_name_also_after_a_new_s
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_person_behind_the_client_is_asked_over_http(tmp_path: Path, mode: str) -> None:
+async def test_a_person_behind_the_client_can_be_asked_over_http(tmp_path: Path, mode: str) -> None:
     from mcp_types import ElicitResult
 
     asked: list[str] = []

@@ -81,7 +81,7 @@ async def away(root: Path, settings: str = HUMAN, *scopes: Any) -> AsyncGenerato
 
 
 @pytest.mark.requirement("S2-29")
-async def test_under_human_no_call_approves_and_a_token_for_it_does_in_the_channel_http(tmp_path: Path) -> None:
+async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         proposed = await there.propose()
         asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
@@ -104,7 +104,7 @@ async def test_under_human_no_call_approves_and_a_token_for_it_does_in_the_chann
     assert proposed["approval_line"] in said.content["text"]
 
 
-async def test_another_line_another_digest_and_another_user_approve_nothing(tmp_path: Path) -> None:
+async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         proposed = await there.propose()
         (shown,) = await there.shown()
@@ -138,7 +138,7 @@ async def test_another_line_another_digest_and_another_user_approve_nothing(tmp_
         assert (await there.server.request("DELETE", "/approvals", there.text)).status_code == 405
 
 
-async def test_a_person_elsewhere_sees_the_same_screen_and_starts_several_as_a_group(tmp_path: Path) -> None:
+async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a_group(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         one, other = await there.propose("What does it cost?"), await there.propose("And the other?")
         ids = [one["pending_id"], other["subagent_id"]]
@@ -153,7 +153,7 @@ async def test_a_person_elsewhere_sees_the_same_screen_and_starts_several_as_a_g
     assert {entry.content["channel"] for entry in logged(there.root, "SpawnDecided")} == {"http"}
 
 
-async def test_one_by_one_what_waits_is_started_rejected_or_left(tmp_path: Path) -> None:
+async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         runs = [await there.propose(f"Question {number}?") for number in range(3)]
         asked = [(f"Question {number}?\nStart it?", reply) for number, reply in enumerate(("y", "", "r"))]
@@ -166,7 +166,7 @@ async def test_one_by_one_what_waits_is_started_rejected_or_left(tmp_path: Path)
         assert code == 0 and f"{left} is rejected" in text
 
 
-async def test_the_token_comes_from_a_file_or_the_environment_and_never_from_an_argument(tmp_path: Path) -> None:
+async def test_the_token_comes_from_a_file_or_the_environment_never_from_an_argument(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         await there.propose()
         file = tmp_path / "token"
@@ -198,7 +198,7 @@ async def test_the_token_comes_from_a_file_or_the_environment_and_never_from_an_
 
 
 @pytest.mark.parametrize("fault", ["its own authority", "another name", "no server", "no TLS"])
-def test_what_is_wrong_with_a_certificate_is_explained_before_the_token_is_sent(tmp_path: Path, fault: str) -> None:
+def test_explains_a_certificate_fault_before_sending_the_token(tmp_path: Path, fault: str) -> None:
     text = "avatok_" + "Ab3" * 14 + "x"
     if fault == "another name":
         issued = issue(tmp_path, "other.example.org")

@@ -70,7 +70,7 @@ def raw(port: int, *pieces: bytes) -> bytes:
     return got
 
 
-async def test_no_shape_of_a_request_gets_two_answers_past_the_door_or_leaves_a_traceback(tmp_path: Path) -> None:
+async def test_no_malformed_request_gets_two_answers_or_causes_a_traceback(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
     known = f"Host: localhost\r\nAuthorization: Bearer {text}\r\n"
@@ -118,7 +118,7 @@ async def test_no_shape_of_a_request_gets_two_answers_past_the_door_or_leaves_a_
         assert server.stderr == "", "nothing of it can fill a disk with lines"
 
 
-async def test_odd_arguments_and_names_are_mistakes_and_no_faults_of_ours(tmp_path: Path) -> None:
+async def test_unusual_arguments_and_names_are_client_errors_not_internal_ones(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     deep: Any = 1
@@ -144,7 +144,7 @@ async def test_odd_arguments_and_names_are_mistakes_and_no_faults_of_ours(tmp_pa
             assert len(json.dumps(starts[-1].content)) < 2_000, "and it is on the record"
 
 
-async def test_the_name_of_a_client_makes_it_no_person(tmp_path: Path) -> None:
+async def test_a_client_name_does_not_turn_a_client_into_a_person(tmp_path: Path) -> None:
     """A token that may do everything decides through MCP as a host does, whatever the client calls itself."""
     root = made(tmp_path / "data", config_toml='approval = "human"\n')
     text = token(root, "ana", *SCOPES)
@@ -162,7 +162,7 @@ async def test_the_name_of_a_client_makes_it_no_person(tmp_path: Path) -> None:
     assert not [one for one in logged(root, "SpawnDecided") if one.content["decision"] == "approved"]
 
 
-async def test_of_approvals_at_once_one_counts_and_none_can_be_said_again(tmp_path: Path) -> None:
+async def test_only_one_of_several_concurrent_approvals_counts_and_none_can_be_replayed(tmp_path: Path) -> None:
     root = made(tmp_path / "data", config_toml='approval = "human"\n')
     host, person, other = (
         token(root, "ana"),
@@ -198,7 +198,7 @@ async def test_of_approvals_at_once_one_counts_and_none_can_be_said_again(tmp_pa
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str) -> None:
+async def test_an_answer_to_the_question_of_another_user_has_no_effect(tmp_path: Path, mode: str) -> None:
     """Ana is asked; Ben answers: in his own session with every id there may be, or with what her client was given."""
     from mcp_types import ElicitResult
 
@@ -246,7 +246,7 @@ async def test_an_answer_to_anothers_question_is_none(tmp_path: Path, mode: str)
     assert state_of(root, run_id) == "awaiting_approval"
 
 
-async def test_the_same_numbers_of_two_clients_mean_each_its_own(tmp_path: Path) -> None:
+async def test_equal_ids_used_by_two_clients_do_not_interfere(tmp_path: Path) -> None:
     """Ids of requests, tokens of progress and ids of events are the clients' own choice: another's are nothing."""
     root = made(tmp_path / "data")
     gates = [Gate(), Gate()]
@@ -318,7 +318,7 @@ async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: py
 # -- the file of tokens -----------------------------------------------------------------------------------------------
 
 
-def test_names_that_could_lead_elsewhere_or_look_like_anothers_are_none() -> None:
+def test_rejects_user_names_that_contain_paths_or_look_like_other_names() -> None:
     for name in ("..", ".", "../ana", "a/b", "a\\b", "ana\n", "an\0a", "аna", "ana\u200b", "ａna", "", " ", "a" * 65,
                  "-ana", "ana ben", 'ana"', "ana}", "ana=1", "avatok_x", "\x1b[31mana", "ana:ben", "~ana"):  # fmt: skip
         if name.strip() != "ana":
@@ -327,7 +327,7 @@ def test_names_that_could_lead_elsewhere_or_look_like_anothers_are_none() -> Non
     assert user_name("ana@example.org") == "ana@example.org"
 
 
-def test_two_processes_that_make_and_revoke_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_creating_and_revoking_tokens_in_two_processes_loses_nothing(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     token(root, "ana", name="kept")
     path = root / "secrets" / "tokens.toml"
@@ -347,7 +347,7 @@ def test_two_processes_that_make_and_revoke_at_once_lose_nothing(tmp_path: Path)
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_of_tokens_that_is_not_ours_lets_nobody_in(tmp_path: Path) -> None:
+def test_a_linked_corrupt_or_exposed_token_file_lets_nobody_in(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     path = root / "secrets" / "tokens.toml"
@@ -381,7 +381,7 @@ def test_a_file_of_tokens_that_is_not_ours_lets_nobody_in(tmp_path: Path) -> Non
     refused()
 
 
-def test_finding_a_token_takes_as_long_whatever_it_shares_with_one(tmp_path: Path) -> None:
+def test_token_lookup_time_does_not_depend_on_matching_characters(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     for number in range(20):

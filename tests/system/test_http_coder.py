@@ -15,12 +15,15 @@ from support.model_server import running_model_server
 from support.projects import git
 from support.stdio import MODES, made, told, until, using
 
-pytestmark = [pytest.mark.skipif("sys.platform != 'linux'", reason="commands are confined on Linux alone"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif("sys.platform != 'linux'", reason="commands are confined on Linux alone"),
+    pytest.mark.slow,
+]
 NEVER = "S-0dd0dd"
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_coder_over_http_commits_to_a_branch_that_no_other_user_hears_of(tmp_path: Path, mode: str) -> None:
+async def test_a_coder_over_http_commits_to_a_branch_hidden_from_other_users(tmp_path: Path, mode: str) -> None:
     repository = project(tmp_path)
     head = git(repository, "rev-parse", "HEAD")
     settings = f'[users.ana]\nworkspaces = ["{repository}"]\n[users.ben]\nworkspaces = ["{repository}"]\n'

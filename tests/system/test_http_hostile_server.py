@@ -75,7 +75,7 @@ def asked(port: int, **env: str) -> Any:
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "307 Temporary Redirect", "308 Permanent Redirect"])
-def test_a_redirect_is_not_followed(status: str) -> None:
+def test_does_not_follow_a_redirect(status: str) -> None:
     with hostile(answer({"proposals": []})) as (elsewhere, stolen):
         to = f"Location: http://localhost:{elsewhere}/approvals\r\n"
         with hostile(answer({}, status, to)) as (port, _seen):
@@ -107,13 +107,13 @@ NESTED = b'{"proposals":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     ],
     ids=range(15),
 )
-def test_whatever_it_answers_is_told_in_a_sentence(write: Writes) -> None:
+def test_reports_any_answer_in_one_sentence(write: Writes) -> None:
     with hostile(write) as (port, _seen):
         done = asked(port)
     assert done.returncode in (10, 30) and done.stderr.startswith("ava: ") and len(done.stderr) < 1_000
 
 
-def test_its_words_do_not_steer_the_terminal() -> None:
+def test_server_text_cannot_control_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e\u200bok\rava: Approved.\n"
     with hostile(answer({"error_description": evil + "x" * 100_000}, "403 Forbidden")) as (port, _seen):
         done = asked(port)
@@ -126,7 +126,7 @@ def test_its_words_do_not_steer_the_terminal() -> None:
         assert not set("\x1b\x07\u202e\u200b\r") & set(text)
 
 
-def test_a_server_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gives_up_on_a_slow_endless_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     import anyio
 
     def drips(line: socket.socket) -> None:
@@ -146,7 +146,7 @@ def test_a_server_that_drips_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
         anyio.run(ask, port)
 
 
-def test_over_http_the_token_goes_to_this_machine_alone_and_past_every_proxy(tmp_path: Path) -> None:
+def test_over_plain_http_the_token_goes_only_to_this_machine_and_bypasses_proxies(tmp_path: Path) -> None:
     with hostile(answer({"proposals": []})) as (proxy, stolen), hostile(answer({"proposals": []})) as (port, seen):
         names = dict.fromkeys(("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"), f"http://127.0.0.1:{proxy}")
         assert asked(port, **names, NO_PROXY="", no_proxy="").returncode == 0

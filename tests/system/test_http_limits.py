@@ -35,7 +35,7 @@ async def opened(server: HttpServer, text: str) -> httpx2.Response:
     return await server.post("/mcp", text, json=HELLO, headers=BOTH)
 
 
-async def test_sessions_of_one_user_are_limited_end_when_idle_and_leave_the_others_theirs(tmp_path: Path) -> None:
+async def test_limits_sessions_per_user_and_ends_idle_ones_without_affecting_others(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     anas, again, bens = token(root, "ana"), token(root, "ana", name="again"), token(root, "ben")
     few = lowered("server.SESSIONS_OF_USER = 3", "server.IDLE_S = 3.0")
@@ -64,7 +64,7 @@ async def until_open(server: HttpServer, text: str) -> None:
             await anyio.sleep(0.2)
 
 
-async def test_streams_and_calls_of_one_user_are_limited_and_the_others_are_served(tmp_path: Path) -> None:
+async def test_limits_streams_and_calls_per_user_without_affecting_others(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     few = lowered("limits.STREAMS_OF_USER = 3", "limits.CALLS_OF_USER = 4")
@@ -143,7 +143,7 @@ async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path
                 assert sum(gone(line) for line in lines) >= 50, "they are what is ended"
 
 
-async def test_a_burst_of_connections_costs_the_others_little(tmp_path: Path) -> None:
+async def test_a_burst_of_connections_barely_slows_other_users(tmp_path: Path) -> None:
     """Making room for one takes as long, however many there are."""
     root = made(tmp_path / "data")
     text = token(root, "ana")
@@ -196,7 +196,7 @@ async def test_requests_without_a_token_are_cheap(tmp_path: Path) -> None:
         assert len(logged(root, "SessionStart", "ToolCall")) == before
 
 
-async def test_a_client_that_makes_up_names_pushes_out_its_own(tmp_path: Path) -> None:
+async def test_a_client_that_invents_names_displaces_only_its_own_entries(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     anas, bens = token(root, "ana"), token(root, "ben")
     few = lowered("app.MOST_OF_TOKEN = 3")
@@ -212,7 +212,7 @@ async def test_a_client_that_makes_up_names_pushes_out_its_own(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_at_the_end_clients_are_told_that_their_streams_end(tmp_path: Path, mode: str) -> None:
+async def test_clients_are_told_at_shutdown_that_their_streams_end(tmp_path: Path, mode: str) -> None:
     """The SDK's client raises where a stream is broken off, and comes to an end where it was told of it."""
     root = made(tmp_path / "data")
     text = token(root, "ana")
@@ -232,7 +232,7 @@ async def test_at_the_end_clients_are_told_that_their_streams_end(tmp_path: Path
         assert await server.exited() == 0
 
 
-def test_settings_of_the_limits_fit_together() -> None:
+def test_the_limits_are_consistent_with_each_other() -> None:
     from ava_server.http import limits
     from ava_server.http import server as connection
     from ava_server.http import server as http_sessions

@@ -15,7 +15,7 @@ DONE = Say(calls=[("submit_result", {"summary": "all is said", "output": "marmal
 
 
 @pytest.mark.requirement("S1-33")
-async def test_who_may_audit_reads_the_metrics_of_all_users_and_nobody_else_does(tmp_path: Path) -> None:
+async def test_only_an_audit_token_can_read_the_metrics_of_all_users(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     ana, auditor = token(root, "ana", "spawn", "read", "approve"), token(root, "prometheus", "audit")
     with running_model_server([DONE]) as model:

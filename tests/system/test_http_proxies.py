@@ -32,7 +32,7 @@ async def approved(client: Client, proposed: dict[str, Any]) -> str:
     return run_id
 
 
-async def test_what_is_open_for_minutes_outlives_a_proxy_that_cuts_after_sixty_seconds(tmp_path: Path) -> None:
+async def test_long_requests_survive_a_proxy_that_cuts_after_sixty_seconds(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     gates = [Gate(within_s=100) for _ in MODES]  # in the order in which the runs ask the model, whosever they are
     waited: list[str] = []
@@ -71,7 +71,7 @@ async def test_what_is_open_for_minutes_outlives_a_proxy_that_cuts_after_sixty_s
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_every_tool_works_through_a_proxy_that_holds_answers_back(tmp_path: Path, mode: str) -> None:
+async def test_every_tool_works_through_a_buffering_proxy(tmp_path: Path, mode: str) -> None:
     root = made(tmp_path / "data")
     text, person = token(root, "ana"), token(root, "ana", "approve", name="person")
     gate = Gate()

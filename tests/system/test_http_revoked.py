@@ -107,7 +107,7 @@ async def one_run(root: Path) -> AsyncGenerator[tuple[HttpServer, Gate, str, Any
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired", "file gone bad"])
-async def test_what_is_open_ends_with_its_token_and_hears_of_nothing_later(tmp_path: Path, how: str) -> None:
+async def test_open_requests_end_with_their_token_and_receive_nothing_later(tmp_path: Path, how: str) -> None:
     root = made(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     async with one_run(root) as (server, gate, run_id, _client):
@@ -147,7 +147,7 @@ async def test_what_is_open_ends_with_its_token_and_hears_of_nothing_later(tmp_p
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_token_that_goes_takes_nothing_from_another_of_the_same_user(tmp_path: Path, mode: str) -> None:
+async def test_revoking_a_token_does_not_affect_another_of_the_same_user(tmp_path: Path, mode: str) -> None:
     root = made(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     ear = Ear()
@@ -172,7 +172,7 @@ async def test_a_token_that_goes_takes_nothing_from_another_of_the_same_user(tmp
             assert told(await client.call_tool("check_subagent", asked))[0]["status"] == "success"
 
 
-async def test_scopes_that_were_taken_away_by_hand_count_at_once(tmp_path: Path) -> None:
+async def test_scopes_removed_by_hand_are_lost_immediately(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     path = root / "secrets" / "tokens.toml"
     text = token(root, "ana")

@@ -32,7 +32,7 @@ async def propose(client: Client) -> str:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
-async def test_each_user_hears_of_their_own_runs_alone(tmp_path: Path, mode: str) -> None:
+async def test_each_user_receives_updates_of_their_own_runs_only(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "data"
     env = {"AVA_MODEL_BASE_URL": "http://127.0.0.1:9", "AVA_MODEL": "none"}  # nothing is approved, so nobody is asked
     async with (

@@ -24,7 +24,7 @@ ROLE = "---\nname: {name}\ndescription: Does it.\ntools: http_get, read_file\n{m
 PRICES = '[prices."custom:scripted"]\ninput = 3.0\noutput = 15.0\n'
 
 
-def test_what_is_looser_than_what_holds_for_everybody_does_not_count(tmp_path: Path) -> None:
+def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(
         'approval = "ask"\n[limits]\nuser_daily_cents = 100\nrunning_per_user = 2\n'
         '[users.lax]\ndaily_cents = 9999\nrunning = 99\napproval = "auto"\n'
@@ -50,7 +50,7 @@ def test_what_is_looser_than_what_holds_for_everybody_does_not_count(tmp_path: P
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_only_the_folders_of_the_settings_can_be_given_and_a_refusal_tells_nothing(
+async def test_allows_only_configured_folders_and_a_refusal_reveals_nothing(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project, secret = tmp_path / "project", tmp_path / "secret"
@@ -93,9 +93,7 @@ async def test_only_the_folders_of_the_settings_can_be_given_and_a_refusal_tells
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_roles_that_act_with_what_is_the_operators_are_there_only_where_they_are_named(
-    tmp_path: Path, mode: str
-) -> None:
+async def test_roles_with_secrets_or_network_must_be_granted_to_a_user_by_name(tmp_path: Path, mode: str) -> None:
     project = tmp_path / "project"
     (project / ".ava" / "roles").mkdir(parents=True)
     (project / ".git").mkdir()
@@ -137,7 +135,7 @@ async def test_roles_that_act_with_what_is_the_operators_are_there_only_where_th
                 assert ("recall" in tools) == (user == os_user())
 
 
-async def test_without_confinement_nobody_over_http_has_commands(tmp_path: Path) -> None:
+async def test_nobody_over_http_can_run_commands_without_a_sandbox(tmp_path: Path) -> None:
     project = tmp_path / "project"
     project.mkdir()
     root = made(tmp_path / "data", config_toml=f'[sandbox]\nmode = "none"\n[users.ana]\nworkspaces = ["{project}"]\n')
@@ -151,7 +149,7 @@ async def test_without_confinement_nobody_over_http_has_commands(tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_running_and_the_day_are_each_users_own(tmp_path: Path, mode: str) -> None:
+async def test_run_and_daily_limits_apply_per_user(tmp_path: Path, mode: str) -> None:
     root = made(
         tmp_path / "data",
         config_toml=f"[users.ana]\nrunning = 1\n[users.ben]\ndaily_cents = 0\n{PRICES}",

@@ -55,7 +55,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
-async def test_a_real_kill_behind_each_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
+async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
     """Nothing that was answered is paid for again, and no process and no file of the killed one is left."""
     with running_model_server(script) as server:
         commits, kinds = 0, set[str]()
@@ -190,7 +190,7 @@ def namespaces() -> tuple[str, ...] | None:
     return None
 
 
-async def test_owners_that_cannot_see_each_other_own_no_run_twice(tmp_path: Path) -> None:
+async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path: Path) -> None:
     """Each in a pid namespace of its own, as in two containers: to each the other's pid means nothing."""
     prefix = namespaces()
     if prefix is None:

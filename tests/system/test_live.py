@@ -36,7 +36,7 @@ async def ask(model: Model, request: Request) -> Completion:
 
 @pytest.mark.parametrize("thinks", [False, True])
 @pytest.mark.parametrize("provider", KNOWN_URLS)
-async def test_a_provider_answers_calls_a_tool_and_takes_its_result(provider: str, thinks: bool) -> None:
+async def test_each_provider_answers_calls_a_tool_and_accepts_its_result(provider: str, thinks: bool) -> None:
     key = os.environ.get(WELL_KNOWN[provider])
     if not key:
         pytest.skip(f"no {WELL_KNOWN[provider]}")

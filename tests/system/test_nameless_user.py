@@ -18,7 +18,7 @@ NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one")
 @pytest.mark.parametrize("system", ["win32", "darwin", "bare"])
-async def test_a_user_whose_name_nobody_tells_is_served(tmp_path: Path, system: str) -> None:
+async def test_serves_a_user_without_a_name(tmp_path: Path, system: str) -> None:
     root = tmp_path / "data"
     command = [sys.executable, str(LAUNCHER), system, "ava", "1", sys.executable, "serve"]
     async with serving(root, command=command) as wire:  # which hands on no variable with a name
@@ -30,13 +30,13 @@ async def test_a_user_whose_name_nobody_tells_is_served(tmp_path: Path, system: 
     assert_intact(root)
 
 
-def test_a_name_that_the_environment_tells_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_the_user_name_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOGNAME", "somebody")
     assert os_user() == "somebody"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="users have numbers on POSIX")
-def test_a_number_without_a_name_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uses_the_user_id_when_there_is_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
     known = {entry.pw_uid for entry in __import__("pwd").getpwall()}

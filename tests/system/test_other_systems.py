@@ -18,7 +18,10 @@ from support.processes import children_of, lives
 from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
 from support.web_site import HOST, Site, site
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"),
+    pytest.mark.slow,
+]
 
 LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
 SYSTEMS = ("win32", "darwin", "bare")
@@ -80,7 +83,7 @@ async def elsewhere(system: str, root: Path, models: ModelServer) -> AsyncGenera
             yield Elsewhere(wire, web)
 
 
-async def test_a_web_role_does_its_job_and_the_log_of_it_holds(root: Path, system: str) -> None:
+async def test_a_web_role_works_and_its_log_verifies(root: Path, system: str) -> None:
     keys = made(root, keys_toml='openrouter = "a-key-that-nobody-has"\n') / "keys.toml"
     keys.chmod(0o600)
     reads = Say(calls=[("read_webpages", {"urls": [URL]})])
@@ -100,7 +103,7 @@ async def test_a_web_role_does_its_job_and_the_log_of_it_holds(root: Path, syste
     assert_intact(root)
 
 
-async def test_files_are_read_as_safely_as_that_system_allows(root: Path, workspace: Path, system: str) -> None:
+async def test_files_are_read_as_safely_as_the_system_allows(root: Path, workspace: Path, system: str) -> None:
     outside = ("link.txt", "away/secret.txt", "../secret.txt", "/etc/passwd")
     looks = [
         ("read_file", {"path": "notes.md"}),
@@ -123,7 +126,7 @@ async def test_files_are_read_as_safely_as_that_system_allows(root: Path, worksp
     assert_intact(root)
 
 
-async def test_ctrl_c_ends_it_at_once_and_the_next_server_goes_on(root: Path, system: str) -> None:
+async def test_ctrl_c_ends_the_server_at_once_and_the_next_one_continues_the_run(root: Path, system: str) -> None:
     gate = Gate()
     with running_model_server([Say("never said", gate=gate), DONE]) as models:
         async with elsewhere(system, root, models) as there:
@@ -142,7 +145,7 @@ async def test_ctrl_c_ends_it_at_once_and_the_next_server_goes_on(root: Path, sy
     assert_intact(root)
 
 
-async def test_two_servers_share_a_data_root_there(root: Path, system: str) -> None:
+async def test_two_servers_share_a_data_root(root: Path, system: str) -> None:
     with running_model_server(lambda _request: DONE) as models:
         async with elsewhere(system, root, models) as one, elsewhere(system, root, models) as other:
             runs = [await each.wire.start_run(task=f"Prices at {URL}") for _ in range(3) for each in (one, other)]
@@ -160,7 +163,7 @@ async def test_two_servers_share_a_data_root_there(root: Path, system: str) -> N
     assert_intact(root)
 
 
-async def test_a_search_that_is_cancelled_leaves_no_process(root: Path, workspace: Path, system: str) -> None:
+async def test_a_cancelled_search_leaves_no_process(root: Path, workspace: Path, system: str) -> None:
     (workspace / "evil.txt").write_text("a" * 60 + "b\n")
     endless = Say(calls=[("search_codebase", {"query": "(a+)+$", "regex": True, "path": "evil.txt"})])
     with running_model_server([endless]) as models:
@@ -175,9 +178,7 @@ async def test_a_search_that_is_cancelled_leaves_no_process(root: Path, workspac
 
 
 @pytest.mark.parametrize(("alone", "code"), [("win32", 1), ("darwin", -signal.SIGALRM), ("bare", 1)])
-def test_an_endless_expression_whose_server_is_gone_ends_when_its_time_is_over(
-    workspace: Path, alone: str, code: int
-) -> None:
+def test_an_endless_search_whose_server_is_gone_ends_at_its_time_limit(workspace: Path, alone: str, code: int) -> None:
     (workspace / "evil.txt").write_text("a" * 60 + "b\n")
     order = {"path": str(workspace), "descriptor": None, "query": {"text": "(a+)+$", "regex": True, "path": "evil.txt"}}
     start = "from ava_roles.tools import grep; grep.CHILD_SECONDS = 1; grep.main()"
@@ -188,7 +189,7 @@ def test_an_endless_expression_whose_server_is_gone_ends_when_its_time_is_over(
     assert code < 0 or done.stderr.startswith(b"Timeout (")
 
 
-def test_what_the_others_lack_is_really_not_there_for_ava() -> None:
+def test_the_simulated_systems_really_lack_linux_features() -> None:
     look = (
         "import os, signal, sys\n"
         "names = [name for name in ('O_NOFOLLOW', 'O_PATH', 'geteuid', 'fchmod') if hasattr(os, name)]\n"

@@ -13,7 +13,10 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import assert_intact, logged, using
 from support.terminal import environment, on_terminal
 
-pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"), pytest.mark.slow]
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"),
+    pytest.mark.slow,
+]
 
 LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
@@ -45,7 +48,7 @@ def test_the_demo_works(root: Path, command: list[str]) -> None:
     assert "RunEnded success" in done.stdout
 
 
-def test_a_yes_on_the_terminal_starts_a_run(root: Path, command: list[str], asked_for: list[str]) -> None:
+def test_yes_in_the_terminal_starts_a_run(root: Path, command: list[str], asked_for: list[str]) -> None:
     with running_model_server([DONE]) as models:
         env = {**using(models.base_url), "USERNAME": "somebody"}
         with on_terminal(root, *asked_for, command=command, env=env) as screen:
@@ -57,7 +60,7 @@ def test_a_yes_on_the_terminal_starts_a_run(root: Path, command: list[str], aske
     assert_intact(root)
 
 
-def test_ctrl_c_at_the_question_starts_nothing_and_ends_at_once(
+def test_ctrl_c_at_the_question_ends_at_once_and_starts_nothing(
     root: Path, command: list[str], asked_for: list[str]
 ) -> None:
     with running_model_server([DONE]) as models:
@@ -74,7 +77,7 @@ def test_ctrl_c_at_the_question_starts_nothing_and_ends_at_once(
     assert_intact(root)
 
 
-def test_ctrl_c_cancels_a_run_that_goes_on_and_shows_what_it_has(
+def test_ctrl_c_cancels_an_active_run_and_shows_partial_results(
     root: Path, command: list[str], asked_for: list[str]
 ) -> None:
     gate = Gate()
@@ -98,7 +101,7 @@ def test_ctrl_c_cancels_a_run_that_goes_on_and_shows_what_it_has(
     assert_intact(root)
 
 
-def test_notes_are_kept_read_and_recalled_there(root: Path, command: list[str], asked_for: list[str]) -> None:
+def test_notes_can_be_saved_read_and_recalled(root: Path, command: list[str], asked_for: list[str]) -> None:
     def memory(*args: str) -> str:
         done = subprocess.run(
             [*command, "memory", *args],

@@ -93,7 +93,7 @@ async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
     assert_intact(root)
 
 
-async def test_an_idle_server_ends_with_its_session_on_record(root: Path, end: tuple[End, int]) -> None:
+async def test_an_idle_server_ends_and_logs_the_end_of_its_session(root: Path, end: tuple[End, int]) -> None:
     async with serving(root) as wire:
         await wire.tool("check_subagent")
         await _ends(wire, end, root)
@@ -102,7 +102,7 @@ async def test_an_idle_server_ends_with_its_session_on_record(root: Path, end: t
 
 
 @pytest.mark.slow
-async def test_while_a_model_call_hangs_the_run_is_left_for_the_next_server(
+async def test_a_run_with_a_hanging_model_call_is_left_to_the_next_server(
     root: Path, workspace: Path, end: tuple[End, int]
 ) -> None:
     gate = Gate()
@@ -123,7 +123,7 @@ async def test_while_a_model_call_hangs_the_run_is_left_for_the_next_server(
     assert_intact(root)
 
 
-async def test_while_an_answer_stops_in_the_middle_of_its_stream(root: Path, workspace: Path) -> None:
+async def test_a_stalled_answer_does_not_delay_the_shutdown(root: Path, workspace: Path) -> None:
     stall = Gate()
     half = Raw([b'data: {"choices":[{"index":0,"delta":{"content":"half an ans'], chunked=True, cut=True, stall=stall)
     with running_model_server([half]) as models:
@@ -134,7 +134,9 @@ async def test_while_an_answer_stops_in_the_middle_of_its_stream(root: Path, wor
     assert state_of(root, run) == "running"
 
 
-async def test_while_a_tool_runs_its_child_process_ends_too(root: Path, workspace: Path, end: tuple[End, int]) -> None:
+async def test_ending_the_server_ends_the_child_process_of_a_running_tool(
+    root: Path, workspace: Path, end: tuple[End, int]
+) -> None:
     endless = Say(calls=[("search_codebase", {"query": "(a+)+$", "regex": True})])
     with running_model_server([endless, DONE]) as models:
         async with serving(root, env=using(models.base_url)) as wire:
@@ -149,7 +151,7 @@ async def test_while_a_tool_runs_its_child_process_ends_too(root: Path, workspac
     ]
 
 
-async def test_before_the_first_message(root: Path, end: tuple[End, int]) -> None:
+async def test_the_server_can_end_before_the_first_message(root: Path, end: tuple[End, int]) -> None:
     bring_about, code = end
     async with serving(root, initialize=False) as wire:
         await until(lambda: catches(wire.pid, signal.SIGTERM))
@@ -160,7 +162,7 @@ async def test_before_the_first_message(root: Path, end: tuple[End, int]) -> Non
 
 
 @pytest.mark.slow
-async def test_initialize_is_answered_while_the_store_cannot_be_opened_and_the_server_still_ends(
+async def test_initialize_is_answered_and_the_server_can_end_while_the_store_is_locked(
     root: Path, end: tuple[End, int]
 ) -> None:
     other = WriteLock(made(root) / "write.lock")
@@ -181,7 +183,7 @@ async def test_initialize_is_answered_while_the_store_cannot_be_opened_and_the_s
         other.close()
 
 
-async def test_a_call_that_came_before_the_store_was_open_is_answered_when_it_is(root: Path) -> None:
+async def test_a_call_made_before_the_store_is_open_is_answered_once_it_is(root: Path) -> None:
     other = WriteLock(made(root) / "write.lock")
     try:
         with other.held():
@@ -195,7 +197,7 @@ async def test_a_call_that_came_before_the_store_was_open_is_answered_when_it_is
         pass
 
 
-async def test_killed_10_ms_after_the_end_of_stdin_nothing_acknowledged_is_lost(root: Path, workspace: Path) -> None:
+async def test_a_kill_10_ms_after_stdin_closes_loses_nothing_acknowledged(root: Path, workspace: Path) -> None:
     gate = Gate()
     with running_model_server([Say("never said", gate=gate), DONE]) as models:
         async with serving(root, env=using(models.base_url)) as wire:

@@ -7,8 +7,6 @@ It takes a few seconds in the gate. For longer:
 
 from __future__ import annotations
 
-import pytest
-
 import os
 import random
 import threading
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 from support.model_server import EVENTS, Fail, HangUp, Raw, Say, Step, events, running_model_server
 from support.runtime import DONE, Lab, open_lab
 
@@ -101,7 +100,7 @@ async def one_after_another(lab: Lab, number: int, until: float, ended: Counter[
         ended[(await lab.ended(run_id, within_s=60)).state] += 1
 
 
-async def test_after_a_storm_of_faults_nothing_is_reserved_and_no_connection_is_open(tmp_path: Path) -> None:
+async def test_after_many_faults_nothing_is_reserved_and_no_connection_is_open(tmp_path: Path) -> None:
     weather, ended = Weather(SEED), Counter[str]()
     with running_model_server(weather) as server:
         chatty = f'[providers.chatty]\nbase_url = "{server.base_url}"\n'

@@ -163,7 +163,7 @@ async def _started(client: Client, workspace: Path, **confirm: Any) -> tuple[str
     return spawned["subagent_id"], confirmed
 
 
-async def test_a_message_reaches_the_next_turn_and_a_cancel_keeps_what_there_is(
+async def test_a_message_reaches_the_next_turn_and_a_cancellation_keeps_partial_results(
     tmp_path: Path, workspace: Path, mode: str
 ) -> None:
     root, first, second = tmp_path / "data", Gate(), Gate()
@@ -244,7 +244,7 @@ async def _read(client: Client, uri: str) -> str:
     return content.text
 
 
-async def test_a_cancelled_wait_ends_the_wait_and_not_the_run(tmp_path: Path, workspace: Path, mode: str) -> None:
+async def test_cancelling_a_wait_does_not_end_the_run(tmp_path: Path, workspace: Path, mode: str) -> None:
     root, gate = tmp_path / "data", Gate()
     with running_model_server([Say(calls=[("submit_result", FOUND)], gate=gate)]) as models:
         async with connected(root, mode=mode, cwd=workspace, env=using(models.base_url)) as client:

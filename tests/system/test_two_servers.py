@@ -46,9 +46,7 @@ def scripted(answers: list[Step], served: list[int]) -> Callable[[dict[str, Any]
 
 
 @pytest.mark.requirement("S1-03")
-async def test_how_much_a_model_has_written_is_seen_within_a_second_from_both_servers(
-    root: Path, workspace: Path
-) -> None:
+async def test_both_servers_show_the_progress_of_a_model_within_a_second(root: Path, workspace: Path) -> None:
     stall = Gate()
     begun = events(Say("w" * 640, reasoning="t" * 720, fragment=40))[:-3]
     with running_model_server([Raw(begun, chunked=True, cut=True, stall=stall)]) as models:
@@ -74,9 +72,7 @@ async def test_how_much_a_model_has_written_is_seen_within_a_second_from_both_se
     assert_intact(root)
 
 
-async def test_what_one_host_proposed_another_approves_steers_waits_for_and_cancels(
-    root: Path, workspace: Path
-) -> None:
+async def test_one_host_can_approve_steer_await_and_cancel_what_another_proposed(root: Path, workspace: Path) -> None:
     first, second = Gate(), Gate()
     script: list[Step] = [Say("I look.", [("read_file", {"path": "notes.md"})], gate=first), Say("x", gate=second)]
     with running_model_server(script) as models:
@@ -118,7 +114,7 @@ async def test_what_one_host_proposed_another_approves_steers_waits_for_and_canc
     assert_intact(root)
 
 
-async def test_a_run_whose_server_was_killed_goes_on_in_the_other_with_nothing_asked_twice(
+async def test_a_run_of_a_killed_server_continues_in_the_other_without_repeated_calls(
     root: Path, workspace: Path
 ) -> None:
     gate, served = Gate(), list[int]()
@@ -146,7 +142,7 @@ async def test_a_run_whose_server_was_killed_goes_on_in_the_other_with_nothing_a
     assert_intact(root)
 
 
-async def test_two_hosts_at_once_lose_nothing(root: Path, workspace: Path) -> None:
+async def test_two_concurrent_hosts_lose_nothing(root: Path, workspace: Path) -> None:
     with running_model_server(lambda _request: DONE) as models:
         env = using(models.base_url)
         async with serving(root, env=env) as one, serving(root, env=env) as other:
@@ -176,9 +172,7 @@ async def test_two_hosts_at_once_lose_nothing(root: Path, workspace: Path) -> No
 
 
 @pytest.mark.parametrize("folder", ["/", "home"])
-async def test_a_host_that_starts_in_the_root_or_a_home_folder_gives_no_workspace_by_that(
-    tmp_path: Path, root: Path, folder: str
-) -> None:
+async def test_a_root_or_home_working_folder_gives_no_workspace(tmp_path: Path, root: Path, folder: str) -> None:
     home = tmp_path / "home"
     (home / ".git").mkdir(parents=True)
     (home / "diary.md").write_text("dear diary")
@@ -223,19 +217,19 @@ async def _says_at_each_call(root: Path, words: str, **process: Any) -> None:
         assert await wire.exited() == 0
 
 
-async def test_a_data_root_that_is_a_file(root: Path) -> None:
+async def test_reports_a_data_root_that_is_a_file(root: Path) -> None:
     await _says_at_each_call(made(root, file="x") / "file", "is no folder")
 
 
-async def test_a_data_root_beneath_a_file(tmp_path: Path) -> None:
+async def test_reports_a_data_root_beneath_a_file(tmp_path: Path) -> None:
     await _says_at_each_call(made(tmp_path / "x", file="x") / "file" / "data", "cannot be made", cwd=tmp_path)
 
 
-async def test_a_log_that_is_no_database(root: Path) -> None:
+async def test_reports_a_log_that_is_not_a_database(root: Path) -> None:
     await _says_at_each_call(made(root, ava_db="no database, whatever its name says " * 100), str(root))
 
 
-async def test_a_log_of_a_newer_program(root: Path) -> None:
+async def test_reports_a_log_of_a_newer_version(root: Path) -> None:
     async with serving(root) as wire:
         await wire.tool("check_subagent")
     with sqlite3.connect(root / "ava.db") as db:
@@ -244,11 +238,11 @@ async def test_a_log_of_a_newer_program(root: Path) -> None:
     await _says_at_each_call(root, "newer")
 
 
-async def test_settings_that_are_wrong(root: Path) -> None:
+async def test_reports_invalid_settings(root: Path) -> None:
     await _says_at_each_call(made(root, config_toml="[limits]\nrunning = 'many'\n"), "limits.running")
 
 
-async def test_settings_that_were_mended_meanwhile_need_no_new_server(root: Path) -> None:
+async def test_corrected_settings_apply_without_a_restart(root: Path) -> None:
     config = made(root, config_toml="[limits]\nrunning = 'many'\n") / "config.toml"
     async with serving(root) as wire:
         assert "limits.running" in (await wire.tool_result("check_subagent"))["content"][0]["text"]
@@ -259,12 +253,12 @@ async def test_settings_that_were_mended_meanwhile_need_no_new_server(root: Path
     assert_intact(root)
 
 
-async def test_a_relative_data_root(tmp_path: Path) -> None:
+async def test_rejects_a_relative_data_root(tmp_path: Path) -> None:
     await _says_at_each_call(Path("relative/data"), "AVA_DATA_ROOT", cwd=tmp_path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of folders as POSIX has them")
-async def test_a_data_root_that_is_read_only(root: Path) -> None:
+async def test_reports_a_read_only_data_root(root: Path) -> None:
     made(root, 0o555)
     before: tuple[str, ...] = ()
     if os.geteuid() == 0:  # root writes everywhere, unless it gives that right away
@@ -275,7 +269,7 @@ async def test_a_data_root_that_is_read_only(root: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits as POSIX has them")
-async def test_a_full_disk_is_said_at_the_call_and_over_when_there_is_room(root: Path, workspace: Path) -> None:
+async def test_reports_a_full_disk_until_there_is_space_again(root: Path, workspace: Path) -> None:
     import resource
 
     with running_model_server([DONE]) as models:

@@ -106,7 +106,7 @@ def entry(host: Host, file: Path) -> Any:
     return said(host, file)[host.servers]["ava"]
 
 
-def test_a_missing_file_is_made_and_undoing_removes_it(host: Host, file: Path) -> None:
+def test_creates_a_missing_file_and_undoing_removes_it(host: Host, file: Path) -> None:
     assert add(host, file) is None
     words = json.dumps(entry(host, file))
     assert '"/opt/ava/bin/ava"' in words and '"serve"' in words and '"/srv/ava"' in words
@@ -116,7 +116,7 @@ def test_a_missing_file_is_made_and_undoing_removes_it(host: Host, file: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "{}", "{}\n", "{\n}\n"], ids=repr)
-def test_an_empty_file_is_filled_and_undoing_empties_it(host: Host, file: Path, text: str) -> None:
+def test_fills_an_empty_file_and_undoing_empties_it(host: Host, file: Path, text: str) -> None:
     put(file, "" if host.name == "codex" else text)
     before = file.read_bytes()
     add(host, file)
@@ -125,7 +125,7 @@ def test_an_empty_file_is_filled_and_undoing_empties_it(host: Host, file: Path, 
     assert file.read_bytes() == before
 
 
-def test_what_is_there_stays_as_it_is_and_undoing_brings_back_every_byte(host: Host, file: Path) -> None:
+def test_keeps_existing_content_and_undoing_restores_every_byte(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
     before = said(host, file)
     backup = add(host, file)
@@ -146,7 +146,7 @@ def test_what_is_there_stays_as_it_is_and_undoing_brings_back_every_byte(host: H
 
 
 @pytest.mark.parametrize("written", ["as it is", "with line ends of Windows", "with a byte order mark"])
-def test_line_ends_and_a_byte_order_mark_stay(host: Host, file: Path, written: str) -> None:
+def test_keeps_line_endings_and_a_byte_order_mark(host: Host, file: Path, written: str) -> None:
     text = OTHERS[host.name]
     if written.endswith("Windows"):
         text = text.replace("\n", "\r\n")
@@ -161,7 +161,7 @@ def test_line_ends_and_a_byte_order_mark_stay(host: Host, file: Path, written: s
     assert entry(host, file)
 
 
-def test_twice_changes_nothing(host: Host, file: Path) -> None:
+def test_adding_twice_changes_nothing(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
     add(host, file)
     before = file.read_bytes(), sorted(file.parent.iterdir())
@@ -170,15 +170,13 @@ def test_twice_changes_nothing(host: Host, file: Path) -> None:
     assert (file.read_bytes(), sorted(file.parent.iterdir())) == before
 
 
-def test_removing_what_is_not_there_changes_nothing(host: Host, file: Path) -> None:
+def test_removing_a_missing_entry_changes_nothing(host: Host, file: Path) -> None:
     assert removing(host, "ava", file).nothing
     put(file, OTHERS[host.name])
     assert removing(host, "ava", file).nothing
 
 
-def test_an_installation_that_has_moved_is_brought_up_to_date_and_what_a_person_set_stays(
-    host: Host, file: Path
-) -> None:
+def test_updates_the_path_of_a_moved_installation_and_keeps_what_the_user_set(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
     add(host, file)
     text = file.read_bytes().decode().replace("/srv/ava", "/srv/mine")
@@ -191,7 +189,7 @@ def test_an_installation_that_has_moved_is_brought_up_to_date_and_what_a_person_
     assert all("/srv/mine" not in line for line in change.lines), "values of a person are not shown"
 
 
-def test_a_server_of_that_name_that_is_not_ava_is_left_alone(host: Host, file: Path) -> None:
+def test_does_not_touch_another_server_with_the_same_name(host: Host, file: Path) -> None:
     container = host.servers
     theirs = (
         f'[{container}.ava]\ncommand = "/usr/bin/theirs"\n'
@@ -218,7 +216,7 @@ def test_a_server_of_that_name_that_is_not_ava_is_left_alone(host: Host, file: P
         ("\x00\x01\x02", "cannot be read"),
     ],
 )
-def test_a_broken_file_is_left_alone(host: Host, file: Path, text: str, why: str) -> None:
+def test_does_not_touch_a_broken_file(host: Host, file: Path, text: str, why: str) -> None:
     put(file, text)
     with pytest.raises(ConfigError, match=f"{why}.*left alone"):
         adding(host, "ava", LAUNCH, file)
@@ -226,13 +224,13 @@ def test_a_broken_file_is_left_alone(host: Host, file: Path, text: str, why: str
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_comment_in_a_file_of_a_host_that_takes_none_is_told_with_its_line(tmp_path: Path) -> None:
+def test_reports_the_line_of_a_comment_where_the_host_allows_none(tmp_path: Path) -> None:
     file = put(tmp_path / "c.json", '{\n  // mine\n  "mcpServers": {}\n}')
     with pytest.raises(ConfigError, match="line 2"):
         adding(HOSTS["claude-desktop"], "ava", LAUNCH, file)
 
 
-def test_servers_that_are_no_table_are_left_alone(tmp_path: Path) -> None:
+def test_does_not_touch_servers_that_are_not_a_table(tmp_path: Path) -> None:
     file = put(tmp_path / "c.json", '{"mcpServers": ["x"]}')
     with pytest.raises(ConfigError, match=r"mcpServers.*not a table.*left alone"):
         adding(HOSTS["cursor"], "ava", LAUNCH, file)
@@ -241,7 +239,7 @@ def test_servers_that_are_no_table_are_left_alone(tmp_path: Path) -> None:
         adding(HOSTS["cursor"], "ava", LAUNCH, file)
 
 
-def test_bytes_that_are_no_text_are_left_alone(host: Host, file: Path) -> None:
+def test_does_not_touch_a_file_that_is_not_text(host: Host, file: Path) -> None:
     put(file, "")
     file.write_bytes('{"a": "é"}'.encode("utf-16"))
     with pytest.raises(ConfigError, match=r"UTF-8.*left alone"):
@@ -250,20 +248,20 @@ def test_bytes_that_are_no_text_are_left_alone(host: Host, file: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes and owners as POSIX has them")
 class TestFilesThatMayNotBeChanged:
-    def test_a_read_only_file_is_left_alone(self, host: Host, file: Path) -> None:
+    def test_does_not_touch_a_read_only_file(self, host: Host, file: Path) -> None:
         put(file, OTHERS[host.name]).chmod(0o444)
         with pytest.raises(ConfigError, match=r"read-only.*left alone"):
             adding(host, "ava", LAUNCH, file)
 
     @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a file away")
-    def test_another_users_file_is_left_alone(self, host: Host, file: Path) -> None:
+    def test_does_not_touch_a_file_of_another_user(self, host: Host, file: Path) -> None:
         put(file, OTHERS[host.name])
         os.chown(file, 12345, 12345)
         with pytest.raises(ConfigError, match=r"another user.*left alone"):
             adding(host, "ava", LAUNCH, file)
         assert file.stat().st_uid == 12345
 
-    def test_a_link_stays_a_link_and_its_target_is_changed(self, host: Host, file: Path, tmp_path: Path) -> None:
+    def test_changes_the_target_of_a_link_and_keeps_the_link(self, host: Host, file: Path, tmp_path: Path) -> None:
         real = put(tmp_path / "dotfiles" / "real", OTHERS[host.name])
         file.parent.mkdir()
         file.symlink_to(real)
@@ -272,19 +270,19 @@ class TestFilesThatMayNotBeChanged:
         assert change.target == real and file.is_symlink() and entry(host, real)
         assert backup is not None and backup.parent == real.parent
 
-    def test_a_link_that_leads_nowhere_yet_makes_its_target(self, host: Host, file: Path, tmp_path: Path) -> None:
+    def test_creates_the_missing_target_of_a_link(self, host: Host, file: Path, tmp_path: Path) -> None:
         file.parent.mkdir()
         file.symlink_to(tmp_path / "dotfiles" / "real")
         add(host, file)
         assert file.is_symlink() and entry(host, tmp_path / "dotfiles" / "real")
 
-    def test_a_link_to_itself_is_left_alone(self, host: Host, file: Path) -> None:
+    def test_does_not_touch_a_link_to_itself(self, host: Host, file: Path) -> None:
         file.parent.mkdir()
         file.symlink_to(file)
         with pytest.raises(ConfigError, match="left alone"):
             adding(host, "ava", LAUNCH, file)
 
-    def test_a_folder_or_a_pipe_in_its_place_is_left_alone(self, host: Host, file: Path) -> None:
+    def test_does_not_touch_a_folder_or_a_pipe_in_place_of_the_file(self, host: Host, file: Path) -> None:
         file.mkdir(parents=True)
         with pytest.raises(ConfigError, match="left alone"):
             adding(host, "ava", LAUNCH, file)
@@ -293,19 +291,19 @@ class TestFilesThatMayNotBeChanged:
         with pytest.raises(ConfigError, match="left alone"):
             adding(host, "ava", LAUNCH, file)
 
-    def test_a_folder_that_cannot_be_written_leaves_the_file_as_it_is(self, host: Host, tmp_path: Path) -> None:
+    def test_a_read_only_folder_leaves_the_file_unchanged(self, host: Host, tmp_path: Path) -> None:
         plain = put(tmp_path / "plain", "a file where a folder should be")
         with pytest.raises(ConfigError, match="left"):
             add(host, plain / "config")
 
-    def test_the_files_permissions_stay(self, host: Host, file: Path) -> None:
+    def test_keeps_the_permissions_of_the_file(self, host: Host, file: Path) -> None:
         put(file, OTHERS[host.name]).chmod(0o640)
         backup = add(host, file)
         assert backup is not None
         assert stat.S_IMODE(file.stat().st_mode) == stat.S_IMODE(backup.stat().st_mode) == 0o640
 
 
-def test_what_another_program_wrote_meanwhile_is_not_lost(host: Host, file: Path) -> None:
+def test_keeps_what_another_program_wrote_in_the_meantime(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
     change = adding(host, "ava", LAUNCH, file)
     put(file, OTHERS[host.name] + "\n")
@@ -315,7 +313,7 @@ def test_what_another_program_wrote_meanwhile_is_not_lost(host: Host, file: Path
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_second_backup_never_takes_the_place_of_the_first(host: Host, file: Path) -> None:
+def test_a_second_backup_never_overwrites_the_first(host: Host, file: Path) -> None:
     put(file, OTHERS[host.name])
     backups = {add(host, file)}
     for _ in range(3):
@@ -324,7 +322,7 @@ def test_a_second_backup_never_takes_the_place_of_the_first(host: Host, file: Pa
     assert len(backups) == 7 and all(backup is not None and backup.exists() for backup in backups)
 
 
-def test_no_key_is_ever_written_or_shown(host: Host, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_never_writes_or_shows_a_key(host: Host, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ava_server.hosts.launching import launch
 
     names = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "AVA_KEY_LOCAL")
@@ -346,9 +344,7 @@ def test_no_key_is_ever_written_or_shown(host: Host, file: Path, monkeypatch: py
         ("{}", True),
     ],
 )
-def test_opencode_that_was_told_not_to_ask_stays_so_and_the_person_is_told(
-    tmp_path: Path, text: str, asks: bool
-) -> None:
+def test_keeps_opencodes_setting_not_to_ask_and_tells_the_user(tmp_path: Path, text: str, asks: bool) -> None:
     host, file = HOSTS["opencode"], put(tmp_path / "opencode.json", text)
     for _ in range(2):
         change = adding(host, "ava", LAUNCH, file)
@@ -360,7 +356,7 @@ def test_opencode_that_was_told_not_to_ask_stays_so_and_the_person_is_told(
     assert after == before if isinstance(before, str) else {"ava_confirm_spawn": "ask", **before} == after
 
 
-def test_codex_that_always_allows_it_is_told_so(tmp_path: Path) -> None:
+def test_warns_when_codex_always_approves_ava(tmp_path: Path) -> None:
     host, file = HOSTS["codex"], tmp_path / "config.toml"
     apply(adding(host, "ava", LAUNCH, file))
     assert adding(host, "ava", LAUNCH, file).notes == ()
@@ -369,7 +365,7 @@ def test_codex_that_always_allows_it_is_told_so(tmp_path: Path) -> None:
     assert change.nothing and "approval_mode" in change.notes[0]
 
 
-def test_what_a_person_took_out_of_the_entry_is_not_put_back(tmp_path: Path) -> None:
+def test_does_not_restore_what_the_user_removed_from_the_entry(tmp_path: Path) -> None:
     host, file = HOSTS["vscode"], tmp_path / "mcp.json"
     apply(adding(host, "ava", Launch("/opt/ava/bin/ava"), file))
     data = json.loads(file.read_bytes())
@@ -395,7 +391,7 @@ def undone(host: Host, file: Path, before: str, edit: Callable[[str], str]) -> s
     return file.read_bytes().decode()
 
 
-def test_what_a_person_changed_meanwhile_is_never_taken_back(tmp_path: Path) -> None:
+def test_never_reverts_what_the_user_changed_in_the_meantime(tmp_path: Path) -> None:
     host, file = HOSTS["cursor"], tmp_path / "mcp.json"
     comment = '{\n  // old\n  "a": 1\n}\n'
     assert undone(host, file, comment, lambda text: text.replace("// old", "// NEW")) == comment.replace("old", "NEW")
@@ -407,7 +403,7 @@ def test_what_a_person_changed_meanwhile_is_never_taken_back(tmp_path: Path) -> 
         assert undone(host, file, before, lambda text: text.replace(*edit)) == before.replace(*edit)  # noqa: B023
 
 
-def test_a_planted_backup_brings_nothing_back(tmp_path: Path) -> None:
+def test_ignores_a_planted_backup(tmp_path: Path) -> None:
     host, file = HOSTS["cursor"], tmp_path / "mcp.json"
     (tmp_path / "mcp.json.ava-backup-20990101T000000Z").write_text('{"a": true, "mcpServers": {}}')
     text = '{\n  "a": 1\n}\n'
@@ -418,7 +414,7 @@ def test_a_planted_backup_brings_nothing_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["taken out", "brought up to date"])
-def test_comments_of_toml_below_avas_tables_stay(tmp_path: Path, moved: bool) -> None:
+def test_keeps_toml_comments_below_avas_tables(tmp_path: Path, moved: bool) -> None:
     host, file = HOSTS["codex"], put(tmp_path / "config.toml", 'model = "x"\n')
     add(host, file)
     below = '\n# PROFILES: ask Bob\n[profiles.fast] # quick\nmodel = "y"\n# the end\n'
@@ -429,7 +425,7 @@ def test_comments_of_toml_below_avas_tables_stay(tmp_path: Path, moved: bool) ->
     assert said(host, file)["profiles"] == {"fast": {"model": "y"}}
 
 
-def test_a_table_that_is_left_with_a_comment_alone_stays(tmp_path: Path) -> None:
+def test_keeps_a_table_that_only_a_comment_is_left_in(tmp_path: Path) -> None:
     host, file = HOSTS["cursor"], tmp_path / "mcp.json"
     off = '{\n  "mcpServers": {\n    // "github": {"command": "off for now"}\n  }\n}\n'
     put(file, off)
@@ -446,7 +442,7 @@ def test_a_table_that_is_left_with_a_comment_alone_stays(tmp_path: Path) -> None
     assert file.read_text() == off
 
 
-def test_bringing_an_entry_up_to_date_touches_its_command_alone(tmp_path: Path) -> None:
+def test_updating_an_entry_changes_only_its_command(tmp_path: Path) -> None:
     host, file = HOSTS["cursor"], tmp_path / "mcp.json"
     text = (
         '{"mcpServers": {"ava": {\n  // pinned on purpose\n  "command": "/old/ava", /* here */\n  "args": ["serve"],\n'
@@ -464,7 +460,7 @@ def test_bringing_an_entry_up_to_date_touches_its_command_alone(tmp_path: Path) 
     assert file.read_text().startswith(text.replace("'/old/ava'", '"/opt/ava"'))
 
 
-def test_another_way_of_starting_ava_is_left_as_it_is(host: Host, file: Path) -> None:
+def test_keeps_an_entry_that_starts_ava_in_another_way(host: Host, file: Path) -> None:
     add(host, file, Launch("uv", ("run", "--project", "/opt/ava", "--no-dev", "ava", "serve")))
     change = adding(host, "ava", Launch("/other/ava"), file)
     assert change.nothing and "starts Ava with uv" in change.notes[0]
@@ -475,13 +471,13 @@ def test_another_way_of_starting_ava_is_left_as_it_is(host: Host, file: Path) ->
 @pytest.mark.parametrize(
     "theirs", [{"command": "npx", "args": ["ava", "serve"]}, None, "ava serve", {"url": "https://x"}]
 )
-def test_what_only_looks_like_ava_is_not_taken_over(tmp_path: Path, theirs: object) -> None:
+def test_does_not_take_over_an_entry_that_only_looks_like_ava(tmp_path: Path, theirs: object) -> None:
     file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": theirs}}))
     with pytest.raises(ConfigError, match="not Ava"):
         adding(HOSTS["cursor"], "ava", LAUNCH, file)
 
 
-def test_an_input_that_another_server_refers_to_stays(tmp_path: Path) -> None:
+def test_keeps_an_input_that_another_server_uses(tmp_path: Path) -> None:
     host, file = HOSTS["vscode"], tmp_path / "mcp.json"
     apply(adding(host, "one", LAUNCH, file))
     apply(adding(host, "two", LAUNCH, file))
@@ -492,14 +488,14 @@ def test_an_input_that_another_server_refers_to_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("env", ["x", [1], 5])
-def test_variables_that_are_no_table_are_left_alone(tmp_path: Path, env: object) -> None:
+def test_does_not_touch_variables_that_are_not_a_table(tmp_path: Path, env: object) -> None:
     entry = {"command": "/x/ava", "args": ["serve"], "env": env}
     file = put(tmp_path / "mcp.json", json.dumps({"mcpServers": {"ava": entry}}))
     with pytest.raises(ConfigError, match=r"env .*not a table.*left alone"):
         adding(HOSTS["cursor"], "ava", LAUNCH, file)
 
 
-def test_what_is_nested_too_deeply_is_left_alone(host: Host, file: Path) -> None:
+def test_does_not_touch_a_file_nested_too_deeply(host: Host, file: Path) -> None:
     deep = "[" * 900 + "]" * 900
     put(file, f"a = {deep}\n" if host.name == "codex" else f'{{"a": {deep}}}')
     try:
@@ -508,7 +504,7 @@ def test_what_is_nested_too_deeply_is_left_alone(host: Host, file: Path) -> None
         assert "left alone" in str(error)
 
 
-def test_a_link_goes_on_leading_to_a_file(tmp_path: Path) -> None:
+def test_removing_the_entry_keeps_the_link_and_its_target(tmp_path: Path) -> None:
     host, link, real = HOSTS["cursor"], tmp_path / "mcp.json", tmp_path / "real.json"
     link.symlink_to(real)
     add(host, link)
@@ -516,7 +512,7 @@ def test_a_link_goes_on_leading_to_a_file(tmp_path: Path) -> None:
     assert link.is_symlink() and real.exists() and host.format.parse(real.read_text()) == {}
 
 
-def test_what_could_not_be_written_leaves_no_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_backup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host, file = HOSTS["cursor"], put(tmp_path / "mcp.json", "{}")
     change = adding(host, "ava", LAUNCH, file)
 

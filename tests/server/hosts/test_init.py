@@ -36,7 +36,7 @@ def init(home: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]
     return ava(home / "data", "init", *args, env={"HOME": str(home), **env}, cwd=home)
 
 
-def test_it_shows_the_change_writes_it_keeps_a_backup_and_says_what_to_do_next(home: Path) -> None:
+def test_shows_and_writes_the_change_keeps_a_backup_and_says_what_to_do_next(home: Path) -> None:
     file = home / ".cursor" / "mcp.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"mcpServers": {"other": {"command": "x", "env": {"K": SECRET}}}}))
@@ -54,7 +54,7 @@ def test_it_shows_the_change_writes_it_keeps_a_backup_and_says_what_to_do_next(h
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_print_only_shows_twice_changes_nothing_and_remove_undoes_it(home: Path, host: str) -> None:
+def test_print_only_writes_nothing_repeating_changes_nothing_and_remove_undoes_it(home: Path, host: str) -> None:
     shown = init(home, host, "--print")
     assert shown.returncode == 0 and "serve" in shown.stdout
     assert list(home.iterdir()) == []
@@ -71,7 +71,7 @@ def test_print_only_shows_twice_changes_nothing_and_remove_undoes_it(home: Path,
     assert "Nothing to change" in init(home, host, "--remove").stdout
 
 
-async def test_what_it_writes_starts_the_server_that_this_shell_sees(home: Path, tmp_path: Path) -> None:
+async def test_the_written_entry_starts_the_server_that_this_shell_uses(home: Path, tmp_path: Path) -> None:
     init(home, "claude-desktop", AVA_MODEL="qwen3", OPENROUTER_API_KEY=SECRET)
     file = home / ".config" / "Claude" / "claude_desktop_config.json"
     entry = json.loads(file.read_text())["mcpServers"]["ava"]
@@ -83,7 +83,7 @@ async def test_what_it_writes_starts_the_server_that_this_shell_sees(home: Path,
     assert (home / "data" / "ava.db").exists() and not (tmp_path / "another").exists()
 
 
-def test_a_folder_a_name_and_a_file_can_be_given(home: Path) -> None:
+def test_accepts_a_folder_a_name_and_a_file(home: Path) -> None:
     (home / "project").mkdir()
     done = init(home, "vscode", "--workspace", str(home / "project"), "--name", "helpers", "--file", "mine.json")
     assert done.returncode == 0, done.stderr
@@ -101,13 +101,13 @@ def test_a_folder_a_name_and_a_file_can_be_given(home: Path) -> None:
         ((), 2, "needs a host"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(home: Path, args: tuple[str, ...], code: int, says: str) -> None:
+def test_reports_a_wrong_argument_in_one_sentence(home: Path, args: tuple[str, ...], code: int, says: str) -> None:
     done = init(home, *args)
     assert (done.returncode, says in done.stderr, "Traceback" in done.stderr) == (code, True, False)
     assert list(home.iterdir()) == []
 
 
-def test_a_broken_configuration_is_told_and_left_alone(home: Path) -> None:
+def test_reports_a_broken_configuration_and_leaves_it_unchanged(home: Path) -> None:
     file = home / ".claude.json"
     file.write_text('{"mcpServers": {},}')
     done = init(home, "claude-code")
@@ -116,7 +116,7 @@ def test_a_broken_configuration_is_told_and_left_alone(home: Path) -> None:
     assert list(home.iterdir()) == [file]
 
 
-def test_a_data_root_that_only_this_shell_knows_is_written_down(tmp_path: Path) -> None:
+def test_writes_down_a_data_root_that_only_this_shell_knows(tmp_path: Path) -> None:
     assert launch(env={}).env == {}
     assert launch(env={"XDG_DATA_HOME": str(tmp_path)}).env.keys() <= {"AVA_DATA_ROOT"}
     assert launch(env={"AVA_DATA_ROOT": str(tmp_path)}).env == {"AVA_DATA_ROOT": str(tmp_path)}
@@ -127,7 +127,7 @@ def test_a_data_root_that_only_this_shell_knows_is_written_down(tmp_path: Path) 
 
 @pytest.mark.parametrize("client", [client for host in HOSTS.values() for client in host.clients])
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
-async def test_a_missing_key_is_told_with_what_to_do_in_this_host(tmp_path: Path, client: str, mode: str) -> None:
+async def test_a_missing_key_is_reported_with_what_to_do_in_this_host(tmp_path: Path, client: str, mode: str) -> None:
     asked = {"role": "researcher", "task": "Read https://example.org/", "model": "openrouter:x/y"}
     with anyio.fail_after(30):
         async with connected(tmp_path / "data", mode=mode, cwd=tmp_path, name=client) as host:
@@ -139,7 +139,7 @@ async def test_a_missing_key_is_told_with_what_to_do_in_this_host(tmp_path: Path
     assert str(tmp_path / "data") in answer["message"], "the key belongs to this server's data root"
 
 
-async def test_without_a_model_the_proposal_says_how_to_have_one_and_a_key_counts_from_the_next_call_on(
+async def test_without_a_model_the_proposal_says_how_to_add_one_and_a_new_key_works_at_once(
     tmp_path: Path,
 ) -> None:
     root, folder = tmp_path / "data", tmp_path / "folder"
@@ -165,7 +165,7 @@ async def test_without_a_model_the_proposal_says_how_to_have_one_and_a_key_count
             assert SECRET not in json.dumps(refused), "the new key is hidden too"
 
 
-def test_the_bundle_is_told_to_use_its_dialog() -> None:
+def test_the_bundle_points_to_its_settings_dialog() -> None:
     advice = key_advice("openrouter", "claude-ai", {"AVA_HOST": "bundle"})
     assert "Settings → Extensions → Ava → Configure" in advice and "terminal" not in advice
     assert key_advice("brave", "claude-ai", {"AVA_HOST": "bundle"}) == advice
@@ -173,7 +173,7 @@ def test_the_bundle_is_told_to_use_its_dialog() -> None:
     assert "AVA_MODEL_API_KEY" in key_advice("custom", "codex-mcp-client", {})
 
 
-def test_the_variable_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> None:
+def test_the_variable_in_the_advice_is_the_one_that_is_read(tmp_path: Path) -> None:
     for provider in ("my-prov", "LM-Studio", "openai"):
         named = re.search(r"Or set (\S+) before", key_advice(provider, "claude-code", {}))
         assert named is not None
@@ -181,7 +181,7 @@ def test_the_variable_that_is_named_is_the_one_that_is_read(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no home folder by HOME there")
-def test_the_doctor_says_which_hosts_start_ava_and_whether_it_is_there(home: Path) -> None:
+def test_the_doctor_lists_the_hosts_that_start_ava_and_whether_it_exists(home: Path) -> None:
     def hosts() -> list[dict[str, str]]:
         done = ava(home / "data", "doctor", "--json", env={"HOME": str(home)}, cwd=home)
         return [found for found in json.loads(done.stdout)["findings"] if found["name"] in ("host", "hosts")]

@@ -55,12 +55,12 @@ ways = st.randoms(use_true_random=False)
 
 
 @given(objects, ways)
-def test_any_way_to_write_it_is_read(value: Any, random: Random) -> None:
+def test_parses_any_valid_form(value: Any, random: Random) -> None:
     assert JSONC.parse(written(value, random)) == value
 
 
 @given(objects, st.none() | objects, ways)
-def test_a_member_is_added_wherever_it_belongs_and_taken_out_again(value: Any, servers: Any, random: Random) -> None:
+def test_a_member_is_added_in_any_position_and_removed_again(value: Any, servers: Any, random: Random) -> None:
     if servers is not None:
         value["servers"] = servers
     text = written(value, random)
@@ -80,7 +80,7 @@ def test_a_member_is_added_wherever_it_belongs_and_taken_out_again(value: Any, s
 
 
 @given(objects, values, objects, ways)
-def test_a_member_is_replaced_where_it_stands(before: Any, old: Any, behind: Any, random: Random) -> None:
+def test_replaces_a_member_in_place(before: Any, old: Any, behind: Any, random: Random) -> None:
     value = {**before, "ava": old, **behind}
     text = written(value, random)
     after = JSONC.put(text, ("ava",), ENTRY)
@@ -89,7 +89,7 @@ def test_a_member_is_replaced_where_it_stands(before: Any, old: Any, behind: Any
 
 
 @given(objects, st.lists(values, max_size=3), ways)
-def test_an_element_is_added_to_a_list_and_taken_out_again(value: Any, inputs: Any, random: Random) -> None:
+def test_adds_an_element_to_a_list_and_removes_it_again(value: Any, inputs: Any, random: Random) -> None:
     value["inputs"] = inputs
     text = written(value, random)
     count = len(inputs)
@@ -101,7 +101,7 @@ def test_an_element_is_added_to_a_list_and_taken_out_again(value: Any, inputs: A
 
 
 @given(objects.filter(bool), ways)
-def test_any_member_can_be_taken_out(value: Any, random: Random) -> None:
+def test_removes_any_member(value: Any, random: Random) -> None:
     key = random.choice(sorted(value))
     text = written(value, random)
     after = JSONC.remove(text, (key,))
@@ -120,7 +120,7 @@ def test_any_member_can_be_taken_out(value: Any, random: Random) -> None:
     ],
     ids=["tabs", "trailing comma and comment", "line ends of Windows", "one line", "only a comment", "nothing"],
 )
-def test_what_is_added_looks_like_its_neighbours(text: str, after: str) -> None:
+def test_formats_additions_like_their_neighbours(text: str, after: str) -> None:
     assert JSONC.put(text, ("ava",), {"on": True}) == after
 
 
@@ -139,19 +139,19 @@ def test_what_is_added_looks_like_its_neighbours(text: str, after: str) -> None:
         "[" * 99_999,
     ],
 )
-def test_what_is_no_json_is_refused_with_the_place(text: str) -> None:
+def test_rejects_invalid_json_with_its_position(text: str) -> None:
     with pytest.raises(ValueError, match=r"line \d+|nested"):
         JSONC.parse(text)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1,}', '{"a": 1} // b', "/* a */ {}"])
-def test_comments_are_refused_where_the_host_takes_none(text: str) -> None:
+def test_rejects_comments_where_the_host_does_not_allow_them(text: str) -> None:
     assert JSONC.parse(text) is not None
     with pytest.raises(ValueError, match=r"line \d+"):
         Json().parse(text)
 
 
-def test_trailing_commas_are_refused_where_the_host_takes_comments_alone() -> None:
+def test_rejects_trailing_commas_where_the_host_allows_only_comments() -> None:
     assert Json(comments=True).parse('{"a": 1} // b') == {"a": 1}
     with pytest.raises(ValueError, match=r"line \d+"):
         Json(comments=True).parse('{"a": [1,]} // b')
@@ -164,6 +164,6 @@ def test_a_comment_may_end_in_any_character(end: str) -> None:
     assert f"// b{end}\n" in after and JSONC.remove(after, ("ava",)) == text
 
 
-def test_a_file_of_megabytes_is_edited_in_a_moment() -> None:
+def test_edits_a_file_of_megabytes_quickly() -> None:
     text = json.dumps({f"/p/{i}": {"history": ["x" * 60] * 40} for i in range(1_000)}, indent=2)
     assert JSONC.put(text, ("mcpServers", "ava"), ENTRY).count("/x/ava") == 1

@@ -29,7 +29,7 @@ LINUX, MAC, WINDOWS = ("linux", "darwin", "win32")
         *(("gemini", system, ".gemini/settings.json") for system in (LINUX, MAC, WINDOWS)),
     ],
 )
-def test_a_host_is_found_where_that_system_has_it(name: str, system: str, path: str) -> None:
+def test_finds_the_file_of_each_host_on_each_system(name: str, system: str, path: str) -> None:
     assert HOSTS[name].file(UserPlace(system, HOME, {})) == HOME / path
 
 
@@ -47,14 +47,14 @@ def test_a_host_is_found_where_that_system_has_it(name: str, system: str, path: 
         ("gemini", LINUX, "GEMINI_CLI_HOME", ".gemini/settings.json"),
     ],
 )
-def test_a_variable_of_the_host_leads_elsewhere_and_an_empty_one_does_not(
+def test_the_hosts_own_variable_moves_its_file_unless_it_is_empty(
     name: str, system: str, variable: str, path: str
 ) -> None:
     assert HOSTS[name].file(UserPlace(system, HOME, {variable: "/else/where"})) == Path("/else/where") / path
     assert HOSTS[name].file(UserPlace(system, HOME, {variable: " "})) == HOSTS[name].file(UserPlace(system, HOME, {}))
 
 
-def test_a_packaged_claude_desktop_has_an_appdata_of_its_own(tmp_path: Path) -> None:
+def test_a_packaged_claude_desktop_has_its_own_appdata(tmp_path: Path) -> None:
     left_over = tmp_path / "AppData" / "Roaming" / "Claude" / "claude_desktop_config.json"
     left_over.parent.mkdir(parents=True)
     left_over.write_text("{}")
@@ -66,7 +66,7 @@ def test_a_packaged_claude_desktop_has_an_appdata_of_its_own(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("there", ["opencode.jsonc", "opencode.json", "config.json"])
-def test_opencode_is_changed_in_the_file_that_is_there(tmp_path: Path, there: str) -> None:
+def test_opencode_uses_whichever_file_exists(tmp_path: Path, there: str) -> None:
     folder = tmp_path / ".config" / "opencode"
     folder.mkdir(parents=True)
     (folder / there).write_text("{}")
@@ -90,18 +90,18 @@ def test_opencode_is_changed_in_the_file_that_is_there(tmp_path: Path, there: st
         (None, None),
     ],
 )
-def test_a_host_is_known_by_the_name_of_its_client(client: str | None, name: str | None) -> None:
+def test_recognizes_a_host_by_its_client_name(client: str | None, name: str | None) -> None:
     host = host_of(client)
     assert (host.name if host else None) == name
 
 
-def test_an_unknown_host_is_told_with_the_known_ones() -> None:
+def test_rejects_an_unknown_host_and_lists_the_known_ones() -> None:
     with pytest.raises(BadInput, match=r"Did you mean claude-code\?.*vscode"):
         find_host("claudecode")
     assert find_host("Codex") is HOSTS["codex"]
 
 
-def test_the_server_is_written_as_each_host_wants_it() -> None:
+def test_writes_the_server_in_the_form_each_host_expects() -> None:
     entries = {name: host.entry(Launch("/opt/ava", ("serve",), {"AVA_MODEL": "m"})) for name, host in HOSTS.items()}
     for name, entry in entries.items():
         assert entry["command"] == (["/opt/ava", "serve"] if name == "opencode" else "/opt/ava")
@@ -123,5 +123,5 @@ def test_the_server_is_written_as_each_host_wants_it() -> None:
     assert entries["vscode"]["env"]["OPENROUTER_API_KEY"] == f"${{input:{asked['id']}}}" and asked["password"] is True
 
 
-def test_a_folder_that_is_not_absolute_counts_as_none() -> None:
+def test_ignores_a_relative_folder() -> None:
     assert HOSTS["codex"].file(UserPlace(LINUX, HOME, {"CODEX_HOME": "~/codex"})) == HOME / ".codex" / "config.toml"

@@ -126,7 +126,7 @@ async def failure(base_url: str, clients: ClientPool, deadlines: Deadlines = PAT
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_bad_answer_is_told_in_a_sentence(name: str, clients: ClientPool) -> None:
+async def test_describes_each_bad_answer_in_one_sentence(name: str, clients: ClientPool) -> None:
     case = CASES[name]
     with running_model_server([case.step, Say("fine")]) as server:
         error = await failure(server.base_url, clients)
@@ -141,7 +141,7 @@ async def test_a_bad_answer_is_told_in_a_sentence(name: str, clients: ClientPool
         assert len(server.requests) == 2
 
 
-async def test_an_error_event_in_a_stream_of_anthropics_is_what_its_type_says(clients: ClientPool) -> None:
+async def test_maps_an_anthropic_stream_error_event_by_its_type(clients: ClientPool) -> None:
     said = {"type": "error", "error": {"type": "rate_limit_error", "message": "try again in 3s"}, "request_id": "req_7"}
     begun = b'event: message_start\ndata: {"type": "message_start", "message": {"id": "msg_1", "content": []}}\n\n'
     broken = Raw([begun, f"event: error\ndata: {json.dumps(said)}\n\n".encode()])
@@ -156,7 +156,7 @@ async def test_an_error_event_in_a_stream_of_anthropics_is_what_its_type_says(cl
     assert error.again_after_s == 3.0 and "it takes calls again at 20" in str(error)
 
 
-async def test_no_two_cases_share_a_sentence(clients: ClientPool) -> None:
+async def test_every_case_has_its_own_sentence(clients: ClientPool) -> None:
     sentences: set[str] = set()
     with running_model_server([case.step for case in CASES.values()]) as server:
         for _ in CASES:
@@ -165,7 +165,7 @@ async def test_no_two_cases_share_a_sentence(clients: ClientPool) -> None:
     assert len(sentences) == len(CASES)
 
 
-async def test_an_endpoint_that_is_down_was_not_billed(clients: ClientPool) -> None:
+async def test_an_unreachable_endpoint_is_not_billed(clients: ClientPool) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         error = await failure(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", clients)
@@ -186,7 +186,9 @@ async def test_an_endpoint_that_is_down_was_not_billed(clients: ClientPool) -> N
         ),
     ],
 )
-async def test_each_wait_has_its_deadline(step: Step, deadlines: Deadlines, says: str, clients: ClientPool) -> None:
+async def test_each_kind_of_wait_has_its_own_deadline(
+    step: Step, deadlines: Deadlines, says: str, clients: ClientPool
+) -> None:
     with running_model_server([step]) as server:
         error = await failure(server.base_url, clients, deadlines)
     assert isinstance(error, ModelTimeout)
@@ -194,14 +196,14 @@ async def test_each_wait_has_its_deadline(step: Step, deadlines: Deadlines, says
     assert may_have_been_billed(error)
 
 
-async def test_a_drip_does_not_outlive_the_total_deadline(clients: ClientPool) -> None:
+async def test_a_slow_trickle_does_not_outlast_the_total_deadline(clients: ClientPool) -> None:
     drip = Raw([b": still here\n\n"] * 1000, chunked=True, pause_s=0.02)
     with running_model_server([drip]) as server:
         error = await failure(server.base_url, clients, Deadlines(between_s=5, total_s=0.3))
     assert "the answer was not complete" in str(error)
 
 
-async def test_what_breaks_after_the_finish_reason_is_a_note(clients: ClientPool) -> None:
+async def test_an_error_after_the_finish_reason_is_only_a_note(clients: ClientPool) -> None:
     with running_model_server([Raw(WORDS[:-2], chunked=True, cut=True)]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.text == "the blue döor"
@@ -230,7 +232,7 @@ def usage_case(usage: str, said: str) -> tuple[bytes, str]:
         usage_case("null", "reported no usage"),
     ],
 )
-async def test_figures_that_cannot_be_are_not_counted(answer: bytes, said: str, clients: ClientPool) -> None:
+async def test_ignores_impossible_usage_figures_and_adds_a_note(answer: bytes, said: str, clients: ClientPool) -> None:
     with running_model_server([Raw([answer], "application/json")]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.usage is None
@@ -238,7 +240,7 @@ async def test_figures_that_cannot_be_are_not_counted(answer: bytes, said: str, 
     assert any(said in note for note in completion.notes), completion.notes
 
 
-async def test_half_a_character_becomes_storable_and_is_noted(clients: ClientPool) -> None:
+async def test_replaces_a_lone_surrogate_with_a_storable_character_and_notes_it(clients: ClientPool) -> None:
     pieces = [r"a \ud83d", r"\ude00 b \ud800", " c"]
     chunks = ['data: {"choices": [{"delta": {"content": "' + piece + '"}}]}\n\n' for piece in pieces]
     chunks.append('data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n')
@@ -249,33 +251,33 @@ async def test_half_a_character_becomes_storable_and_is_noted(clients: ClientPoo
 
 
 @pytest.mark.parametrize("arguments", ["{not json", "[1]", '{"a": NaN}', '"text"', "[" * 100_000])
-async def test_tool_arguments_that_are_no_object_are_kept_as_text(arguments: str, clients: ClientPool) -> None:
+async def test_keeps_tool_arguments_that_are_not_an_object_as_text(arguments: str, clients: ClientPool) -> None:
     with running_model_server([Say(calls=[("search", arguments)], fragment=5000)]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.calls[0].args is None
     assert completion.calls[0].raw_args == arguments
 
 
-async def test_no_arguments_are_an_empty_object(clients: ClientPool) -> None:
+async def test_missing_tool_arguments_become_an_empty_object(clients: ClientPool) -> None:
     with running_model_server([Say(calls=[("list", "")])]) as server:
         completion = await ask(server.base_url, clients)
     assert completion.calls[0].args == {}
 
 
-def test_an_endpoint_is_named_without_its_secrets() -> None:
+def test_names_an_endpoint_without_its_secrets() -> None:
     endpoint = Endpoint("https://user:pw@host.example:8/v1?k=1", "m", KEY)
     assert endpoint.place == "host.example:8/v1"
     assert KEY[3:] not in endpoint.key
     assert endpoint.clean(f"bad\n\x1b[31m {KEY} sk-proj-abcdefgh123 Bearer xyz") == "bad [31m … … …"
 
 
-async def test_a_spent_account_is_a_usage_limit_and_not_a_rate(clients: ClientPool) -> None:
+async def test_an_exhausted_account_is_a_usage_limit_not_a_rate_limit(clients: ClientPool) -> None:
     spent = Fail(429, {"error": {"message": "x", "code": "insufficient_quota"}})
     with running_model_server([spent]) as server:
         assert (await failure(server.base_url, clients)).kind == "usage_limit"
 
 
-async def test_certificates_that_cannot_be_read_are_told_and_nothing_was_sent(
+async def test_reports_unreadable_certificates_and_sends_nothing(
     clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/nowhere/certificates.pem")

@@ -82,7 +82,7 @@ def opening(name: str = "search", **more: Any) -> dict[str, Any]:
 
 
 @given(st.lists(chunks, max_size=6))
-def test_whatever_comes_makes_an_answer_that_can_be_stored(pieces: list[dict[str, Any]]) -> None:
+def test_any_input_yields_a_storable_answer(pieces: list[dict[str, Any]]) -> None:
     growing = ChatAnswer()
     for piece in pieces:
         growing.add(piece)
@@ -95,7 +95,7 @@ def test_whatever_comes_makes_an_answer_that_can_be_stored(pieces: list[dict[str
 
 
 @given(st.lists(chunks, max_size=6))
-def test_a_call_is_the_same_when_it_is_read_again_from_its_three_strings(pieces: list[dict[str, Any]]) -> None:
+def test_a_call_rebuilt_from_its_three_strings_is_identical(pieces: list[dict[str, Any]]) -> None:
     growing = ChatAnswer()
     for piece in pieces:
         growing.add(piece)
@@ -105,7 +105,7 @@ def test_a_call_is_the_same_when_it_is_read_again_from_its_three_strings(pieces:
 
 
 @given(st.text(), st.text(), st.one_of(st.text(), odd.map(lambda value: json.dumps(value))))
-def test_reading_a_call_depends_on_its_strings_alone(call_id: str, name: str, raw_args: str) -> None:
+def test_parsing_a_call_depends_only_on_its_strings(call_id: str, name: str, raw_args: str) -> None:
     call = tool_use(call_id, name, raw_args)
     assert (call.call_id, call.name, call.raw_args) == (call_id, name, raw_args)
     assert call == tool_use(call_id, name, raw_args)
@@ -131,41 +131,41 @@ LIST = [{"type": "reasoning.text", "index": 0, "text": "one"}]
         (LIST, [{**LIST[0], "text": ["x"]}], "dropped a piece of reasoning_details: its text was a list"),
     ],
 )
-def test_thinking_is_kept_while_it_stays_what_it_was(first: Any, second: Any, said: str) -> None:
+def test_drops_thinking_fragments_that_do_not_fit_the_earlier_ones(first: Any, second: Any, said: str) -> None:
     completion = answer({"reasoning_details": first}, {"reasoning_details": second}, {"content": "done"})
     assert completion.raw["reasoning_details"] == first
     assert completion.text == "done"
     assert completion.notes[0] == said
 
 
-def test_pieces_of_one_block_of_thinking_are_joined_also_when_the_first_had_no_text() -> None:
+def test_joins_fragments_of_one_thinking_block_even_if_the_first_has_no_text() -> None:
     pieces = [{**LIST[0], "text": text} for text in (None, "one ", "two")]
     completion = answer(*({"reasoning_details": [piece]} for piece in pieces))
     assert completion.raw["reasoning_details"] == [{**LIST[0], "text": "one two"}]
 
 
-def test_words_that_come_as_text_and_as_parts_are_all_kept_in_order() -> None:
+def test_keeps_text_from_strings_and_parts_in_order() -> None:
     part = {"type": "text", "text": "two "}
     completion = answer({"content": "on"}, {"content": "e "}, {"content": [part]}, {"content": "three"})
     assert completion.text == "one two three"
     assert completion.raw["content"] == [{"type": "text", "text": "one "}, part, {"type": "text", "text": "three"}]
 
 
-def test_of_too_many_calls_the_first_are_kept_and_each_call_in_the_message_can_have_its_result() -> None:
+def test_keeps_the_first_of_too_many_calls_so_that_each_can_have_a_result() -> None:
     completion = calls([opening(index=number, id=f"c{number}") for number in range(MOST_CALLS + 72)])
     assert [call.call_id for call in completion.calls] == [f"c{number}" for number in range(MOST_CALLS)]
     assert [call["id"] for call in completion.raw["tool_calls"]] == [call.call_id for call in completion.calls]
     assert f"kept the first {MOST_CALLS} of 200 tool calls" in completion.notes
 
 
-def test_as_many_calls_as_are_kept_need_no_note() -> None:
+def test_the_maximum_number_of_calls_needs_no_note() -> None:
     completion = calls([opening(index=number) for number in range(MOST_CALLS)])
     assert len(completion.calls) == MOST_CALLS
     assert not any("kept the first" in note for note in completion.notes)
 
 
 @pytest.mark.parametrize("numbered", [True, False])
-def test_the_time_for_many_calls_grows_with_their_number_and_not_with_its_square(numbered: bool) -> None:
+def test_the_time_for_many_calls_grows_linearly(numbered: bool) -> None:
     def took(count: int) -> float:
         many = [opening(id=f"c{number}", index=number if numbered else None) for number in range(count)]
         began = time.process_time()
@@ -186,7 +186,7 @@ def test_the_time_for_many_calls_grows_with_their_number_and_not_with_its_square
         (["a\ud800", "a\ud801"], ["a\ufffd", "a\ufffd_1"]),
     ],
 )
-def test_each_call_has_an_id_of_its_own_in_the_message_too(given: list[str], ids: list[str]) -> None:
+def test_each_call_has_a_unique_id_in_the_message_too(given: list[str], ids: list[str]) -> None:
     message = {"tool_calls": [opening(id=identity) for identity in given]}
     growing = ChatAnswer()
     growing.add({"choices": [{"message": message}]})
@@ -195,7 +195,7 @@ def test_each_call_has_an_id_of_its_own_in_the_message_too(given: list[str], ids
     assert [call["id"] for call in completion.raw["tool_calls"]] == ids
 
 
-def test_a_providers_own_words_are_cut_and_can_be_stored() -> None:
+def test_truncates_and_sanitizes_the_providers_own_text() -> None:
     growing = ChatAnswer()
     growing.add({"id": "\ud800" * 9_999, "choices": [{"delta": {"content": "x"}, "finish_reason": "\udfff" * 9_999}]})
     completion = growing.complete(request_id=None, sent_bytes=0)
@@ -249,7 +249,7 @@ def read_all(pieces: Sequence[bytes]) -> Completion:
     return growing.complete(request_id=None, sent_bytes=100)
 
 
-def test_a_stream_with_every_kind_of_chunk_reads_the_same_wherever_it_is_cut() -> None:
+def test_a_stream_with_every_kind_of_chunk_parses_the_same_wherever_it_is_split() -> None:
     stream = b"".join(EVERY_KIND)
     plain = read_all([stream])
     assert (plain.text, plain.thinking, plain.stop_reason) == ("Grüße, 世界 ✓", "Where… ✓", "tool_calls")

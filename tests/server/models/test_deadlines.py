@@ -48,7 +48,7 @@ def deaf(backlog: int = 16) -> Iterator[tuple[socket.socket, int]]:
         yield listening, listening.getsockname()[1]
 
 
-async def test_a_connection_that_nobody_takes_ends_at_its_deadline(clients: ClientPool) -> None:
+async def test_connecting_to_an_unresponsive_address_ends_at_its_deadline(clients: ClientPool) -> None:
     with deaf(backlog=0) as (_, port):
         waiting = [socket.socket() for _ in range(8)]  # the queue is full, and further ones hear nothing
         try:
@@ -64,14 +64,14 @@ async def test_a_connection_that_nobody_takes_ends_at_its_deadline(clients: Clie
     assert not may_have_been_billed(error)
 
 
-async def test_a_handshake_that_nobody_answers_ends_at_the_deadline_for_connecting(clients: ClientPool) -> None:
+async def test_an_unanswered_tls_handshake_ends_at_the_connect_deadline(clients: ClientPool) -> None:
     with deaf() as (_, port):
         error = await late(f"https://127.0.0.1:{port}/v1", clients, Deadlines(connect_s=0.2))
     assert "within 0.2 s" in str(error)
     assert not may_have_been_billed(error)
 
 
-async def test_a_request_that_nobody_reads_ends_at_the_deadline_for_the_first_byte(clients: ClientPool) -> None:
+async def test_a_request_the_server_does_not_read_ends_at_the_first_byte_deadline(clients: ClientPool) -> None:
     large = Request("test", "", (), (UserTurn("x" * 30_000_000),), 256)  # more than the sockets hold
     with deaf() as (_, port):
         error = await late(f"http://127.0.0.1:{port}/v1", clients, Deadlines(first_byte_s=0.2), large)
@@ -105,7 +105,7 @@ def slow_head(pause_s: float) -> Iterator[str]:
             thread.join(5)
 
 
-async def test_a_head_in_drips_is_no_first_byte(clients: ClientPool) -> None:
+async def test_a_trickle_of_headers_does_not_count_as_the_first_byte(clients: ClientPool) -> None:
     with slow_head(0.02) as base_url:
         error = await late(base_url, clients, Deadlines(first_byte_s=0.3, between_s=0.1))
     assert "0.3 s: no answer began" in str(error)
@@ -131,7 +131,7 @@ async def test_a_head_in_drips_is_no_first_byte(clients: ClientPool) -> None:
     ],
 )
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_what_never_comes_is_waited_for_no_longer_than_its_deadline(
+async def test_every_wait_for_data_ends_at_its_deadline(
     streaming: bool, step: Callable[[], Say | Raw], deadlines: Deadlines, says: str, clients: ClientPool
 ) -> None:
     with running_model_server([step()]) as server, pytest.raises(ModelError) as caught, anyio.fail_after(2):
@@ -142,7 +142,7 @@ async def test_what_never_comes_is_waited_for_no_longer_than_its_deadline(
     assert says in str(caught.value)
 
 
-async def test_pieces_that_come_in_time_are_waited_for_beyond_the_time_for_one(clients: ClientPool) -> None:
+async def test_steady_chunks_may_take_longer_in_total_than_the_chunk_deadline(clients: ClientPool) -> None:
     script = [Raw(WORDS, chunked=True, pause_s=0.06)]
     assert len(WORDS) * 0.06 > 0.4
     with running_model_server(script) as server, anyio.fail_after(5):
@@ -155,7 +155,7 @@ async def test_pieces_that_come_in_time_are_waited_for_beyond_the_time_for_one(c
     assert stream.completion.text == "the blue door"
 
 
-async def test_cancelling_between_two_pieces_hangs_up_at_once(clients: ClientPool) -> None:
+async def test_cancelling_between_two_chunks_closes_the_connection_at_once(clients: ClientPool) -> None:
     stall = Gate()
     with running_model_server([Raw(WORDS[:3], missing=9, stall=stall), Say("next")]) as server:
         model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire())

@@ -39,7 +39,7 @@ async def clients() -> AsyncIterator[ClientPool]:
         yield clients
 
 
-async def test_words_and_tool_calls_are_put_together_from_their_fragments() -> None:
+async def test_assembles_text_and_tool_calls_from_their_fragments() -> None:
     calls = [("search", {"q": "blue döor ✓"}), ("search", {"q": "second"})]
     (completion,), _ = await answers([Say("I look for it.", calls, reasoning="Where?")])
 
@@ -54,7 +54,7 @@ async def test_words_and_tool_calls_are_put_together_from_their_fragments() -> N
 
 
 @pytest.mark.parametrize("say", [Say("whole", [("search", {"q": "x"})]), Say("whole", stream=False)])
-async def test_an_answer_in_one_piece_is_the_same_answer(say: Say) -> None:
+async def test_an_unstreamed_answer_equals_the_streamed_one(say: Say) -> None:
     streaming = not say.stream
     (completion,), (received,) = await answers([say], streaming=streaming)
 
@@ -63,7 +63,7 @@ async def test_an_answer_in_one_piece_is_the_same_answer(say: Say) -> None:
     assert received.json["stream"] is streaming
 
 
-async def test_the_body_that_is_sent_is_the_body_that_was_encoded() -> None:
+async def test_sends_exactly_the_encoded_body() -> None:
     raw = {
         "role": "assistant",
         "content": None,
@@ -84,7 +84,7 @@ async def test_the_body_that_is_sent_is_the_body_that_was_encoded() -> None:
     assert "n" not in received.json
 
 
-async def test_the_key_goes_into_the_header_and_nowhere_else() -> None:
+async def test_the_key_is_sent_only_in_the_header() -> None:
     _, (received,) = await answers([Say("ok")])
 
     assert received.headers["authorization"] == "Bearer key-0123456789"
@@ -100,7 +100,7 @@ async def test_without_a_key_there_is_no_authorization_header(clients: ClientPoo
         assert "authorization" not in server.requests[0].headers
 
 
-async def test_the_next_call_uses_the_connection_of_the_last_one(clients: ClientPool) -> None:
+async def test_the_next_call_reuses_the_connection(clients: ClientPool) -> None:
     with anyio.fail_after(5), running_model_server([Say("a"), Say("b"), Say("c", stream=False)]) as server:
         model = HttpModel("p", "m", server.base_url, None, clients, ChatWire())
         for _ in range(3):
@@ -110,7 +110,7 @@ async def test_the_next_call_uses_the_connection_of_the_last_one(clients: Client
         assert server.connections == 1
 
 
-async def test_calls_beyond_a_clients_share_get_a_client_of_their_own() -> None:
+async def test_calls_beyond_the_limit_of_a_client_get_another_client() -> None:
     clients = ClientPool(calls_per_client=2)
     async with clients.client() as first, clients.client() as second, clients.client() as third:
         assert first is second
@@ -122,7 +122,7 @@ async def test_calls_beyond_a_clients_share_get_a_client_of_their_own() -> None:
     assert again.is_closed
 
 
-async def test_a_client_that_nobody_has_used_for_long_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closes_a_client_after_a_long_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ava_server.models.clients.KEEP_ALIVE_S", 0.0)
     clients = ClientPool()
     async with clients.client() as first, clients.client() as second:
@@ -134,7 +134,7 @@ async def test_a_client_that_nobody_has_used_for_long_is_closed(monkeypatch: pyt
     await clients.aclose()
 
 
-async def test_leaving_the_stream_hangs_up_at_once(clients: ClientPool) -> None:
+async def test_leaving_the_stream_closes_the_connection_at_once(clients: ClientPool) -> None:
     gate = Gate()
     with anyio.fail_after(5), running_model_server([Say("never", gate=gate)]) as server:
         model = HttpModel("p", "m", server.base_url, None, clients, ChatWire())
@@ -150,7 +150,7 @@ async def test_leaving_the_stream_hangs_up_at_once(clients: ClientPool) -> None:
         assert await anyio.to_thread.run_sync(gate.client_left.wait, 5)
 
 
-async def test_words_arrive_as_deltas_while_the_answer_is_written(clients: ClientPool) -> None:
+async def test_text_arrives_as_deltas_while_the_answer_streams(clients: ClientPool) -> None:
     with (
         anyio.fail_after(5),
         running_model_server([Say("one two three", reasoning="hm", fragment=4)]) as server,
@@ -170,13 +170,13 @@ WHOLE = b"".join(events(Say("döor ✓ 🚪 fin", [("search", {"q": "ü🚪"})],
 @given(st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
-def test_a_stream_reads_the_same_wherever_it_is_cut(line_end: str, data: st.DataObject) -> None:
+def test_a_stream_parses_the_same_wherever_it_is_split(line_end: str, data: st.DataObject) -> None:
     wire = WHOLE.replace("\n", line_end).encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(wire)), max_size=12)))
     assert read_events([wire[a:b] for a, b in zip([0, *cuts], [*cuts, len(wire)], strict=True)]) == read_events([wire])
 
 
-def test_a_stream_reads_the_same_byte_by_byte() -> None:
+def test_a_stream_parses_the_same_byte_by_byte() -> None:
     wire = WHOLE.encode()
     assert read_events([wire[n : n + 1] for n in range(len(wire))]) == read_events([wire])
     assert read_events([wire])[-1] == "[DONE]"
@@ -189,7 +189,7 @@ def read_events(pieces: Sequence[bytes]) -> list[str]:
     return found
 
 
-def test_later_calls_are_bounded_by_what_the_provider_reported() -> None:
+def test_reported_usage_bounds_later_calls() -> None:
     model = HttpModel("p", "m", "http://x", None, ClientPool(), ChatWire(), deadlines=Deadlines(total_s=1))
     loose = model.bound(ASK, None)
     tight = model.bound(ASK, ReportedUsage(prompt_tokens=40, turns=1))
@@ -197,9 +197,7 @@ def test_later_calls_are_bounded_by_what_the_provider_reported() -> None:
     assert loose.output_tokens == tight.output_tokens == 256
 
 
-async def test_calls_go_through_the_proxy_of_the_environment(
-    clients: ClientPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_calls_use_the_proxy_from_the_environment(clients: ClientPool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "all_proxy", "no_proxy", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     with anyio.fail_after(5), running_model_server([Say("through the proxy")]) as server:

@@ -49,7 +49,7 @@ async def answers(
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_thinking_words_and_calls_are_put_together_from_their_events(streaming: bool) -> None:
+async def test_assembles_thinking_text_and_calls_from_their_events(streaming: bool) -> None:
     calls = [("search", {"q": "blue döor ✓"}), ("search", {"q": "second"}), ("search", {})]
     say = Say("I look for it.", calls, reasoning="Where could it be?", redacted="b64==", usage=PLAIN)
     (completion,), (received,) = await answers([say], wire=MessagesWire(streaming, ADAPTIVE))
@@ -67,7 +67,7 @@ async def test_thinking_words_and_calls_are_put_together_from_their_events(strea
     assert received.json["stream"] is streaming
 
 
-async def test_answers_go_back_as_they_came_and_neighbours_of_one_role_are_one_message() -> None:
+async def test_sends_answers_back_verbatim_and_merges_neighbours_of_one_role() -> None:
     say = Say("Both.", [("search", {"q": "a"}), ("search", {"q": "b"})], reasoning="Hm.", redacted="x==", usage=PLAIN)
     (first,), _ = await answers([say])
     results = [ToolTurn(call.call_id, call.name, f"found {call.call_id}") for call in first.calls]
@@ -87,7 +87,7 @@ async def test_answers_go_back_as_they_came_and_neighbours_of_one_role_are_one_m
     )
 
 
-def test_the_cache_is_told_to_keep_the_prefix_the_last_request_and_this_one() -> None:
+def test_marks_the_prefix_the_last_request_and_this_request_for_caching() -> None:
     raw = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "search", "input": {}}]}
     again = {"role": "assistant", "content": [{"type": "tool_use", "id": "u", "name": "search", "input": {}}]}
     turns = (TASK, AssistantTurn(raw), ToolTurn("t", "search", "1"), AssistantTurn(again), ToolTurn("u", "search", "2"))
@@ -104,7 +104,7 @@ def test_the_cache_is_told_to_keep_the_prefix_the_last_request_and_this_one() ->
         assert messages_format.refused(body) is None
 
 
-def test_what_the_api_would_refuse_of_an_answer_does_not_go_back() -> None:
+def test_leaves_out_the_parts_of_an_answer_that_the_api_would_reject() -> None:
     blank = {"type": "text", "text": " \n"}
     thought = {"type": "thinking", "thinking": "", "signature": "s"}
     nothing = AssistantTurn({"role": "assistant", "content": []})
@@ -119,7 +119,7 @@ def test_what_the_api_would_refuse_of_an_answer_does_not_go_back() -> None:
 
 
 @pytest.mark.parametrize(("how", "kept"), [(ADAPTIVE, False), (BUDGET, True)])
-def test_thinking_before_which_something_was_changed_goes_back_only_where_it_is_not_bound_to_it(
+def test_sends_thinking_after_an_edited_turn_only_where_it_is_not_bound_to_the_prefix(
     how: Thinking, kept: bool
 ) -> None:
     content = [
@@ -137,9 +137,7 @@ def test_thinking_before_which_something_was_changed_goes_back_only_where_it_is_
 
 @pytest.mark.parametrize("thoughtful", [True, False])
 @pytest.mark.parametrize("thinking", [4096, 0])
-def test_with_a_budget_it_thinks_on_only_where_it_began_to_and_else_no_thinking_goes_back(
-    thinking: int, thoughtful: bool
-) -> None:
+def test_with_a_budget_sends_thinking_only_if_the_exchange_began_with_thinking(thinking: int, thoughtful: bool) -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
 
     def call(number: int) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def test_with_a_budget_it_thinks_on_only_where_it_began_to_and_else_no_thinking_
     assert messages_format.refused(wire.body(ask(*anew, thinking=4096, model="claude-haiku-4-5"))) is None
 
 
-def test_a_thought_behind_a_text_that_cannot_go_back_stays_away_too() -> None:
+def test_drops_a_thinking_block_that_follows_a_dropped_text_block() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
     call = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
     raw = {"role": "assistant", "content": [thought, {"type": "text", "text": "\n\n"}, thought, call]}
@@ -168,7 +166,7 @@ def test_a_thought_behind_a_text_that_cannot_go_back_stays_away_too() -> None:
     assert body["messages"][1]["content"] == [call]
 
 
-def test_pieces_of_a_block_that_never_began_are_dropped_with_a_note() -> None:
+def test_drops_fragments_of_a_block_that_never_started_and_adds_a_note() -> None:
     growing = MessagesAnswer()
     growing.add({"type": "content_block_delta", "index": 0, "delta": {"type": "input_json_delta", "partial_json": "{"}})
     done = growing.complete(request_id=None, sent_bytes=10)
@@ -202,7 +200,7 @@ def test_pieces_of_a_block_that_never_began_are_dropped_with_a_note() -> None:
         ("qwen3-32b", 4096, {}),
     ],
 )
-def test_each_model_is_told_to_think_and_not_to_in_the_way_that_it_takes(
+def test_turns_thinking_on_and_off_in_the_form_each_model_accepts(
     model: str, tokens: int, told: dict[str, Any]
 ) -> None:
     body = MessagesWire(thinking=thinking_of(model)).body(ask(model=model, thinking=tokens))
@@ -232,13 +230,13 @@ def test_each_model_is_told_to_think_and_not_to_in_the_way_that_it_takes(
         ({**PLAIN, "cache_creation_input_tokens": -3}, None),
     ],
 )
-async def test_tokens_are_read_by_class(reported: dict[str, Any], usage: Usage | None) -> None:
+async def test_reads_tokens_by_class(reported: dict[str, Any], usage: Usage | None) -> None:
     (completion,), _ = await answers([Say("words", usage=reported)])
     assert completion.usage == usage
     assert bool(completion.notes) == (usage is None)
 
 
-async def test_the_last_figures_count_and_none_goes_back() -> None:
+async def test_the_last_usage_figures_count_and_none_decreases() -> None:
     growing = MessagesAnswer()
     growing.add({"type": "message_start", "message": {"usage": {"input_tokens": 500, "output_tokens": 1}}})
     growing.add({"type": "message_delta", "delta": {}, "usage": {"input_tokens": None, "output_tokens": 40}})
@@ -248,7 +246,7 @@ async def test_the_last_figures_count_and_none_goes_back() -> None:
     assert done.request_id == "req_1"
 
 
-async def test_figures_of_a_prompt_without_its_earlier_thinking_are_not_too_small() -> None:
+async def test_accepts_smaller_figures_for_a_prompt_without_its_earlier_thinking() -> None:
     thought = {"type": "thinking", "thinking": "long " * 2000, "signature": "s" * 4000}
     raw = {"role": "assistant", "content": [thought, {"type": "text", "text": "so"}]}
     wire = MessagesWire(thinking=BUDGET)
@@ -259,7 +257,7 @@ async def test_figures_of_a_prompt_without_its_earlier_thinking_are_not_too_smal
 
 
 @pytest.mark.parametrize("kind", ["overloaded_error", "api_error"])
-async def test_an_error_in_the_stream_is_an_error_and_may_have_been_billed(kind: str) -> None:
+async def test_an_error_event_in_the_stream_may_have_been_billed(kind: str) -> None:
     begun = messages_format.events(Say("half a sent", usage=PLAIN), 0, {"model": "m", "messages": []})[:4]
     error = {"type": "error", "error": {"type": kind, "message": "It is too much."}, "request_id": "req_9"}
     pieces = [*begun, f"event: error\ndata: {json.dumps(error)}\n\n".encode()]
@@ -269,7 +267,7 @@ async def test_an_error_in_the_stream_is_an_error_and_may_have_been_billed(kind:
     assert caught.value.answered
 
 
-async def test_a_stream_that_ends_before_its_stop_reason_is_no_answer() -> None:
+async def test_a_stream_that_ends_before_its_stop_reason_is_a_bad_answer() -> None:
     pieces = messages_format.events(Say("words", usage=PLAIN), 0, {"model": "m", "messages": []})[:-2]
     with pytest.raises(ModelError, match="ended without a finish reason"):
         await answers([Raw(pieces, EVENTS)])
@@ -278,7 +276,7 @@ async def test_a_stream_that_ends_before_its_stop_reason_is_no_answer() -> None:
     assert (completion.text, completion.stop_reason) == ("words", "end_turn")
 
 
-async def test_a_server_that_only_speaks_the_format_gets_the_key_as_a_bearer_token_too() -> None:
+async def test_a_compatible_server_also_gets_the_key_as_a_bearer_token() -> None:
     _, (received,) = await answers([Say("x", usage=PLAIN)], wire=MessagesWire(bearer=True))
     assert received.headers["authorization"] == "Bearer key-0123456789"
     _, (received,) = await answers([Say("x", usage=PLAIN)], wire=MessagesWire(bearer=True), key=None)
@@ -294,17 +292,17 @@ async def test_a_server_that_only_speaks_the_format_gets_the_key_as_a_bearer_tok
         ("https://h/api/v1/messages", "https://h/api/v1/messages"),
     ],
 )
-def test_the_address_may_be_written_with_and_without_v1(base_url: str, url: str) -> None:
+def test_accepts_the_address_with_and_without_v1(base_url: str, url: str) -> None:
     assert MessagesWire().url(base_url) == url
 
 
-async def test_what_the_api_refuses_is_told_with_its_words() -> None:
+async def test_reports_an_api_rejection_in_its_own_words() -> None:
     error = {"type": "error", "error": {"type": "invalid_request_error", "message": "max_tokens: too many"}}
     with pytest.raises(ModelError, match="max_tokens: too many"):
         await answers([Fail(400, error)])
 
 
-def test_a_call_that_cannot_be_read_is_kept_as_text_and_goes_back_without_arguments() -> None:
+def test_keeps_an_unreadable_call_as_text_and_returns_it_without_arguments() -> None:
     growing = MessagesAnswer()
     block = {"type": "tool_use", "id": "t", "name": "search", "input": {}}
     growing.add({"type": "content_block_start", "index": 0, "content_block": block})
@@ -317,7 +315,7 @@ def test_a_call_that_cannot_be_read_is_kept_as_text_and_goes_back_without_argume
     assert done.raw["content"] == [block]
 
 
-def test_of_too_many_calls_the_first_are_kept_and_each_has_an_id_of_its_own() -> None:
+def test_keeps_the_first_of_too_many_calls_each_with_a_unique_id() -> None:
     growing = MessagesAnswer()
     for index in range(MOST_CALLS + 2):
         block = {"type": "tool_use", "id": "same", "name": "search", "input": {"n": index}}
@@ -330,14 +328,14 @@ def test_of_too_many_calls_the_first_are_kept_and_each_has_an_id_of_its_own() ->
     assert f"kept the first {MOST_CALLS} of {MOST_CALLS + 2} tool calls" in done.notes
 
 
-def test_what_is_written_of_a_calls_arguments_is_told_as_it_comes() -> None:
+def test_reports_arguments_as_they_stream_in() -> None:
     growing, heard = MessagesAnswer(), ""
     for data in messages_format.events(Say(calls=[("search", {"q": "blüe"})]), 0, {"model": "m", "messages": []}):
         heard += growing.add(json.loads(data.partition(b"data: ")[2])).arguments
     assert heard == growing.complete(request_id=None, sent_bytes=0).calls[0].raw_args
 
 
-def test_ids_that_only_differ_in_what_cannot_be_stored_are_told_apart() -> None:
+def test_distinguishes_ids_that_differ_only_in_unstorable_characters() -> None:
     growing = MessagesAnswer()
     for index, identity in enumerate(("a\ud800", "a\ud801")):
         block = {"type": "tool_use", "id": identity, "name": "search", "input": {}}
@@ -347,7 +345,7 @@ def test_ids_that_only_differ_in_what_cannot_be_stored_are_told_apart() -> None:
     assert [block["id"] for block in done.raw["content"]] == ["a\ufffd", "a\ufffd_1"]
 
 
-async def test_a_refusal_is_told_with_what_the_provider_says_of_it() -> None:
+async def test_reports_a_refusal_with_the_providers_explanation() -> None:
     growing = MessagesAnswer()
     why = {"type": "refusal", "category": "cyber", "explanation": "It looks like an exploit."}
     why["explanation"] = "It looks like an exploit.\x1b[2J"
@@ -394,7 +392,7 @@ EVENT = st.fixed_dictionaries(
 
 
 @given(st.lists(EVENT, max_size=12))
-def test_whatever_comes_makes_an_answer_that_can_be_stored_and_sent_back(pieces: list[dict[str, Any]]) -> None:
+def test_any_input_yields_an_answer_that_can_be_stored_and_sent_back(pieces: list[dict[str, Any]]) -> None:
     growing = MessagesAnswer()
     for piece in pieces:
         growing.add(piece)
@@ -423,7 +421,7 @@ SAID = Say(
 )
 
 
-def test_a_stream_with_every_event_reads_the_same_wherever_it_is_cut() -> None:
+def test_a_stream_with_every_event_parses_the_same_wherever_it_is_split() -> None:
     stream = b"".join(messages_format.events(SAID, 0, {"model": "m", "messages": []}))
     plain = read([stream])
     assert [call.args for call in plain.calls] == [{"q": "blüe"}, {}]
@@ -433,7 +431,7 @@ def test_a_stream_with_every_event_reads_the_same_wherever_it_is_cut() -> None:
     assert read([bytes([byte]) for byte in stream]) == plain
 
 
-async def test_a_stream_that_the_network_cuts_into_single_bytes_is_the_same_answer() -> None:
+async def test_a_stream_split_into_single_bytes_yields_the_same_answer() -> None:
     stream = b"".join(messages_format.events(SAID, 0, {"model": "m", "messages": []}))
     (completion,), _ = await answers([Raw([bytes([byte]) for byte in stream], EVENTS, chunked=True)])
     plain = read([stream])

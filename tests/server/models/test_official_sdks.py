@@ -58,7 +58,7 @@ async def ours(url: str, wire: Wire) -> Completion:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_anthropics_sdk_reads_every_event_and_takes_what_we_send_back(streaming: bool) -> None:
+async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_back(streaming: bool) -> None:
     with running_model_server([BLOCKS, BLOCKS, Say("done", usage={"input_tokens": 200, "output_tokens": 2})]) as server:
         completion = await ours(server.base_url, MessagesWire(streaming))
         body: dict[str, Any] = server.requests[0].json
@@ -111,7 +111,7 @@ async def test_anthropics_sdk_reads_every_event_and_takes_what_we_send_back(stre
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_openais_sdk_reads_the_same_chat_completions(streaming: bool) -> None:
+async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -> None:
     with running_model_server([CHAT, CHAT]) as server:
         completion = await ours(server.base_url, ChatWire(streaming))
         body: dict[str, Any] = server.requests[0].json
@@ -143,7 +143,7 @@ async def test_openais_sdk_reads_the_same_chat_completions(streaming: bool) -> N
     assert theirs.usage.completion_tokens_details.reasoning_tokens == usage.thinking_tokens == 9
 
 
-async def test_an_error_of_the_api_is_an_error_to_its_sdk() -> None:
+async def test_an_api_error_raises_an_error_in_the_sdk() -> None:
     with running_model_server([]) as server:
         address = server.base_url.removesuffix("/v1")
         async with anthropic.AsyncAnthropic(api_key="key-0123456789", base_url=address, max_retries=0) as client:

@@ -94,7 +94,7 @@ def calls_in(output: list[ResponseOutputItem]) -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("name", SAYS)
-async def test_openais_sdk_reads_what_ava_reads(name: str, streaming: bool) -> None:
+async def test_the_openai_sdk_reads_the_same_as_ava(name: str, streaming: bool) -> None:
     say = SAYS[name]
     with anyio.fail_after(20), running_model_server([say, say]) as server:
         known = await anyio.to_thread.run_sync(lambda: theirs(server, ASK, streaming=streaming))
@@ -121,7 +121,7 @@ async def test_openais_sdk_reads_what_ava_reads(name: str, streaming: bool) -> N
     assert known.usage.output_tokens_details.reasoning_tokens == read.usage.thinking_tokens
 
 
-def test_openais_sdk_knows_every_event_also_those_of_a_thinking_that_is_summed_up() -> None:
+def test_the_openai_sdk_knows_every_event_including_thinking_summaries() -> None:
     kinds: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     request = {"model": MODEL, "input": [], "reasoning": {"summary": "auto"}}
     events = [data for say in SAYS.values() for data in responses_format.events(say, request)]
@@ -137,7 +137,7 @@ def test_openais_sdk_knows_every_event_also_those_of_a_thinking_that_is_summed_u
     }  # fmt: skip
 
 
-async def test_what_ava_sends_back_openais_sdk_sends_in_the_same_words() -> None:
+async def test_the_openai_sdk_sends_back_the_same_json_as_ava() -> None:
     say = SAYS["calls"]
     with anyio.fail_after(20), running_model_server([say, Say("ok"), Say("ok")]) as server:
         first = await ours(server, ASK, streaming=True)
@@ -149,7 +149,7 @@ async def test_what_ava_sends_back_openais_sdk_sends_in_the_same_words() -> None
     assert by_sdk.json == by_us.json
 
 
-async def test_what_the_api_would_refuse_the_scripted_server_refuses_openais_sdk_too() -> None:
+async def test_the_scripted_server_rejects_for_the_sdk_what_the_api_would_reject() -> None:
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
     with running_model_server([]) as server:
         client = OpenAI(base_url=server.base_url, api_key="key", max_retries=0)

@@ -88,7 +88,7 @@ def submitted(completion: Completion) -> dict[str, Any]:
     return dict(call.args)
 
 
-async def test_it_asks_the_tools_that_the_task_suggests() -> None:
+async def test_calls_the_tools_that_suit_the_task() -> None:
     task = "What do docs/guide.md and https://example.org/lamps (see http://a.example/b.html) say of refunds?"
     completion = await ask(request(task))
 
@@ -102,13 +102,13 @@ async def test_it_asks_the_tools_that_the_task_suggests() -> None:
     assert completion.usage.counted == 0
 
 
-async def test_it_asks_only_for_tools_on_offer_and_reads_the_task_context() -> None:
+async def test_calls_only_available_tools_and_reads_the_task_context() -> None:
     system = "You.\n\n---\n\n## Task context\n\nSee https://x.example/y.\n\n## Capabilities\n\nhttps://no.example\n"
     completion = await ask(request("Compare e.g. prices at example.com", system=system, names=("read_webpages",)))
     assert [call.args for call in completion.calls] == [{"urls": ["https://x.example/y"]}]
 
 
-async def test_quotes_come_letter_for_letter_from_the_files(folder: Root) -> None:
+async def test_quotes_are_verbatim_from_the_files(folder: Root) -> None:
     result = submitted(await run("When is the refund for a lamp paid?", folder))
 
     findings = result["findings"]
@@ -123,13 +123,13 @@ async def test_quotes_come_letter_for_letter_from_the_files(folder: Root) -> Non
     assert len(str(result["summary"])) <= 500
 
 
-async def test_a_file_that_the_task_names_is_shown_even_without_its_words(folder: Root) -> None:
+async def test_shows_a_file_the_task_names_even_if_it_lacks_the_search_words(folder: Root) -> None:
     result = submitted(await run("Explain notes.txt", folder, names=("read_file",)))
     assert "Nothing of interest here." in str(result["output"])
     assert "from the beginning" in str(result["summary"])
 
 
-async def test_finding_nothing_is_said_with_what_to_do(folder: Root) -> None:
+async def test_finding_nothing_is_reported_with_a_next_step(folder: Root) -> None:
     result = submitted(await run("Where is the xylophone?", folder))
     assert result["output"] is None
     assert result["findings"] == []
@@ -142,24 +142,24 @@ async def test_finding_nothing_is_said_with_what_to_do(folder: Root) -> None:
     assert "search_and_read returned nothing: 0 files fit best" in str(result["caveats"])
 
 
-async def test_what_could_not_be_read_is_a_caveat(folder: Root) -> None:
+async def test_an_unreadable_file_becomes_a_caveat(folder: Root) -> None:
     result = submitted(await run("Does missing.md speak of the refund?", folder))
     assert result["findings"]
     assert any("missing.md" in caveat for caveat in result["caveats"])
 
 
-async def test_without_a_tool_to_read_with_it_says_so() -> None:
+async def test_reports_when_it_has_no_tool_to_read_with() -> None:
     result = submitted(await ask(request("Think about lamps.", names=())))
     assert result["output"] is None
     assert "had no tool to read with" in str(result["summary"])
 
 
-async def test_a_task_without_a_word_to_look_for_is_told_in_a_whole_sentence(folder: Root) -> None:
+async def test_a_task_without_search_words_gets_a_complete_sentence(folder: Root) -> None:
     result = submitted(await run("?!", folder))
     assert "the offline reader looked with search_and_read and found nothing" in str(result["summary"])
 
 
-async def test_no_more_than_five_passages_are_handed_over_and_none_that_is_far_below_the_best(tmp_path: Path) -> None:
+async def test_returns_at_most_five_passages_and_none_far_below_the_best(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"tide{number}.txt").write_text("The tide table hangs in the harbour office.\n", encoding="utf-8")
         (tmp_path / f"other{number}.txt").write_text(f"Number {number}: nothing but gulls.\n", encoding="utf-8")
@@ -172,7 +172,7 @@ async def test_no_more_than_five_passages_are_handed_over_and_none_that_is_far_b
     assert 1 <= len(fits_all) <= 5
 
 
-async def test_a_bare_heading_is_no_finding_where_there_is_a_sentence(tmp_path: Path) -> None:
+async def test_prefers_a_sentence_to_a_bare_heading_as_a_finding(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text("# Refunds\n\nRefunds are paid within a week.\n", encoding="utf-8")
     root = Root.open(tmp_path)
     findings = submitted(await run("refunds", root))["findings"]
@@ -180,7 +180,7 @@ async def test_a_bare_heading_is_no_finding_where_there_is_a_sentence(tmp_path: 
     assert [finding["quote"] for finding in findings] == ["Refunds are paid within a week."]
 
 
-async def test_a_heading_at_the_end_of_a_passage_is_not_taken_for_a_file(tmp_path: Path) -> None:
+async def test_a_heading_at_the_end_of_a_passage_is_not_a_file_name(tmp_path: Path) -> None:
     long = "The lamp is lit by the keeper every evening at dusk, and put out at dawn. " * 8
     (tmp_path / "rules.md").write_text(f"{long}\n\n## [limits]\n\n{long}\n\n{long}\n", encoding="utf-8")
     root = Root.open(tmp_path)
@@ -191,7 +191,7 @@ async def test_a_heading_at_the_end_of_a_passage_is_not_taken_for_a_file(tmp_pat
     assert {passage.source for passage in offline.passages("search_and_read", output)} == {"rules.md"}
 
 
-def test_what_a_search_or_a_reading_left_out_is_a_caveat() -> None:
+def test_what_a_search_or_read_left_out_becomes_a_caveat() -> None:
     searched = "2 files fit best (9,000 searched); not all files were searched, there are too many: give a path"
     found = f"{searched}\n\n## a.md\n\nline 3:\nA lamp gives light."
     read = "b.txt (text, 90,000 bytes): lines 1 to 400 of 900\n\n1  A lamp gives light.\n\n[goes on: offset 401]"
@@ -205,7 +205,7 @@ def test_what_a_search_or_a_reading_left_out_is_a_caveat() -> None:
     assert "b.txt was not read to its end: only lines 1 to 400." in caveats
 
 
-async def test_on_the_last_turn_it_submits_at_once() -> None:
+async def test_submits_at_once_on_the_last_turn() -> None:
     notice = UserTurn("This is the last turn: max_iterations is reached. Only submit_result is accepted now.")
     assert submitted(await ask(request("Find lamps in docs/guide.md", notice)))["output"] is None
 
@@ -215,7 +215,7 @@ async def test_the_same_request_gets_the_same_answer(folder: Root) -> None:
     assert await run(task, folder) == await run(task, folder)
 
 
-async def test_random_words_are_found_where_they_stand(tmp_path: Path) -> None:
+async def test_finds_random_words_where_they_are(tmp_path: Path) -> None:
     chance = random.Random(7)
     letters = "bcdfghklmnprstvz"
     words = ["".join(chance.choice(letters) + chance.choice("aeiou") for _ in range(4)) for _ in range(400)]
@@ -236,7 +236,7 @@ async def test_random_words_are_found_where_they_stand(tmp_path: Path) -> None:
     assert all(finding["quote"] in texts["3.txt"] for finding in findings)
 
 
-def test_pages_are_read_in_the_form_in_which_the_tool_prints_them() -> None:
+def test_parses_pages_in_the_format_the_tool_prints() -> None:
     printed = (
         "# Lamps\nURL: https://a.example/lamps\nRedirected from: https://a.example/\n"
         "status 200 · text/html · date 2026-01-01 · 5,000 characters\n\n"
@@ -254,7 +254,7 @@ def test_pages_are_read_in_the_form_in_which_the_tool_prints_them() -> None:
     assert offline.failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
 
 
-def test_a_failure_has_no_passages() -> None:
+def test_a_failed_call_has_no_passages() -> None:
     assert offline.passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
     assert offline.passages("read_file", "no such file: a.md; list the folder") == []
     assert offline.passages("web_search", "# x\nURL: https://a.example\n") == []

@@ -88,7 +88,7 @@ URL = f"https://{HOST}/v1"
 
 
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
-async def test_a_call_goes_through_the_tunnel_of_a_proxy_to_a_name_that_is_not_resolved_here(
+async def test_a_call_tunnels_through_a_proxy_without_resolving_the_name_locally(
     variable: str, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_proxy({HOST: server.port}) as proxy:
@@ -104,7 +104,7 @@ async def test_a_call_goes_through_the_tunnel_of_a_proxy_to_a_name_that_is_not_r
 
 
 @pytest.mark.parametrize("scheme", ["https", "http"])
-async def test_a_proxy_may_speak_tls_itself(
+async def test_supports_a_proxy_that_uses_tls_itself(
     scheme: str, trusted: Path, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -120,7 +120,7 @@ async def test_a_proxy_may_speak_tls_itself(
 
 
 @pytest.mark.parametrize("around", [HOST, "127.0.0.1", "127.0.0.0/8", "*"])
-async def test_no_proxy_leads_around_it(
+async def test_no_proxy_bypasses_the_proxy(
     around: str, proxy: Proxy, server: ModelServer, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", f"elsewhere.example.com, {around}")
@@ -128,7 +128,7 @@ async def test_no_proxy_leads_around_it(
     assert bool(proxy.tunnels) is (around == HOST)
 
 
-async def test_a_certificate_that_nobody_here_trusts_is_named_and_nothing_is_sent(
+async def test_an_untrusted_certificate_is_reported_and_nothing_is_sent(
     issued: Issued, clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_model_server([Say("never")], issued.server) as server, running_proxy({HOST: server.port}) as proxy:
@@ -146,7 +146,7 @@ async def test_a_certificate_that_nobody_here_trusts_is_named_and_nothing_is_sen
 
 
 @pytest.mark.parametrize("scheme", ["https", "http"])
-async def test_the_login_of_a_proxy_is_sent_to_it_and_appears_nowhere_else(
+async def test_the_proxy_login_is_sent_only_to_the_proxy_and_shown_nowhere(
     scheme: str, trusted: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -188,7 +188,7 @@ async def test_the_login_of_a_proxy_is_sent_to_it_and_appears_nowhere_else(
         ({"stalls": "tunnel"}, "did not let us through within 0.3 s", True),
     ],
 )
-async def test_a_proxy_in_the_way_is_named_and_nothing_was_billed(
+async def test_an_error_caused_by_a_proxy_names_it_and_is_not_billed(
     change: dict[str, object], says: str, retryable: bool, proxy: Proxy, server: ModelServer
 ) -> None:
     async with ClientPool() as clients:
@@ -205,7 +205,7 @@ async def test_a_proxy_in_the_way_is_named_and_nothing_was_billed(
         assert (await ask(URL, clients)).text == "here"  # what failed holds no place
 
 
-async def test_a_proxy_that_is_not_there_is_named(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_proxy_is_named(server: ModelServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with running_proxy({}) as proxy:
         pass
     monkeypatch.setenv("HTTPS_PROXY", proxy.url_of(LOGIN))
@@ -219,7 +219,7 @@ async def test_a_proxy_that_is_not_there_is_named(server: ModelServer, monkeypat
     assert server.requests == []
 
 
-async def test_an_error_status_says_through_which_proxy_it_came(
+async def test_an_error_status_names_the_proxy_it_came_through(
     clients: ClientPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_model_server([Fail(503)]) as server, running_proxy({HOST: server.port}) as proxy:
@@ -234,7 +234,7 @@ async def test_an_error_status_says_through_which_proxy_it_came(
 
 
 @pytest.mark.parametrize("where", ["connecting", "tunnel", "answer"])
-async def test_cancelling_a_call_closes_the_connections_on_both_sides_of_the_proxy_at_once(
+async def test_cancelling_a_call_closes_both_connections_of_the_proxy_at_once(
     where: str, trusted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -274,7 +274,7 @@ async def test_cancelling_a_call_closes_the_connections_on_both_sides_of_the_pro
         ("HTTPS_PROXY", "http://127.0.0.1:99999", "HTTPS_PROXY names an invalid proxy address"),
     ],
 )
-async def test_a_proxy_that_cannot_be_used_is_told_to_the_calls_that_would_take_it_and_to_no_others(
+async def test_an_unusable_proxy_is_reported_only_for_the_calls_that_would_use_it(
     variable: str, value: str, says: str, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)

@@ -82,7 +82,7 @@ def call(call_id: str | None, **more: Any) -> dict[str, Any]:
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_is_whole_in_itself_and_asks_for_what_the_next_one_needs() -> None:
+async def test_each_request_is_self_contained_and_asks_for_what_the_next_one_needs() -> None:
     _, (received,) = await answers([Say("ok")], ask(thinking=4096))
     function = {"name": "search", "description": "Finds things.", "parameters": dict(SEARCH.parameters)}
     assert received.path == "/v1/responses"
@@ -124,7 +124,7 @@ async def test_without_a_key_there_is_no_authorization_header() -> None:
         ("gpt-4.1", 0, None),
     ],
 )
-async def test_each_model_is_told_how_hard_to_try_as_it_takes_it(model: str, tokens: int, effort: str | None) -> None:
+async def test_sends_each_model_an_effort_level_it_accepts(model: str, tokens: int, effort: str | None) -> None:
     wire = ResponsesWire(thinking=thinking_of(model))
     _, (received,) = await answers([Say("ok")], ask(model=model, thinking=tokens), wire=wire)
     assert received.json.get("reasoning") == (None if effort is None else {"effort": effort})
@@ -134,7 +134,7 @@ async def test_each_model_is_told_how_hard_to_try_as_it_takes_it(model: str, tok
 @pytest.mark.parametrize(
     "model", ["gpt-5-pro", "gpt-5.2-pro", "gpt-5.4-pro-2026-03-05", "gpt-5.1-codex-mini", "gpt-5.2-chat-latest"]
 )
-async def test_models_that_take_one_effort_alone_or_none_below_medium_are_told_nothing(model: str) -> None:
+async def test_sends_no_effort_to_models_with_one_level_or_none_below_medium(model: str) -> None:
     _, (received,) = await answers([Say("ok")], ask(model=model), wire=ResponsesWire(thinking=thinking_of(model)))
     assert "reasoning" not in received.json
 
@@ -147,12 +147,12 @@ async def test_models_that_take_one_effort_alone_or_none_below_medium_are_told_n
         ("https://h/v1/responses", "https://h/v1/responses"),
     ],
 )
-def test_the_address_may_name_the_path(base_url: str, url: str) -> None:
+def test_the_address_may_include_the_path(base_url: str, url: str) -> None:
     assert WIRE.url(base_url) == url
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_thinking_words_and_calls_go_back_as_they_came_but_for_what_nobody_has_stored(streaming: bool) -> None:
+async def test_sends_thinking_text_and_calls_back_verbatim_except_ids_the_api_did_not_store(streaming: bool) -> None:
     wire = ResponsesWire(streaming, WIRE.thinking)
     say = Say("Both.", [("search", {"q": "a"}), ("search", {"q": "b"})], reasoning="Hm.")
     (first,), (asked,) = await answers([say], wire=wire)
@@ -175,7 +175,7 @@ async def test_thinking_words_and_calls_go_back_as_they_came_but_for_what_nobody
     assert sent[6] == output
 
 
-def test_thinking_that_the_api_would_refuse_does_not_go_back() -> None:
+def test_leaves_out_thinking_that_the_api_would_reject() -> None:
     sealed = {"type": "reasoning", "encrypted_content": "gAAAA", "summary": []}
     bare = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
     plain = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -188,7 +188,7 @@ def test_thinking_that_the_api_would_refuse_does_not_go_back() -> None:
     assert sent(sealed) == sent() == sent("text", None, {}) == []
 
 
-def test_a_phase_of_a_message_goes_back() -> None:
+def test_sends_the_phase_of_a_message_back() -> None:
     raw = {"role": "assistant", "output": [said("I look.", id="msg_1", status="completed", phase="commentary")]}
     assert WIRE.body(ask(TASK, AssistantTurn(raw)))["input"][1] == said("I look.", phase="commentary")
 
@@ -197,7 +197,7 @@ def test_a_phase_of_a_message_goes_back() -> None:
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-async def test_words_and_calls_are_put_together_from_their_events(streaming: bool) -> None:
+async def test_assembles_text_and_calls_from_their_events(streaming: bool) -> None:
     calls = [("search", {"q": "blue döor ✓"}), ("search", {"q": "second"}), ("search", {})]
     say = Say("I look for it.", calls, usage=PLAIN)
     (completion,), (received,) = await answers([say], wire=ResponsesWire(streaming, WIRE.thinking))
@@ -210,7 +210,7 @@ async def test_words_and_calls_are_put_together_from_their_events(streaming: boo
     assert received.json["stream"] is streaming
 
 
-async def test_the_activity_line_is_told_of_thinking_words_and_arguments_as_they_come() -> None:
+async def test_reports_thinking_text_and_arguments_to_the_activity_line_as_they_arrive() -> None:
     say = Say("the words", [("search", {"q": "the words"})], reasoning="the thinking", usage=PLAIN)
     events = responses_format.events(say, SUMMED)
     heard: list[Delta] = []
@@ -253,7 +253,7 @@ DETAILS = {"input_tokens_details": {"cached_tokens": 9_000, "cache_write_tokens"
         ),
     ],
 )  # fmt: skip
-async def test_usage_is_read_by_class_and_costs_what_the_price_table_says(
+async def test_reads_usage_by_class_and_prices_it_by_the_price_table(
     reported: dict[str, Any], usage: Usage, micros: int
 ) -> None:
     for streaming in (True, False):
@@ -266,7 +266,7 @@ async def test_usage_is_read_by_class_and_costs_what_the_price_table_says(
 @pytest.mark.parametrize(
     "reported", [None, {"input_tokens": "many", "output_tokens": 1}, {"output_tokens": 20}, {"prompt_tokens": True}]
 )
-async def test_figures_that_cannot_be_are_none(reported: dict[str, Any] | None) -> None:
+async def test_ignores_impossible_figures(reported: dict[str, Any] | None) -> None:
     if reported == {"prompt_tokens": True}:
         reported = {"input_tokens": True, "output_tokens": 1}
     (completion,), _ = await answers([Say("words", usage=reported)])
@@ -274,7 +274,7 @@ async def test_figures_that_cannot_be_are_none(reported: dict[str, Any] | None) 
     assert completion.notes[-1].startswith(("usage not counted", "the provider reported no usage"))
 
 
-async def test_figures_of_a_prompt_without_its_earlier_thinking_are_not_too_small() -> None:
+async def test_accepts_smaller_figures_for_a_prompt_without_its_earlier_thinking() -> None:
     thought = {"type": "reasoning", "encrypted_content": "g" * 9_999, "summary": []}
     raw = {"role": "assistant", "output": [thought, said("so")]}
     (completion,), (received,) = await answers([Say("ok", usage=PLAIN)], ask(TASK, AssistantTurn(raw), UserTurn("x")))
@@ -287,9 +287,7 @@ async def test_figures_of_a_prompt_without_its_earlier_thinking_are_not_too_smal
     ("finish", "reason"),
     [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("refusal", "refusal")],
 )
-async def test_an_answer_that_did_not_end_by_itself_says_why_in_the_providers_words(
-    finish: str, reason: str, streaming: bool
-) -> None:
+async def test_an_incomplete_answer_gives_the_providers_reason(finish: str, reason: str, streaming: bool) -> None:
     say = Say("I cannot", [("search", '{"q": "bl')] if finish == "length" else (), finish_reason=finish)
     (completion,), _ = await answers([say], wire=ResponsesWire(streaming, WIRE.thinking))
     assert (completion.text, completion.stop_reason) == ("I cannot", reason)
@@ -307,7 +305,7 @@ FAULTS = [
 ]
 
 
-async def test_a_response_that_failed_without_a_word_is_an_error_too() -> None:
+async def test_a_failed_response_without_details_is_an_error_too() -> None:
     for response in ({"id": "resp_1"}, {"status": "cancelled", "error": None}):
         failed = f"data: {json.dumps({'type': 'response.failed', 'response': response})}\n\n".encode()
         with pytest.raises(ModelError, match=r"the response is (failed|cancelled)"):
@@ -315,7 +313,7 @@ async def test_a_response_that_failed_without_a_word_is_an_error_too() -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_an_error_in_the_stream_is_an_error_and_may_have_been_billed(fault: dict[str, Any]) -> None:
+async def test_an_error_event_in_the_stream_may_have_been_billed(fault: dict[str, Any]) -> None:
     begun = responses_format.events(Say("half a sent"), {"model": "m", "input": []})[:5]
     pieces = [*begun, f"event: x\ndata: {json.dumps(fault)}\n\n".encode()]
     with pytest.raises(ModelError, match=r"It broke. \[server_error\]") as caught:
@@ -325,18 +323,18 @@ async def test_an_error_in_the_stream_is_an_error_and_may_have_been_billed(fault
 
 
 @pytest.mark.parametrize("fault", [FAILED, {**FAILED, "error": None}, {"error": {"message": "It broke."}}])
-async def test_an_error_in_a_whole_answers_place_is_an_error(fault: dict[str, Any]) -> None:
+async def test_an_error_in_place_of_a_whole_answer_is_an_error(fault: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=r"It broke|the response is failed"):
         await answers([Raw([json.dumps(fault).encode()], JSON)])
 
 
-async def test_json_that_is_no_response_is_told_apart() -> None:
+async def test_distinguishes_json_that_is_not_a_response() -> None:
     with pytest.raises(ModelError, match="JSON without `output`") as caught:
         await answers([Raw([b'{"choices": []}'], JSON)])
     assert caught.value.what_to_do == "Check that the endpoint speaks OpenAI Responses."
 
 
-async def test_what_the_api_refuses_is_told_with_its_words() -> None:
+async def test_reports_an_api_rejection_in_its_own_words() -> None:
     with pytest.raises(ModelError, match="'none' is not supported") as caught:
         await answers([Say("x")], ask(model="gpt-6.1-sol"))
     assert not caught.value.answered
@@ -344,7 +342,7 @@ async def test_what_the_api_refuses_is_told_with_its_words() -> None:
         await answers([Fail(400, {"error": {"message": "Your organization must be verified."}})])
 
 
-async def test_a_stream_that_ends_before_its_last_event_is_no_answer() -> None:
+async def test_a_stream_that_ends_before_its_last_event_is_a_bad_answer() -> None:
     events = responses_format.events(Say("words", usage=PLAIN), {"model": "m", "input": []})
     for count in (1, 5, len(events) - 1):
         with pytest.raises(ModelError, match="ended without a finish reason"):
@@ -372,7 +370,7 @@ def without(kinds: str, **end: Any) -> list[dict[str, Any]]:
     return kept
 
 
-def test_items_count_in_the_order_of_their_index_whenever_they_come() -> None:
+def test_orders_items_by_index_whenever_they_arrive() -> None:
     plain = done(*events_of(CALLS))
     known = events_of(CALLS)
     by_item = [[event for event in known[2:-1] if event["output_index"] == index] for index in range(4)]
@@ -382,7 +380,7 @@ def test_items_count_in_the_order_of_their_index_whenever_they_come() -> None:
         assert done(*known[:2], *events, known[-1]) == plain
 
 
-def test_the_answer_is_the_same_by_pieces_by_items_and_by_the_response_at_its_end() -> None:
+def test_deltas_items_and_the_final_response_yield_the_same_answer() -> None:
     plain = done(*events_of(CALLS))
     assert done(*without("delta")) == plain
     assert done(*without("output_item.added")) == plain
@@ -392,7 +390,7 @@ def test_the_answer_is_the_same_by_pieces_by_items_and_by_the_response_at_its_en
     assert done(events_of(CALLS)[-1]["response"]) == plain
 
 
-def test_pieces_alone_make_an_answer_without_thinking_that_may_be_half() -> None:
+def test_deltas_alone_yield_an_answer_without_incomplete_thinking() -> None:
     answer = done(*without("output_item.done", output=[]))
     assert answer.text == "Both."
     assert [call.args for call in answer.calls] == [{"q": "a"}, {"q": "b"}]
@@ -411,14 +409,14 @@ def test_pieces_alone_make_an_answer_without_thinking_that_may_be_half() -> None
     assert [(call.call_id, call.args) for call in answer.calls] == [("call_0", {"q": 1})]
 
 
-def test_items_that_all_have_one_index_are_each_kept() -> None:
+def test_keeps_all_items_that_share_one_index() -> None:
     items = responses_format.items(CALLS, {"input": []})
     assert done(*(item(one) for one in items), END).raw["output"] == items
     assert done(*(item(one, step=step) for one in items for step in ("added", "done")), END).raw["output"] == items
     assert done(item(items[0]), item(items[0]), item(items[0], step="added"), END).raw["output"] == items[:1]
 
 
-def test_arguments_that_came_as_an_object_are_their_text() -> None:
+def test_converts_arguments_sent_as_an_object_to_text() -> None:
     answer = done(item(call("a", arguments={"q": "ü", "n": float("nan")})), END)
     assert answer.calls[0].args == {"q": "ü", "n": None}
     assert answer.raw["output"][0]["arguments"] == answer.calls[0].raw_args == '{"q":"ü","n":null}'
@@ -433,14 +431,14 @@ def test_arguments_that_came_as_an_object_are_their_text() -> None:
         (["a\ud800", "a\ud801"], ["a\ufffd", "a\ufffd_1"]),
     ],
 )
-def test_each_call_has_an_id_of_its_own_in_the_items_too(given: list[str | None], ids: list[str]) -> None:
+def test_each_call_has_a_unique_id_in_the_items_too(given: list[str | None], ids: list[str]) -> None:
     answer = done(*(item(call(identity), index) for index, identity in enumerate(given)), END)
     assert [call.call_id for call in answer.calls] == ids
     assert [one["call_id"] for one in answer.raw["output"]] == ids
     assert done(item(call(None, id="fc_1")), END).calls[0].call_id == "fc_1"
 
 
-def test_of_too_many_calls_the_first_are_kept() -> None:
+def test_keeps_the_first_of_too_many_calls() -> None:
     answer = done(item(said("All.")), *(item(call(f"c{index}"), index + 1) for index in range(MOST_CALLS + 2)), END)
     assert [call.call_id for call in answer.calls] == [f"c{index}" for index in range(MOST_CALLS)]
     assert len(answer.raw["output"]) == MOST_CALLS + 1
@@ -448,7 +446,7 @@ def test_of_too_many_calls_the_first_are_kept() -> None:
 
 
 @pytest.mark.parametrize("event", ["output_text.delta", "output_item.done", "function_call_arguments.delta"])
-def test_the_time_for_many_pieces_grows_with_their_number_and_not_with_its_square(event: str) -> None:
+def test_the_time_for_many_deltas_grows_linearly(event: str) -> None:
     def took(count: int) -> float:
         many = [
             {"type": f"response.{event}", "output_index": 0, "content_index": number, "delta": "x", "item": call("c")}
@@ -462,18 +460,18 @@ def test_the_time_for_many_pieces_grows_with_their_number_and_not_with_its_squar
     assert min(took(32_000) for _ in range(2)) < few * 16 * 5
 
 
-def test_thinking_that_the_model_was_not_shown_again_is_told_of() -> None:
+def test_notes_earlier_thinking_that_was_not_shown_to_the_model() -> None:
     gone = [{"id": "rs_1", "type": "reasoning", "action": "removed", "reason": "prefix_mismatch"}]
     end = {**END, "response": {**END["response"], "input_transformations": gone}}
     assert done(end).notes[0] == "1 piece(s) of earlier thinking not shown to the model: prefix_mismatch"
 
 
-def test_a_providers_own_words_are_cut_and_can_be_stored() -> None:
+def test_truncates_and_sanitizes_the_providers_own_text() -> None:
     answer = done({**END, "response": {"id": "\ud800" * 9_999, "status": "\udfff" * 9_999}})
     assert answer.request_id == answer.stop_reason == "\ufffd" * 200
 
 
-def test_the_plan_that_stays_is_a_message_of_the_models() -> None:
+def test_the_kept_plan_is_sent_as_a_message_of_the_model() -> None:
     raw = WIRE.assistant_message("1. Read.", done(item(call("a")), END).calls)
     sent = WIRE.body(ask(TASK, AssistantTurn(raw), ToolTurn("a", "search", "x")))
     assert responses_format.refused(sent) is None
@@ -532,7 +530,7 @@ EVENT = st.fixed_dictionaries(
 
 
 @given(st.lists(EVENT | RESPONSE, max_size=12))
-def test_whatever_comes_makes_an_answer_that_can_be_stored_and_sent_back(pieces: list[dict[str, Any]]) -> None:
+def test_any_input_yields_an_answer_that_can_be_stored_and_sent_back(pieces: list[dict[str, Any]]) -> None:
     for piece in pieces:
         WIRE.fault(piece)
         WIRE.is_answer(piece)
@@ -561,7 +559,7 @@ def read(pieces: Sequence[bytes]) -> Completion:
 SAID = Say("Grüße, 世界 ✓", [("search", {"q": "blüe"}), ("search", {})], reasoning="Hmm… ✓", usage=PLAIN)
 
 
-def test_a_stream_with_every_event_reads_the_same_wherever_it_is_cut() -> None:
+def test_a_stream_with_every_event_parses_the_same_wherever_it_is_split() -> None:
     stream = b"".join(responses_format.events(SAID, SUMMED))
     plain = read([stream])
     assert [call.args for call in plain.calls] == [{"q": "blüe"}, {}]
@@ -571,7 +569,7 @@ def test_a_stream_with_every_event_reads_the_same_wherever_it_is_cut() -> None:
     assert read([bytes([byte]) for byte in stream]) == plain
 
 
-async def test_a_stream_that_the_network_cuts_into_single_bytes_is_the_same_answer() -> None:
+async def test_a_stream_split_into_single_bytes_yields_the_same_answer() -> None:
     stream = b"".join(responses_format.events(SAID, SUMMED))
     (completion,), _ = await answers([Raw([bytes([byte]) for byte in stream], EVENTS, chunked=True)])
     plain = read([stream])
@@ -598,7 +596,7 @@ CACHED = {
 }
 
 
-async def test_a_run_calls_tools_over_it_and_goes_on_with_the_same_bytes_after_a_kill(
+async def test_a_run_calls_tools_and_sends_the_same_bytes_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
@@ -628,7 +626,7 @@ async def test_a_run_calls_tools_over_it_and_goes_on_with_the_same_bytes_after_a
         assert called["call_id"] == result["call_id"] and "twelve cents" in result["output"]
 
 
-async def test_a_plan_outlives_its_planning_with_its_thinking_over_it(tmp_path: Path) -> None:
+async def test_a_plan_and_its_thinking_stay_after_the_planning_turn(tmp_path: Path) -> None:
     script: Script = [
         Say("It is about a price.", reasoning="analysing"),
         Say("1. Read the file.\n2. Hand over.", reasoning="planning"),
@@ -651,7 +649,7 @@ async def test_a_plan_outlives_its_planning_with_its_thinking_over_it(tmp_path: 
     )
 
 
-async def test_a_run_understands_why_an_answer_ended_in_the_words_that_it_has_for_it(tmp_path: Path) -> None:
+async def test_a_run_translates_why_an_answer_ended_into_its_own_terms(tmp_path: Path) -> None:
     script: Script = [
         Say("I read it.", [("read_file", '{"path": "0')], finish_reason="length"),
         Say("I would rather not.", finish_reason="refusal"),

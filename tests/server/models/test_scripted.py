@@ -17,7 +17,7 @@ async def ask(model: ScriptedModel, *turns: Turn) -> Completion:
         return stream.completion
 
 
-async def test_each_turn_gets_its_step() -> None:
+async def test_each_turn_gets_its_own_step() -> None:
     model = ScriptedModel(
         [
             Step("first", (Call("search", {"q": "x"}),)),
@@ -32,13 +32,13 @@ async def test_each_turn_gets_its_step() -> None:
     assert len(model.requests) == 2
 
 
-async def test_another_process_goes_on_where_the_history_ends() -> None:
+async def test_another_process_continues_where_the_history_ends() -> None:
     script = [Step("one"), Step("two")]
     first = await ask(ScriptedModel(script))
     assert (await ask(ScriptedModel(script), AssistantTurn(first.raw))).text == "two"
 
 
-async def test_the_attempts_of_one_turn_play_in_order() -> None:
+async def test_the_attempts_of_one_turn_run_in_order() -> None:
     model = ScriptedModel([[Step(error=BUSY), Step("at last", cost_micros=7, usage=Usage(output_tokens=3))]])
     with pytest.raises(ModelError, match="busy"):
         await ask(model)
@@ -51,7 +51,7 @@ async def test_the_attempts_of_one_turn_play_in_order() -> None:
     assert (await ask(model)).text == "at last"
 
 
-async def test_a_script_that_is_over_says_so() -> None:
+async def test_an_exhausted_script_says_so() -> None:
     with pytest.raises(ModelError, match="has 1 steps and was asked for step 2"):
         await ask(ScriptedModel([Step("one")]), AssistantTurn({"role": "assistant", "content": "one"}))
 
@@ -68,6 +68,6 @@ async def test_a_step_can_wait_to_be_released_or_cancelled() -> None:
         assert (await ask(model)).text == "later"
 
 
-async def test_a_broken_call_is_sent_as_it_is() -> None:
+async def test_sends_a_malformed_call_unchanged() -> None:
     completion = await ask(ScriptedModel([Step(calls=(Call("search", raw="{oops"),))]))
     assert (completion.calls[0].args, completion.calls[0].raw_args) == (None, "{oops")

@@ -53,7 +53,7 @@ def read(
         ({**PLAIN, "completion_tokens": 10**9 + 1}, None),
     ],
 )
-def test_tokens_are_read_by_class(reported: dict[str, Any], usage: Usage | None) -> None:
+def test_reads_tokens_by_class(reported: dict[str, Any], usage: Usage | None) -> None:
     found, cost, _ = read(reported)
     assert found == usage
     assert cost is None
@@ -71,12 +71,12 @@ def test_tokens_are_read_by_class(reported: dict[str, Any], usage: Usage | None)
         ({"cost": 0.1, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.2}}, 100_000),
     ],
 )
-def test_the_providers_own_cost_is_read_to_the_micro_dollar(reported: dict[str, Any], micros: int | None) -> None:
+def test_reads_the_reported_cost_to_the_micro_dollar(reported: dict[str, Any], micros: int | None) -> None:
     assert read({**PLAIN, **reported})[1] == micros
 
 
 @pytest.mark.parametrize("cost", [float("nan"), float("inf"), -1, 10**30, "0.1", True])
-def test_a_cost_that_cannot_be_is_noted_and_not_counted(cost: object) -> None:
+def test_ignores_an_impossible_cost_and_notes_it(cost: object) -> None:
     usage, micros, notes = read({**PLAIN, "cost": cost})
     assert usage == Usage(input_tokens=100, output_tokens=20)
     assert micros is None
@@ -93,29 +93,29 @@ def test_a_cost_that_cannot_be_is_noted_and_not_counted(cost: object) -> None:
         ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, 9, "a prompt of 0 tokens"),
     ],
 )
-def test_a_usage_too_small_to_be_true_is_none(reported: dict[str, Any], sent_bytes: int, said: str) -> None:
+def test_ignores_usage_too_small_to_be_true(reported: dict[str, Any], sent_bytes: int, said: str) -> None:
     usage, cost, notes = read({**reported, "cost": 0.01}, sent_bytes)
     assert usage is None
     assert cost == 10_000
     assert any(note.startswith("usage not counted: ") and said in note for note in notes), notes
 
 
-def test_a_usage_at_the_least_that_can_be_is_counted() -> None:
+def test_accepts_the_smallest_plausible_usage() -> None:
     assert read({"prompt_tokens": 500, "completion_tokens": 1}, 8_000)[0] == Usage(input_tokens=500, output_tokens=1)
 
 
-def test_cached_tokens_reported_beside_the_prompt_are_part_of_what_was_sent() -> None:
+def test_cached_tokens_reported_beside_the_prompt_count_as_sent() -> None:
     beside = {"prompt_tokens": 5, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 600}}
     assert read(beside, 8_000)[0] == Usage(input_tokens=5, cache_read_tokens=600, output_tokens=1)
 
 
-def test_an_empty_answer_may_have_no_tokens() -> None:
+def test_an_empty_answer_may_report_zero_tokens() -> None:
     empty = read({"prompt_tokens": 100, "completion_tokens": 0}, has_content=False)
     assert empty == (Usage(input_tokens=100), None, ())
 
 
 @pytest.mark.parametrize("details", [None, {}, {"upstream_inference_cost": None}])
-def test_a_gateways_share_alone_does_not_pass_for_what_a_call_with_ones_own_key_cost(details: Any) -> None:
+def test_ignores_a_byok_gateway_fee_without_the_upstream_cost(details: Any) -> None:
     usage, micros, notes = read({**PLAIN, "cost": 0, "is_byok": True, "cost_details": details})
     assert usage == Usage(input_tokens=100, output_tokens=20)
     assert micros is None
@@ -123,7 +123,7 @@ def test_a_gateways_share_alone_does_not_pass_for_what_a_call_with_ones_own_key_
 
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "cost"])
-def test_a_note_about_a_figure_can_be_stored_whatever_the_figure_is(name: str) -> None:
+def test_a_note_about_any_figure_can_be_stored(name: str) -> None:
     _, _, notes = read({**PLAIN, name: "\ud800" * 99})
     assert "\ufffd" in notes[0]
     assert "".join(notes).encode()
@@ -142,7 +142,7 @@ def test_a_note_about_a_figure_can_be_stored_whatever_the_figure_is(name: str) -
         ({**PLAIN, "completion_tokens": "many"}, PLAIN, PLAIN),
     ],
 )
-def test_of_two_reports_no_figure_is_less_than_it_was(
+def test_merging_two_usage_reports_never_lowers_a_figure(
     known: dict[str, Any] | None, said: dict[str, Any] | None, both: dict[str, Any]
 ) -> None:
     assert merge_usage(known, said) == both

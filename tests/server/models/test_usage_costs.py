@@ -111,7 +111,7 @@ async def answered(example: Example, *, streaming: bool = True) -> Completion:
             return stream.completion
 
 
-def test_there_are_twenty_examples_of_both_wires_with_every_class_of_tokens() -> None:
+def test_twenty_examples_cover_both_wires_and_every_token_class() -> None:
     assert len(EXAMPLES) >= 20
     assert {example.provider == "anthropic" for example in EXAMPLES} == {True, False}
     for name in Usage.model_fields:
@@ -119,7 +119,7 @@ def test_there_are_twenty_examples_of_both_wires_with_every_class_of_tokens() ->
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-async def test_an_example_costs_what_the_price_table_says_to_the_micro_dollar(example: Example) -> None:
+async def test_an_example_costs_what_the_price_table_gives_to_the_micro_dollar(example: Example) -> None:
     completion = await answered(example)
     usage = completion.usage
     assert usage == example.usage
@@ -142,7 +142,7 @@ async def test_an_example_costs_what_the_price_table_says_to_the_micro_dollar(ex
     assert sum(cost_by(price, usage, ours).values()) == ours
 
 
-async def test_a_reported_cost_counts_before_any_table() -> None:
+async def test_a_reported_cost_takes_precedence_over_any_price_table() -> None:
     cost = 0.0012345
     example = chat("openrouter", "anthropic/claude-sonnet-5.5", tokens(1_000, 50), cost=cost)
     completion = await answered(example)
@@ -150,5 +150,5 @@ async def test_a_reported_cost_counts_before_any_table() -> None:
 
 
 @pytest.mark.parametrize("example", [EXAMPLES[1], EXAMPLES[10]], ids=str)
-async def test_an_answer_in_one_piece_has_the_same_figures(example: Example) -> None:
+async def test_an_unstreamed_answer_has_the_same_figures(example: Example) -> None:
     assert (await answered(example, streaming=False)).usage == example.usage

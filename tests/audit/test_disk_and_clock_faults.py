@@ -1,0 +1,295 @@
+"""Bad moments for the log: a full or read-only disk, a damaged file, a clock that jumps. Nothing is acknowledged that
+is not stored, every error is one of ours, and what can be answered is."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.log import Life, child, said, write, write_each, write_texts
+
+from ava_audit.entries import Entry
+from ava_audit.errors import AuditError, StoreUnavailable
+from ava_audit.maintenance import run_maintenance
+from ava_audit.search import LogQuery, search
+from ava_audit.store import schema
+from ava_audit.store.schema import DAMAGED
+from ava_audit.store.store import Command, Outcome, Store
+from ava_audit.units import HOUR_US
+from ava_audit.verify import verify, verify_lines
+from ava_audit.view import View
+
+TESTS = Path(__file__).parent.parent
+SMALL_DISK = 'mount -t tmpfs -o size="$1" none "$2"; shift 2; exec "$@"'
+MOUNT = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh")
+"""Starts a program with a small disk of its own: size, folder, command."""
+
+
+def with_a_small_disk(folder: Path, code: str, size: str = "700k") -> list[str]:
+    """Run code in a process that has a small disk at a folder; what it printed."""
+    folder.mkdir()
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*MOUNT, size, folder, "true"], capture_output=True).returncode
+    ):
+        pytest.skip("needs a user namespace in which a disk can be mounted")
+    command = [*MOUNT, size, str(folder), *child(code, TESTS, folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return done.stdout.splitlines()
+
+
+FULL = """
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ava_audit.errors import StoreUnavailable
+from ava_audit.entries import Entry
+from ava_audit.maintenance import run_maintenance
+from ava_audit.store.schema import DAMAGED
+from ava_audit.store.store import Command, Outcome, Store
+from ava_audit.verify import verify
+from ava_audit.view import View
+from support.log import said, write
+async def main():
+    root = Path(sys.argv[2])
+    filler = root / "filler"
+    filler.write_bytes(b"x" * 200_000)
+    acknowledged, refused, words = [], 0, set()
+    async with Store.open(root) as log, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: run_maintenance(log, root, mirror=True))
+        async def produce(name):
+            nonlocal refused
+            for number in range(12):
+                text = f"{name}-{number} " + "x" * 4_000
+                try:
+                    await write(log, said(text))
+                    acknowledged.append(text)
+                except StoreUnavailable as error:
+                    refused += 1
+                    words.add(str(error))
+        async with anyio.create_task_group() as producers:
+            for name in "abcdefgh":
+                producers.start_soon(produce, name)
+        print(len(acknowledged) > 5, refused > 5)
+        print("; ".join(sorted(words)))
+        print(await log.read(View.head) == len(acknowledged))
+        filler.unlink()
+        (root / "ava.db-wal").stat()
+        await write(log, said("there is room again"))
+        tasks.cancel_scope.cancel()
+    async with Store.open(root) as log:
+        texts = await log.read(lambda view: [view.entry(seq).fact.text for seq in range(1, view.head() + 1)])
+    print(texts == [*acknowledged, "there is room again"] or set(texts) ^ {*acknowledged, "there is room again"})
+    print(verify(root / "ava.db").ok)
+anyio.run(main)
+"""
+
+
+def test_a_full_disk_loses_no_acknowledged_entry_and_the_log_stays_readable(
+    tmp_path: Path,
+) -> None:
+    some, words, read, stored, whole = with_a_small_disk(tmp_path / "disk", FULL)
+    assert some == "True True"
+    assert words == "the disk of the data root is full, so nothing was written: free some space and try again"
+    assert (read, stored, whole) == ("True", "True", "True")
+
+
+READ_ONLY = """
+import subprocess, sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ava_audit.errors import AuditError
+from ava_audit.store.schema import DAMAGED
+from ava_audit.store.store import Command, Outcome, Store
+from ava_audit.verify import verify
+from support.log import said, write
+async def main():
+    root = Path(sys.argv[2])
+    async with Store.open(root) as log:
+        await write(log, said("before"))
+        await log.checkpoint()
+    subprocess.run(["mount", "-o", "remount,ro", root], check=True)
+    try:
+        async with Store.open(root):
+            print("opened")
+    except AuditError as error:
+        print(str(error).replace(str(root), "ROOT"))
+    subprocess.run(["mount", "-o", "remount,rw", root], check=True)
+    async with Store.open(root) as log:
+        await write(log, said("after"))
+    print(verify(root / "ava.db"))
+anyio.run(main)
+"""
+
+
+def test_opening_on_a_read_only_disk_fails_and_leaves_the_log_unchanged(tmp_path: Path) -> None:
+    refused, report = with_a_small_disk(tmp_path / "disk", READ_ONLY, size="2m")
+    assert refused.startswith("the log in ROOT cannot be opened: ") and "ead-only" in refused
+    assert "entries=2" in report and "faults=()" in report
+
+
+# -- a damaged file ---------------------------------------------------------------------------------------------------
+
+
+def garbage_header(path: Path) -> None:
+    path.with_name("ava.db-wal").unlink()  # it has the first page too, and would heal it
+    path.write_bytes(b"garbage!" * 12 + path.read_bytes()[96:])
+
+
+def flipped_pages(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    for page in range(len(raw) // 4096 // 2, len(raw) // 4096):
+        raw[page * 4096 : page * 4096 + 64] = bytes(byte ^ 0xFF for byte in raw[page * 4096 : page * 4096 + 64])
+    path.write_bytes(raw)
+
+
+def truncated(path: Path) -> None:
+    raw = path.read_bytes()
+    path.write_bytes(raw[: len(raw) * 2 // 3 + 100])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def no_header_of_the_wal(path: Path) -> None:
+    wal = path.with_name("ava.db-wal")
+    wal.write_bytes(b"\0" * 32 + wal.read_bytes()[32:])
+
+
+def damaged_wal(path: Path) -> None:
+    wal = path.with_name("ava.db-wal")
+    raw = bytearray(wal.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    wal.write_bytes(raw)
+
+
+DAMAGES: tuple[Callable[[Path], None], ...] = (
+    garbage_header, flipped_pages, truncated, emptied, no_header_of_the_wal, damaged_wal,
+)  # fmt: skip
+
+
+def test_closes_a_connection_to_a_file_that_is_not_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[sqlite3.Connection] = []
+    connect = sqlite3.connect
+
+    def kept(*args: Any, **more: Any) -> sqlite3.Connection:
+        made.append(connect(*args, **more))
+        return made[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", kept)
+    path = tmp_path / "ava.db"
+    path.write_bytes(b"no database" * 500)
+    with pytest.raises(sqlite3.DatabaseError):
+        schema.connect(path)
+    (db,) = made
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        db.execute("SELECT 1")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_a_damaged_file_raises_audit_errors_and_acknowledges_no_unstored_entry(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    path, head = await damaged(tmp_path, damage)
+    written: dict[int, str] = {}
+    told: list[str] = []
+    with anyio.fail_after(20):
+        try:
+            async with Store.open(path.parent) as log:
+                for number in range(5):
+                    try:
+                        written[await log.do(next_one(f"after {number}"))] = f"after {number}"
+                    except AuditError as error:
+                        told.append(str(error))
+                with contextlib.suppress(StoreUnavailable):
+                    await log.read(lambda view: view.entries("S-aaaaaa"))
+        except AuditError as error:
+            told.append(str(error))
+        if written:
+            async with Store.open(path.parent) as log:
+                for seq, text in written.items():
+                    entry = await log.read(partial(View.entry, seq=seq))
+                    assert entry is not None and entry.fact is not None and entry.fact.search_text() == text
+    assert len(written) + len(told) == 5 or told[-1].startswith(f"the log in {path.parent} cannot be opened: ")
+    for text in told:
+        assert DAMAGED in text or "cannot be opened" in text, text
+    assert not found_whole(path, head), "against the head that was noted it shows, whatever was damaged"
+
+
+def found_whole(path: Path, head: str) -> bool:
+    try:
+        return verify(path, head=head).ok
+    except StoreUnavailable:
+        return False
+
+
+def next_one(text: str) -> Command[int]:
+    return lambda view, _now_us: Outcome(view.head() + 1, (said(text),))
+
+
+async def damaged(tmp_path: Path, damage: Callable[[Path], None]) -> tuple[Path, str]:
+    """A log of some hundred entries, the newest in the write-ahead log, that somebody has damaged; and its head."""
+    live, root = tmp_path / "live", tmp_path / "data"
+    live.mkdir()
+    async with Store.open(live) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
+        await write_texts(log, (f"message {number} " + "x" * 500 for number in range(300)))
+        await log.checkpoint()
+        await write_texts(log, (f"newer {number} " + "x" * 500 for number in range(50)))
+        head = verify(log.path).head
+        shutil.copytree(live, root)  # as a machine leaves it that loses its power
+    (root / "ava.db-shm").unlink()
+    damage(root / "ava.db")
+    return root / "ava.db", head
+
+
+# -- a clock that jumps -----------------------------------------------------------------------------------------------
+
+
+async def test_clock_jumps_of_an_hour_neither_stop_nor_reorder_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, off_us = time.time_ns, 0
+    monkeypatch.setattr(time, "time_ns", lambda: real() + off_us * 1_000)
+    life = Life("S-aaaaaa")
+    with anyio.fail_after(15):
+        async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
+            tasks.start_soon(lambda: run_maintenance(log, tmp_path, mirror=True))
+            await write_each(log, [*life.begun(), life.reserved(), said("before")])
+            began_us = real() // 1_000
+            off_us = -HOUR_US
+            await write_each(log, [life.settled(), *life.tool(), said("an hour back")])
+            off_us = HOUR_US
+            await write_each(log, [life.answered(), *life.ended(), said("an hour on")])
+            off_us = 0
+            await write(log, said("and right again"))
+            run = await log.read(lambda view: view.run(life.run_id))
+            assert run is not None and run.state == "success" and run.active_us >= 0
+            newest = await search(log, LogQuery(types=("UserMessage",), agents=("ava",)))
+            assert words(newest.entries) == ["and right again", "an hour on", "an hour back", "before"]
+            since = await search(
+                log, LogQuery(types=("UserMessage",), agents=("ava",), since_us=began_us - HOUR_US // 2)
+            )
+            assert words(since.entries) == ["and right again", "an hour on", "before"]
+            late = await search(log, LogQuery(types=("UserMessage",), since_us=began_us + HOUR_US // 2))
+            assert words(late.entries) == ["an hour on"]
+            head = await log.read(View.head)
+            tasks.cancel_scope.cancel()
+    assert verify(tmp_path / "ava.db").ok
+    lines = [verify_lines(path) for path in (tmp_path / "logs").rglob("*.jsonl")]
+    assert all(report.ok for report in lines) and sum(report.entries for report in lines) == head
+
+
+def words(entries: Iterable[Entry]) -> list[str]:
+    return [entry.fact.search_text() if entry.fact else "" for entry in entries]

@@ -1,0 +1,94 @@
+"""How SQLite goes about it: nothing about one run walks the entries or the runs of all."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+
+import pytest
+from support.log import Life
+
+from ava_audit.projections import Projections
+from ava_audit.reducers import Header, reduce
+from ava_audit.store.schema import open_in_memory
+from ava_audit.totals import group_sum, spending
+from ava_audit.view import View
+
+
+class Plans:
+    """The statements that a connection runs, and what SQLite does for each of them."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._seen: list[str] = []
+        db.set_trace_callback(self._seen.append)
+
+    def all(self) -> list[str]:
+        self._db.set_trace_callback(None)
+        asked = [sql for sql in self._seen if sql.startswith(("SELECT", "UPDATE", "INSERT"))]
+        assert asked
+        return [f"{row[3]} for {sql}" for sql in asked for row in self._db.execute(f"EXPLAIN QUERY PLAN {sql}")]
+
+
+@pytest.fixture
+def db() -> Iterator[sqlite3.Connection]:
+    log = open_in_memory()
+    yield log
+    log.close()
+
+
+def test_reading_one_run_reads_only_its_own_entries(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    view = View(db)
+    view.run("S-aaaaaa")
+    view.entries("S-aaaaaa")
+    view.entries("S-aaaaaa", 7, ("UserMessage", "ToolResult"))
+    view.last_entry("S-aaaaaa", "ToolCall", own=True)
+    view.last_entry("S-aaaaaa", "CancelRequested")
+    assert not [plan for plan in plans.all() if "SCAN" in plan or "events_type" in plan or "events_ts" in plan]
+
+
+def test_applying_an_event_of_a_run_reads_no_other_runs(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    tables = Projections(db)
+    for seq, event in enumerate(Life("S-aaaaaa").whole(), 1):
+        header = Header(
+            seq=seq,
+            ts_us=seq,
+            session_id=event.who.session_id,
+            user_id=event.who.user_id,
+            type=event.fact.type,
+            run_id=event.fence.run_id if event.fence else event.run_id,
+            generation=event.fence.generation if event.fence else None,
+            usage=event.usage,
+            cost_micros=event.cost_micros,
+        )
+        reduce(tables, header, event.fact)
+        tables.flush()
+        tables.evict()
+    run = View(db).run("S-aaaaaa")
+    assert run is not None and run.state == "success"
+    assert not [plan for plan in plans.all() if "SCAN" in plan]
+
+
+def test_a_report_reads_only_the_settlements_of_its_period(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    spending(_NotEmpty(db), 5, 9)
+    group_sum(View(db), "G-4e1b2c3")
+    asked = [plan for plan in plans.all() if "events" in plan.partition(" for ")[2]]
+    looks = [plan.partition(" for ")[0] for plan in asked]
+    assert not [look for look in looks if look.startswith("SCAN") and "runs" not in look], looks
+    assert "SEARCH e USING INDEX events_type (type=? AND rowid>?)" in looks
+    assert "SEARCH b USING INDEX events_run (run_id=? AND rowid<?)" in looks
+    assert "SEARCH events USING INDEX events_type (type=? AND rowid>?)" in looks
+
+
+class _NotEmpty(View):
+    """A log that says it begins somewhere, so that all is asked of it that is asked of one with entries."""
+
+    def head(self) -> int:
+        return 1
+
+    def select(self, sql: str, *values: object) -> Iterator[tuple[object, ...]]:
+        rows = super().select(sql, *values)
+        return iter([(0,)]) if sql.startswith("SELECT ts_us") else rows

@@ -1,0 +1,134 @@
+"""Where commands work: made once, at the first of them, and gone whenever it is let go of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from pathlib import Path, PurePosixPath
+
+import anyio
+import pytest
+from support.projects import checkout, tree, write
+
+from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.command_workspace import CopiedWorkspace
+from ava_roles.sandbox.paths import Root
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Generator[Root]:
+    checkout(tmp_path / "project", {"a.txt": "a\n", ".gitignore": "node_modules\n"})
+    write(tmp_path / "project", {"node_modules/left/index.js": "left\n"})
+    root = Root.open(tmp_path / "project")
+    yield root
+    root.close()
+
+
+def workbench(tmp_path: Path, files: Root | None) -> CopiedWorkspace:
+    return CopiedWorkspace(
+        mounts=True, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
+    )
+
+
+async def test_is_created_once_and_keeps_changes_until_it_is_closed(tmp_path: Path, files: Root) -> None:
+    bench = workbench(tmp_path, files)
+    assert not (tmp_path / "scratch").exists(), "nothing is made before the first command"
+    async with anyio.create_task_group() as tasks:
+        made: list[bool] = []
+
+        async def ready() -> None:
+            made.append((await bench.ready())[1])
+
+        for _ in range(3):
+            tasks.start_soon(ready)
+    assert sorted(made) == [False, False, True]
+    (bench.here / "copy" / "a.txt").write_text("changed\n")
+    found, fresh = await bench.ready()
+    assert not fresh and (bench.here / "copy" / "a.txt").read_text() == "changed\n"
+    assert found.folder == PurePosixPath(tmp_path / "project")
+    bench.close()
+    bench.close()
+    assert not bench.here.exists()
+
+
+async def test_binds_packages_read_only_over_the_copy_and_nothing_else_of_the_workspace(
+    tmp_path: Path, files: Root
+) -> None:
+    found, _fresh = await workbench(tmp_path, files).ready()
+    own = [bind for bind in found.binds if bind.source.is_relative_to(tmp_path / "project")]
+    assert [(bind.source, bind.writable) for bind in own] == [(tmp_path / "project" / "node_modules", False)]
+    writable = {bind.source.name for bind in found.binds if bind.writable}
+    assert writable == {"copy", "home"}
+
+
+@pytest.mark.slow
+async def test_a_cancelled_creation_leaves_nothing_and_can_be_retried(tmp_path: Path, files: Root) -> None:
+    for number in range(3_000):
+        (tmp_path / "project" / f"{number}.txt").touch()
+    bench = workbench(tmp_path, files)
+    with anyio.move_on_after(0.05) as scope:
+        await bench.ready()
+    assert scope.cancelled_caught
+    assert not bench.here.exists()
+    with anyio.fail_after(20):
+        assert (await bench.ready())[1]
+    assert (bench.here / "copy" / "2999.txt").exists()
+    bench.close()
+
+
+async def test_closing_during_creation_stops_it_and_leaves_nothing(tmp_path: Path, files: Root) -> None:
+    for number in range(3_000):
+        (tmp_path / "project" / f"{number}.txt").touch()
+    bench = workbench(tmp_path, files)
+    failed: list[ToolFailed] = []
+
+    async def making() -> None:
+        try:
+            await bench.ready()
+        except ToolFailed as error:
+            failed.append(error)
+
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(making)
+            while not bench.here.exists():  # noqa: ASYNC110 - nothing tells that it has begun
+                await anyio.sleep(0.005)
+            await anyio.to_thread.run_sync(bench.close)
+    assert len(failed) == 1 and not bench.here.exists()
+
+
+async def test_leaves_out_packages_that_contain_a_pipe_or_socket(tmp_path: Path, files: Root) -> None:
+
+    os.mkfifo(tmp_path / "project" / "node_modules" / "left" / "pipe")
+    before = tree(tmp_path / "project" / ".git")
+    found, _fresh = await workbench(tmp_path, files).ready()
+    assert not [bind for bind in found.binds if bind.source.is_relative_to(tmp_path / "project")]
+    assert "node_modules, because of the pipe, socket or device left/pipe" in found.notes
+    assert tree(tmp_path / "project" / ".git") == before
+
+
+async def test_a_run_without_a_folder_works_in_an_empty_one(tmp_path: Path) -> None:
+    found, _fresh = await workbench(tmp_path, None).ready()
+    assert found.folder == PurePosixPath("/scratch") and "empty folder" in found.notes
+    assert {bind.source.name for bind in found.binds} == {"home", "code"}
+
+
+async def test_the_environment_contains_no_server_variables(
+    tmp_path: Path, files: Root, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "secret-of-somebody")
+    found, _fresh = await workbench(tmp_path, files).ready()
+    assert "secret-of-somebody" not in str(found.environment)
+    assert found.environment["AVA_RUN_ID"] == "S-1"
+    assert found.environment["PATH"].startswith(f"{tmp_path}/project/node_modules/.bin:")
+
+
+async def test_without_mounts_everything_is_used_at_its_original_path(tmp_path: Path, files: Root) -> None:
+    here = tmp_path / "scratch" / "bench-1"
+    found, _fresh = await CopiedWorkspace(
+        mounts=False, here=here, files=files, run_id="S-1", home=tmp_path / "home"
+    ).ready()
+    assert found.folder == PurePosixPath(here / "copy")
+    assert all(PurePosixPath(bind.source) == bind.target for bind in found.binds)
+    assert (here / "copy" / "node_modules").readlink() == tmp_path / "project" / "node_modules"
+    assert (here / "copy" / "node_modules" / "left" / "index.js").read_text() == "left\n"

@@ -1,0 +1,157 @@
+"""Every built-in role does a whole piece of work: each of its tools once, on a real site and a real repository.
+
+Only the model is scripted. What it is shown of each tool has to hold what is really there, what it hands over has to be
+found in that again, and the checkout is the same afterwards, down to the times of its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.documents import pdf
+from support.model_server import Fail, Say, Step, running_model_server
+from support.projects import checkout, git, tree
+from support.runtime import Lab, hand_over, open_lab, submits
+from support.web_site import Page, site
+
+from ava_audit.events import ToolResult
+from ava_roles.catalog import BUILT_IN, Catalog
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
+
+HOST = "docs.example.com"
+PRICES = f"http://{HOST}/prices"
+QUOTE = "Otter charges twelve cents a minute for transcription."
+WORDS = f"<article><h1>Prices</h1><p>{QUOTE}</p><p>{'More about how it is charged. ' * 12}</p></article>"
+PAGES: dict[str, Any] = {
+    "/robots.txt": Page("User-agent: Ava\nDisallow: /private\n", content_type="text/plain"),
+    "/prices": Page(f"<html><head><title>What it costs</title></head><body>{WORDS}</body></html>"),
+    "/list.pdf": Page(pdf("Rev charges thirty cents."), content_type="application/pdf"),
+    "/feed.json": Page('{"minute": 12}', content_type="application/json"),
+    "/private": Page("never read"),
+}
+PROJECT = {
+    "adding.py": "def add(a, b):\n    return a + b\n",
+    "test_adding.py": (
+        "import unittest\nfrom adding import add\n\n"
+        "class Adds(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(1, 2), 3)\n"
+    ),
+    "prices.csv": "name,cents\nOtter,12\nRev,30\n",
+    "long.txt": "".join(f"line {number}\n" for number in range(1, 5_001)),
+    ".gitignore": "__pycache__/\n",
+}
+TABLE = "import csv\nprint(sum(int(row['cents']) for row in csv.DictReader(open('prices.csv'))))"
+
+CALLS: Mapping[str, Sequence[tuple[Mapping[str, Any], str]]] = {
+    "web_search": [({"query": "podcast transcription prices"}, PRICES)],
+    "read_webpages": [
+        ({"urls": [PRICES, f"http://{HOST}/list.pdf"]}, QUOTE),
+        ({"urls": [f"http://{HOST}/private"]}, "robots.txt"),
+    ],
+    "http_get": [({"url": f"http://{HOST}/feed.json"}, '{"minute": 12}')],
+    "read_file": [({"path": "prices.csv"}, "Otter"), ({"path": "long.txt"}, "line 17")],
+    "read_tool_result": [({"id": "R-0"}, "the latest are R-"), ({"id": "R-{latest}"}, "<tool_output_")],
+    "search_codebase": [({"query": "def add"}, "adding.py")],
+    "search_and_read": [({"query": "assertEqual"}, "self.assertEqual(add(1, 2), 3)")],
+    "run_bash": [({"command": "python3 -m unittest -q 2>&1 && echo changed > adding.py"}, "Ran 1 test")],
+    "python_exec": [({"code": TABLE}, "42")],
+    "save_artifact": [({"name": "prices.csv", "content": "Otter,12\n"}, "saved prices.csv")],
+    "scratchpad": [({"note": "twelve cents"}, "twelve cents")],
+    "recall": [({"query": "budget"}, "The budget is nine cents.")],
+    "read_subagent_result": [({"id": "{earlier}"}, "thirty cents")],
+}
+"""What is called of each tool, and what the model has to be shown for it."""
+LAST = ("read_tool_result", "save_artifact", "scratchpad")
+"""They take up what others brought."""
+MORE: Mapping[str, Mapping[str, Any]] = {"custom": {"system_prompt": "You compare prices."}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = find_sandbox("auto", tmp_path_factory.mktemp("state"))
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+
+
+@asynccontextmanager
+async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Lab, dict[str, object]]]:
+    """A lab with a site, a search engine, a checkout and a note; and what the checkout was like."""
+    memory = tmp_path / "data" / "memory"
+    memory.mkdir(mode=0o700, parents=True)
+    (memory / "plans.md").write_text("The budget is nine cents.\n")
+    before = tree(checkout(tmp_path / "workspace", PROJECT))
+    hit = {"url": PRICES, "title": "What it costs", "content": "about prices"}
+    with running_model_server([Fail(200, {"results": [hit], "unresponsive_engines": []})] * 2) as engine:
+        config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
+        async with site(PAGES) as web, open_lab(tmp_path, script, config=config) as lab:
+            lab.runtime.fetcher = web.fetcher
+            yield lab, before
+            assert "/private" not in web.paths
+
+
+class Working:
+    """A model that calls one tool after the other, and hands over what the first page or file said."""
+
+    def __init__(self, earlier: str) -> None:
+        self.tools: Sequence[str] = ()
+        self.earlier = earlier
+        self.made: list[str] = []
+
+    def __call__(self, request: dict[str, Any]) -> Step:
+        if "an earlier piece of work" in json.dumps(request["messages"][1]):
+            return submits("Rev charges thirty cents.")
+        said = json.dumps(request["messages"])
+        latest = re.findall(r"the latest are R-(\w+)", said)
+        order = [*(name for name in self.tools if name not in LAST), *(name for name in LAST if name in self.tools)]
+        calls = [(name, given) for name in order for given, _shown in CALLS[name]]
+        if len(self.made) == len(calls):
+            source = PRICES if "read_webpages" in self.tools else "prices.csv"
+            quote = QUOTE if "read_webpages" in self.tools else "Otter"
+            return hand_over(findings=[{"claim": "It costs twelve.", "quote": quote, "source_url": source}])
+        name, given = calls[len(self.made)]
+        self.made.append(name)
+        filled = json.dumps(given).replace("{earlier}", self.earlier).replace("{latest}", latest[-1] if latest else "")
+        return Say(f"Now {name}.", [(name, json.loads(filled))])
+
+
+@pytest.mark.requirement("S2-01")
+@pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # its work: test_coder.py
+async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: str) -> None:
+    model = Working("")
+    async with ground(tmp_path, model) as (lab, before):
+        earlier = await lab.start(task="an earlier piece of work")
+        await lab.ended(earlier)
+        model.earlier = earlier
+        limits = {"max_iterations": 40, "max_tool_calls": 60, "max_tokens": 300_000}
+        made = await lab.propose(role=role, task="Compare.", context_from=[earlier], **limits, **MORE.get(role, {}))
+        model.tools = made.tools
+        assert set(made.tools) == set(Catalog.load([]).get(role).tools), "each tool of the role is there"
+        await lab.approve(made)
+        row = await lab.ended(made.subagent_id, within_s=60)
+        result = await lab.result(made.subagent_id)
+        shown = await lab.facts(made.subagent_id, ToolResult)
+        artifacts = tmp_path / "data" / "artifacts" / made.subagent_id
+        assert (artifacts / "prices.csv").read_text() == "Otter,12\n"
+    assert row.state == "success", result
+    wanted = [(name, expected) for name in model.made for given, expected in CALLS[name]]
+    for name in dict.fromkeys(model.made):
+        outputs = [each.output for each in shown if each.tool == name]
+        for expected, output in zip([text for _given, text in CALLS[name]], outputs, strict=True):
+            assert expected in output, (name, output)
+    assert len(wanted) >= len(set(made.tools)) and set(model.made) == set(made.tools)
+    failed = {name: counts["failed"] for name, counts in result["tool_receipts"].items() if counts["failed"]}
+    refused = {"read_webpages": 1} if "read_webpages" in made.tools else {}  # by robots.txt
+    assert failed == {"read_tool_result": 1, **refused}
+    assert [quote["verdict"] for quote in result["quotes_checked"]] == ["found"]
+    digest = hashlib.sha256(b"Otter,12\n").hexdigest()
+    assert result["untrusted_result"]["artifacts"] == [{"name": "prices.csv", "bytes": 9, "sha256": digest}]
+    assert list((tmp_path / "data" / "scratch").glob("S-*")) == [], "nothing of the run's own is left"
+    assert tree(tmp_path / "workspace") == before, "the checkout is as it was"
+    assert git(tmp_path / "workspace", "status", "--porcelain") == ""

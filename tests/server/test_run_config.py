@@ -1,0 +1,172 @@
+"""What a spawn would run is resolved, checked and shown before anybody is asked."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.log import Life
+from support.model_server import Fail, running_model_server
+from support.runtime import PRICED, Lab, hand_over, open_lab
+
+from ava_audit.events import RunEnded, SpawnProposed, UserMessage
+
+
+async def test_a_role_with_web_access_reads_files_only_in_an_explicit_workspace(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, env={"AVA_WORKSPACE": str(tmp_path / "workspace")}) as lab:
+        without = await lab.call("spawn_subagent", role="researcher", task="look")
+        given = await lab.propose()
+    assert "read_file" not in without.tools and "read_file" in without.unavailable_tools
+    assert "it cannot read your files" in without.message
+    assert "read_file" in given.tools
+    assert f"can read {lab.workspace} and reach the web" in given.approval_line
+
+
+async def test_a_spawn_without_web_tools_can_read_the_default_workspace(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, env={"AVA_WORKSPACE": str(tmp_path / "workspace")}) as lab:
+        answer = await lab.call("spawn_subagent", role="researcher", task="look", tools=["read_file"])
+    assert "read_file" in answer.tools and "read_webpages" not in answer.tools
+    assert f"can read {lab.workspace}:" in answer.approval_line
+
+
+async def test_tools_are_those_of_the_role_that_are_allowed_and_not_blocked(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        allowed = await lab.propose(tools=["read_file", "search_codebase"], blocked_tools=["search_codebase"])
+    assert "read_file" in allowed.tools
+    assert not {"search_codebase", "read_webpages"} & set(allowed.tools)
+
+
+REFUSED: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+    ({"role": "web_crawler", "task": "find the price"}, ("web_search", "https://")),
+    ({"role": "custom", "task": "do it"}, ("system_prompt", "custom")),
+    ({"role": "coder", "task": "do it"}, ("coder",)),
+    ({"role": "researcher", "task": "x", "workspace": "/nowhere/at/all"}, ("workspace", "/nowhere/at/all")),
+    ({"role": "researcher", "task": "x", "tools": ["run_bash"]}, ("tools", "run_bash")),
+    ({"role": "researcher", "task": "x", "retry_of": "S-000000"}, ("retry_of", "S-000000")),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"), REFUSED, ids=[str(given["role"]) + str(n) for n, (given, _) in enumerate(REFUSED)]
+)
+async def test_rejects_an_impossible_run_at_the_proposal(
+    tmp_path: Path, given: dict[str, Any], says: tuple[str, ...]
+) -> None:
+    async with open_lab(tmp_path) as lab:
+        answer = await lab.call("spawn_subagent", **given)
+        assert answer.status == "failed"
+        for word in says:
+            assert word in answer.message
+        assert await lab.store.read(lambda view: view.runs()) == []
+
+
+async def test_rejects_a_spawn_without_usable_tools(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        no_folder = await lab.call("spawn_subagent", role="researcher", task="x", tools=["scratchpad"])
+        no_note = await lab.call("spawn_subagent", role="researcher", task="x", tools=["recall"])
+        runs_only = await lab.propose(role="data_extractor", tools=["python_exec"])
+    assert no_folder.status == "failed" and "would have nothing to work with" in no_folder.message
+    assert no_note.status == "failed" and "memory has no notes to work with" in no_note.message
+    assert runs_only.tools == ["python_exec"], runs_only.message
+
+
+async def test_a_role_that_needs_search_works_without_it_if_pages_are_named(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        answer = await lab.call("spawn_subagent", role="web_crawler", task="Read https://example.org/prices")
+    assert answer.status == "awaiting_approval" and "read_webpages" in answer.tools
+
+
+async def test_a_role_can_set_its_model_and_a_spawn_can_override_it(tmp_path: Path) -> None:
+    roles = tmp_path / "data" / "roles"
+    roles.mkdir(parents=True)
+    (roles / "thrifty.md").write_text("---\ndescription: Spends little.\nmodel: local:own:7b\n---\nBe brief.\n")
+    with running_model_server([hand_over(), hand_over()]) as server:
+        config = f'[providers.local]\nbase_url = "{server.base_url}"\n'
+        async with open_lab(tmp_path, config=config, server=server) as lab:
+            for more in ({}, {"model": "test"}):
+                await lab.ended(await lab.start(role="thrifty", **more))
+        assert [request.json["model"] for request in server.requests] == ["own:7b", "test"]
+
+
+async def test_replaces_a_configured_secret_before_writing_anything(tmp_path: Path) -> None:
+    env = {"AVA_MODEL_API_KEY": "a-very-private-value-1234"}
+    async with open_lab(tmp_path, env=env) as lab:
+        proposal = await lab.propose(task="use a-very-private-value-1234 for it")
+        [task] = await lab.facts(proposal.subagent_id, UserMessage)
+        assert "a-very-private-value" not in task.text
+        assert "a-very-private-value" not in proposal.approval_line + proposal.message
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            assert b"a-very-private-value" not in path.read_bytes(), path
+
+
+async def test_a_retry_reuses_the_arguments_and_needs_its_own_approval(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        first = await lab.propose(task="the first", context="some background", max_cost_cents=7, name="one")
+        going = await lab.call("spawn_subagent", retry_of=first.subagent_id)
+        assert going.status == "failed" and "has not ended" in going.message
+        await lab.call("confirm_spawn", pending_ids=[first.pending_id], decision="reject")
+        again = await lab.call("spawn_subagent", retry_of=first.subagent_id, max_cost_cents=9)
+        assert again.status == "awaiting_approval", again.message
+        assert (again.name, again.max_cost_cents) == ("one", 9)
+        [task] = await lab.facts(again.subagent_id, UserMessage)
+        assert (task.text, task.context) == ("the first", "some background")
+        [proposed] = await lab.facts(again.subagent_id, SpawnProposed)
+        assert proposed.retry_of == first.subagent_id
+        row = await lab.run(again.subagent_id)
+    assert row.state == "awaiting_approval" and row.pending_id != first.pending_id
+
+
+async def test_a_retry_with_another_model_has_its_own_price_and_approval_line(tmp_path: Path) -> None:
+    other = PRICED.replace("custom:test", "custom:other").replace("= 3.0", "= 30.0")
+    async with open_lab(tmp_path, [Fail(402)], config=PRICED + other) as lab:
+        first = await lab.start(max_cost_cents=50)
+        assert (await lab.ended(first)).state == "error"
+        again = await lab.call("spawn_subagent", retry_of=first, model="custom:other", max_cost_cents=200)
+        assert again.status == "awaiting_approval", again.message
+        assert (again.model, again.max_cost_cents) == ("custom:other", 200)
+        assert "costs at most $2.00" in again.message and "Model: custom:other" in again.message
+        assert "$2.00" in again.approval_line
+        [was, now] = [(await lab.facts(run_id, SpawnProposed))[0].config for run_id in (first, again.subagent_id)]
+    assert was["model"] == "custom:test" and now["price"]["input"] == 10 * was["price"]["input"]
+
+
+NUMBERS = count()
+
+
+async def ran(lab: Lab, minutes: list[float], role: str = "researcher", model: str = "custom:test") -> None:
+    """Put runs of a role on record that have taken so long."""
+    for taken in minutes:
+        life = Life(f"S-{next(NUMBERS):06x}", user=lab.runtime.user)
+        ended = life.wrote(RunEnded(status="success", stop_reason="done", active_us=round(taken * 60e6)))
+        for event in (life.proposed(role=role, model=model), life.task(), life.decided(), life.claimed(), ended):
+            await lab.write(event)
+
+
+async def test_estimates_come_from_past_runs_of_the_role_after_five_runs(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config="[limits]\nspawns_per_hour = 100", check=False) as lab:
+        await ran(lab, [4.2, 0.5, 4.9, 4.4])
+        await ran(lab, [9.0] * 9, role="data_extractor")
+        await ran(lab, [0.1] * 9, model="offline/extractive")
+        before = await lab.propose()
+        assert (before.estimated_minutes.min, before.estimated_minutes.max) == (3, 8), "the role file's"
+        await ran(lab, [5.5], model="custom:other")
+        after = await lab.propose()
+        assert (after.estimated_minutes.min, after.estimated_minutes.max) == (1, 6)
+        assert "It takes about 1 to 6 minutes, at most 10 min" in after.message
+        await ran(lab, [4.5] * 10, model="custom:third")
+        usual = await lab.propose()
+        assert (usual.estimated_minutes.min, usual.estimated_minutes.max) == (4, 5), "eight of ten"
+        short = await lab.propose(timeout=120)
+        assert (short.estimated_minutes.min, short.estimated_minutes.max) == (2, 2), "no more than it may"
+
+
+async def test_a_repeated_task_id_returns_the_same_proposal_despite_new_estimates(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config="[limits]\nspawns_per_hour = 100", check=False) as lab:
+        first = await lab.propose(task_id="T-1")
+        await ran(lab, [1.0] * 9)
+        again = await lab.propose(task_id="T-1")
+        assert again.pending_id == first.pending_id
+        assert again.estimated_minutes != first.estimated_minutes
