@@ -296,9 +296,10 @@ class Writer:
     def _run(self, job: Job, db: sqlite3.Connection, appender: Appender) -> None:
         if isinstance(job.command, MaintenanceJob):
             appender.projections.flush()
-            job.value = job.command.work(db)
-            if isinstance(job.value, Outcome):
-                outcome = cast("Outcome[Any]", job.value)
+            value: object = job.command.work(db)
+            job.value = value
+            if isinstance(value, Outcome):
+                outcome = cast("Outcome[Any]", value)
                 appender.append(outcome.events, appender.check(outcome.events))
                 job.value = outcome.value
             return

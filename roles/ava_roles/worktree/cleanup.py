@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def remove_names(tree: Path, names: Iterable[str], trash: Path) -> None:
 
 
 @contextmanager
-def _trash_folder(trash: Path) -> Iterator[None]:
+def _trash_folder(trash: Path) -> Generator[None]:
     remove_tree(trash)
     trash.mkdir(mode=0o700)
     try:
@@ -127,7 +127,7 @@ def _remove(name: str, folder: int, trash: Path) -> None:
 
 
 @contextmanager
-def _open_folder(tree: Path, parts: list[str]) -> Iterator[int]:
+def _open_folder(tree: Path, parts: list[str]) -> Generator[int]:
     """Open a folder of a tree, name by name."""
     folder = os.open(tree, _FOLDER)
     try:

@@ -95,7 +95,9 @@ def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) 
         commands: The command lines that decide whether the work passes.
     """
     status = git("diff-tree", "-r", "-z", "--name-status", *_DIFF_OPTIONS, base, head).names()
-    kinds = {name: _KINDS.get(letter, "changed") for letter, name in zip(status[::2], status[1::2], strict=True)}
+    kinds: dict[str, _Kind] = {
+        name: _KINDS.get(letter, "changed") for letter, name in zip(status[::2], status[1::2], strict=True)
+    }
     counts: dict[str, tuple[int, int]] = {}
     for line in git("diff-tree", "-r", "-z", "--numstat", *_DIFF_OPTIONS, base, head).names():
         added, removed, name = line.split("\t", 2)

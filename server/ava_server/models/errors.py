@@ -80,7 +80,10 @@ def error_table() -> ErrorTable:
     """Return the table of cases; it is read when something first fails."""
     table = tomllib.loads(files("ava_server.models").joinpath("errors.toml").read_text(encoding="utf-8"))
     lists = ("status", "codes", "words")
-    cases = [ErrorCase(**{**row, **{name: tuple(row.get(name, ())) for name in lists}}) for row in table["case"]]
+    rows: list[dict[str, Any]] = [
+        {**row, **{name: tuple(row.get(name, ())) for name in lists}} for row in table["case"]
+    ]
+    cases = [ErrorCase(**row) for row in rows]
     return ErrorTable(
         by_name={case.name: case for case in cases if case.name},
         by_status={status: case for case in cases for status in case.status},

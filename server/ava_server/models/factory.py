@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ava_server.core.errors import ConfigError
 from ava_server.models.base import Model
@@ -86,10 +86,14 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
     return HttpModel(provider, model_id, base_url, api_key, clients, wire)
 
 
+def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
 def _wire(parameters: Mapping[str, Any]) -> Wire | None:
     """Return the wire that the parameters describe; None if this version does not have it."""
     match parameters:
-        case {"stream": bool(streaming), "thinking": dict(stored), "base_url": str(base_url)}:
+        case {"stream": bool(streaming), "thinking": stored, "base_url": str(base_url)} if _is_object(stored):
             thinking = Thinking.from_dict(stored)
         case _:
             return None
@@ -100,8 +104,8 @@ def _wire(parameters: Mapping[str, Any]) -> Wire | None:
             "wire": "chat_completions",
             "thinking_field": ("reasoning_effort" | "reasoning") as thinking_field,
             "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
-            "extra": dict(extra),
-        }:
+            "extra": extra,
+        } if _is_object(extra):
             from ava_server.models.wires.chat import ChatWire
 
             # Sorted, because the log may have sorted them.

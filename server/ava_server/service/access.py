@@ -19,7 +19,7 @@ from ava_server.core.ids import AGENT, parse_id
 from ava_server.service.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ava_server.config.tokens import Scope, Token
+    from ava_server.config.tokens import Token
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.to_thread
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from ava_roles.net.fetch import Fetcher
     from ava_roles.sandbox.sandbox import Sandbox, Unavailable
     from ava_server.config.settings import Policy, Settings
+    from ava_server.runs.setup import RunResources
 
 log = logging.getLogger("ava.runtime")
 
@@ -117,7 +118,7 @@ class Runtime:
     @cached_property
     def run_setup(self) -> RunSetup:
         """Makes what runs work with."""
-        return RunSetup(self)
+        return RunSetup(cast("RunResources", self))  # pyright knows no protocol that a cached property fulfils
 
     def render_result(self, result: dict[str, Any]) -> str:
         """Return a stored result as text, for a run that reads an earlier one's."""

@@ -86,4 +86,5 @@ class LaunchSpec:
 def from_bytes(data: bytes) -> LaunchSpec:
     """Return the spec that the server, which started this process, has written."""
     fields = marshal.loads(data)  # noqa: S302 - see above
-    return LaunchSpec(**{**fields, "limits": Limits(**fields["limits"])})
+    fields["limits"] = Limits(**fields["limits"])
+    return LaunchSpec(**fields)
