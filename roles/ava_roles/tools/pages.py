@@ -108,29 +108,11 @@ _NEEDS_SCRIPTS = re.compile(
     re.IGNORECASE,
 )
 _INVISIBLE_TAGS = ("script", "style", "noscript", "template", "svg", "head", "iframe")
-_BLOCK_TAGS = frozenset(
-    {
-        *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption", "footer"),
-        *(
-            "form",
-            "h1",
-            "h2",
-            "h3",
-            "h4",
-            "h5",
-            "h6",
-            "header",
-            "hr",
-            "li",
-            "main",
-            "nav",
-            "ol",
-            "option",
-            "p",
-        ),
-        *("pre", "section", "table", "td", "th", "tr", "ul"),
-    }
-)
+_BLOCK_TAG_NAMES = """
+    address article aside blockquote br dd div dl dt figcaption footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol
+    option p pre section table td th tr ul
+"""
+_BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
 
 
 def page_words(html: str) -> tuple[str, bool]:
