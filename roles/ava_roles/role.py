@@ -252,10 +252,10 @@ class _Keys(BaseModel):
     name: Annotated[str, AfterValidator(_name)]
     description: str = Field(min_length=1)
     tools: _Names = RESEARCH_TOOLS
-    disallowedTools: _Names = ()  # noqa: N815  (Claude Code's spelling)
+    disallowed: _Names = Field((), alias="disallowedTools")
     model: Annotated[str, AfterValidator(_model)] = "balanced"
-    maxTurns: _Whole = 20  # noqa: N815
-    timeout: _Above0 = 600.0
+    max_iterations: _Whole = Field(20, alias="maxTurns")
+    timeout_s: _Above0 = Field(600.0, alias="timeout")
     max_cost_cents: _Above0 = 50.0
     max_tokens: _Whole = 100_000
     max_tool_calls: _Whole = 25
@@ -270,6 +270,9 @@ class _Keys(BaseModel):
     carry: Annotated[tuple[Annotated[str, AfterValidator(_folder)], ...], BeforeValidator(_names)] = ()
 
 
+_KNOWN_KEYS = frozenset(field.alias or name for name, field in _Keys.model_fields.items())
+
+
 @lru_cache(maxsize=256)
 def parse_role(text: str, source: str, default_name: str) -> Role:
     """Return the role that a file's text describes. Equal texts are parsed once.
@@ -282,36 +285,20 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
     Raises:
         RoleFileError: It is not a valid role file; names file, line and key.
     """
-    file = read_document(text, source, frozenset(_Keys.model_fields))
+    file = read_document(text, source, _KNOWN_KEYS)
     keys = _validate(file, default_name)
     tools, ignored = _tools(file, keys)
     for tool in keys.needs:
         if tool not in tools:
             raise file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
+    given = {name: getattr(keys, name) for name in _Keys.model_fields if name != "disallowed"}
     return Role(
-        name=keys.name,
-        description=keys.description,
+        **{**given, "tools": tools},
         body=file.body,
-        tools=tools,
-        model=keys.model,
-        timeout_s=keys.timeout,
-        max_cost_cents=keys.max_cost_cents,
-        max_tokens=keys.max_tokens,
-        max_iterations=keys.maxTurns,
-        max_tool_calls=keys.max_tool_calls,
-        estimated_minutes=keys.estimated_minutes,
-        needs=keys.needs,
-        network=keys.network,
-        secrets=keys.secrets,
-        plan=keys.plan,
-        extended_thinking=keys.extended_thinking,
-        verify=keys.verify,
-        setup=keys.setup,
-        carry=keys.carry,
         source=source,
         text=text,
-        ignored_keys=(*sorted(file.lines.keys() - _Keys.model_fields.keys()), *ignored),
-        denied=tuple(name.split("(")[0] for name in keys.disallowedTools if name.startswith("mcp__")),
+        ignored_keys=(*sorted(file.lines.keys() - _KNOWN_KEYS), *ignored),
+        denied=tuple(name.split("(")[0] for name in keys.disallowed if name.startswith("mcp__")),
     )
 
 
@@ -324,9 +311,7 @@ def _tools(file: RoleDocument, keys: _Keys) -> tuple[tuple[str, ...], tuple[str,
     """Return the role's tools (named and common ones, without the denied), and the names that were ignored."""
     granted = {name: _tool(file, "tools", name) for name in keys.tools}
     # A pattern such as `Bash(rm:*)` denies the whole tool: Ava cannot deny part of one.
-    denied = {
-        name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*")) for name in keys.disallowedTools
-    }
+    denied = {name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*")) for name in keys.disallowed}
     for name in granted:
         if name in NEVER_FOR_SUBAGENTS:
             raise file.fault("tools", f"{name} is never given to a subagent; remove it")

@@ -135,7 +135,7 @@ def test_reads_unusual_csv_files_in_bounded_time_and_memory(text: str) -> None:
 
 
 def test_reads_only_the_beginning_of_a_large_csv() -> None:
-    assert "(only the first 4,000,000 characters were looked at)" in documents.read_csv(b"aaa,bbb\n" * 600_000)
+    assert "(only the first 4,000,000 characters were read)" in documents.read_csv(b"aaa,bbb\n" * 600_000)
 
 
 # -- workbooks ----------------------------------------------------------------------------------------------------
@@ -173,8 +173,8 @@ def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> 
             "<a " + " ".join(f"a{number}=''" for number in range(200_000)) + "/>",
             "a tag of more than 1 MB",
         ),
-        ("styles.xml", '<?xml version="1.0" encoding="GBK"?><a>' + "<b/>" * 300_000 + "</a>", "no plain XML"),
-        ("sheet1.xml", '<!DOCTYPE a [<!ENTITY b "bb">]><a>&b;</a>', "a document type of its own"),
+        ("styles.xml", '<?xml version="1.0" encoding="GBK"?><a>' + "<b/>" * 300_000 + "</a>", "not plain XML"),
+        ("sheet1.xml", '<!DOCTYPE a [<!ENTITY b "bb">]><a>&b;</a>', "its own document type"),
     ],
 )
 def test_refuses_an_oversized_part_before_parsing_it(part: str, text: str, because: str) -> None:

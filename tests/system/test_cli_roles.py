@@ -197,7 +197,7 @@ def test_check_accepts_files_and_folders_and_rejects_a_built_in_name(root: Path,
     (agents / "coder.md").write_text("---\ndescription: Codes.\n---\n")
     (agents / "README.md").write_text("# Agents\n")
     screen = run(root, "check", ".claude/agents/strict.md", cwd=tmp_path)
-    assert ".claude/agents/strict.md:6: color: means nothing here" in screen
+    assert ".claude/agents/strict.md:6: color: Ava does not use this key" in screen
     assert "Only the built-in role files are read here." in run(root, "check", cwd=tmp_path)
     screen = run(root, "check", ".claude/agents", "gone.md", cwd=tmp_path, code=1)
     assert ".claude/agents/coder.md: the name coder is taken (built in); rename this role" in screen

@@ -1,4 +1,4 @@
-"""`save_artifact`: files that a run hands over."""
+"""`save_artifact`: files that a run hands over with its result."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_artifacts
 
-_BYTES_MAX = 1_000_000
-_FILES_MAX = 20
+_MAX_BYTES = 1_000_000
+_MAX_FILES = 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
 
@@ -26,7 +26,7 @@ class SaveArtifactArgs(ToolArgs):
 
 
 class SaveArtifact:
-    """Writes a file into the run's folder of artifacts."""
+    """Writes a file into the run's artifact folder."""
 
     spec = ToolSpec(
         name="save_artifact",
@@ -46,13 +46,13 @@ class SaveArtifact:
         return f"Saving {shown(args.name)}"
 
     async def __call__(self, args: SaveArtifactArgs, at: ToolContext) -> ToolOutput:
-        """Save it."""
+        """Save the file."""
         folder = need_artifacts(at)
         return await run_sync(_save, folder, args, abandon_on_cancel=False)
 
 
 def is_artifact_name(name: str) -> bool:
-    """Tell whether a file may have this name: it leads nowhere else, and every system takes it."""
+    """Tell whether an artifact can have this name: a plain file name that every system accepts."""
     return _NAME.fullmatch(name) is not None and _RESERVED.fullmatch(name) is None
 
 
@@ -65,14 +65,14 @@ def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
         data = args.content.encode()
     except UnicodeEncodeError:
         raise ToolFailed("the content contains half characters (lone surrogates); leave them out") from None
-    if len(data) > _BYTES_MAX:
-        raise ToolFailed(f"the content has {len(data):,} bytes, more than {_BYTES_MAX:,}; split or shorten it")
-    there = [entry.name for entry in folder.entries()]
-    twin = next((name for name in there if name.lower() == args.name.lower() and name != args.name), None)
+    if len(data) > _MAX_BYTES:
+        raise ToolFailed(f"the content has {len(data):,} bytes, more than {_MAX_BYTES:,}; split or shorten it")
+    existing = [entry.name for entry in folder.entries()]
+    twin = next((name for name in existing if name.lower() == args.name.lower() and name != args.name), None)
     if twin is not None:
-        raise ToolFailed(f"there is {twin} already, which some systems take for the same name; choose another")
-    if args.name not in there and len(there) >= _FILES_MAX:
-        raise ToolFailed(f"there are {_FILES_MAX} artifacts already; put more into one, or replace one by its name")
+        raise ToolFailed(f"there is {twin} already, and some systems take that for the same name; choose another")
+    if args.name not in existing and len(existing) >= _MAX_FILES:
+        raise ToolFailed(f"there are {_MAX_FILES} artifacts already; put more into one, or replace one by its name")
     folder.replace(args.name, data)
     digest = hashlib.sha256(data).hexdigest()
     return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}", count=1)

@@ -1,4 +1,4 @@
-r"""A text file as it is edited: its lines joined by `\n`, and what each of them really ends in."""
+r"""A text file for editing: its lines joined by `\n`, the real end of each line, and how changes are shown."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple
 
-AROUND = 2
-_REGIONS = 3
-_LINES = 12
-_CHARS = 200
+_CONTEXT_LINES = 2
+_MAX_REGIONS = 3
+_MAX_LINES = 12
+_MAX_LINE_CHARS = 200
 
 
 class Region(NamedTuple):
-    """Lines that took the place of others: from, and up to but without, counted from 0."""
+    """A range of old lines and the new lines that replace them; counted from 0, ends excluded."""
 
     old_from: int
     old_to: int
@@ -26,26 +26,26 @@ class Region(NamedTuple):
 
 
 def render_changes(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
-    """Return the first regions, and where the others are."""
-    parts = [render_change(old, new, region) for region in regions[:_REGIONS]]
-    if rest := regions[_REGIONS:]:
+    """Return the first regions, and the line numbers of the others."""
+    parts = [render_change(old, new, region) for region in regions[:_MAX_REGIONS]]
+    if rest := regions[_MAX_REGIONS:]:
         numbers = ", ".join(f"{region.new_from + 1:,}" for region in rest[:20]) + (", …" if len(rest) > 20 else "")
         parts.append(f"and in lines {numbers}")
     return "\n".join(parts)
 
 
 def render_change(old: Sequence[str], new: Sequence[str], region: Region) -> str:
-    """Return one region: `-` and `+` before what went and came, with the lines around it."""
+    """Return one region: removed lines with `-`, added lines with `+`, and the lines around them."""
     trimmed = _trimmed(old, new, region)
-    before = [(" ", at, new[at]) for at in range(max(0, trimmed.new_from - AROUND), trimmed.new_from)]
-    gone = [("-", at, old[at]) for at in range(trimmed.old_from, min(trimmed.old_to, len(old)))]
-    came = [("+", at, new[at]) for at in range(trimmed.new_from, min(trimmed.new_to, len(new)))]
-    after = [(" ", at, new[at]) for at in range(trimmed.new_to, min(trimmed.new_to + AROUND, len(new)))]
-    return "\n".join((*_listed(before), *_listed(gone), *_listed(came), *_listed(after)))
+    before = [(" ", at, new[at]) for at in range(max(0, trimmed.new_from - _CONTEXT_LINES), trimmed.new_from)]
+    removed = [("-", at, old[at]) for at in range(trimmed.old_from, min(trimmed.old_to, len(old)))]
+    added = [("+", at, new[at]) for at in range(trimmed.new_from, min(trimmed.new_to, len(new)))]
+    after = [(" ", at, new[at]) for at in range(trimmed.new_to, min(trimmed.new_to + _CONTEXT_LINES, len(new)))]
+    return "\n".join((*_listed(before), *_listed(removed), *_listed(added), *_listed(after)))
 
 
 def describe_counts(old: Sequence[str], new: Sequence[str], regions: Sequence[Region]) -> str:
-    """Return how many lines went and came."""
+    """Return how many lines were removed and added."""
     trimmed = [_trimmed(old, new, region) for region in regions]
     removed = sum(min(each.old_to, len(old)) - min(each.old_from, len(old)) for each in trimmed)
     added = sum(min(each.new_to, len(new)) - min(each.new_from, len(new)) for each in trimmed)
@@ -53,13 +53,13 @@ def describe_counts(old: Sequence[str], new: Sequence[str], regions: Sequence[Re
 
 
 def numbered_line(sign: str, at: int, line: str) -> str:
-    """Return one line with its number, cut where it is long."""
-    shown = line if len(line) <= _CHARS else f"{line[:_CHARS]}… ({len(line):,} characters)"
+    """Return one line with its number, cut if it is long."""
+    shown = line if len(line) <= _MAX_LINE_CHARS else f"{line[:_MAX_LINE_CHARS]}… ({len(line):,} characters)"
     return f"{sign}{at + 1:>5}  {shown}".rstrip(" ") if not shown else f"{sign}{at + 1:>5}  {shown}"
 
 
 def _trimmed(old: Sequence[str], new: Sequence[str], region: Region) -> Region:
-    """Return a region without the lines at its beginning and end that are the same."""
+    """Return a region without equal lines at its beginning and end."""
     old_from, old_to, new_from, new_to = region
     old_to, new_to = min(old_to, len(old)), min(new_to, len(new))
     while old_from < old_to and new_from < new_to and old[old_from] == new[new_from]:
@@ -70,9 +70,9 @@ def _trimmed(old: Sequence[str], new: Sequence[str], region: Region) -> Region:
 
 
 def _listed(lines: Sequence[tuple[str, int, str]]) -> list[str]:
-    if len(lines) <= _LINES:
+    if len(lines) <= _MAX_LINES:
         return [numbered_line(*line) for line in lines]
-    head, tail = lines[: _LINES - 4], lines[-3:]
+    head, tail = lines[: _MAX_LINES - 4], lines[-3:]
     left_out = f"{lines[0][0]}       … {len(lines) - len(head) - len(tail):,} lines …"
     return [*(numbered_line(*line) for line in head), left_out, *(numbered_line(*line) for line in tail)]
 
@@ -82,21 +82,21 @@ _WIDE = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.B
 
 
 class NotEditable(Exception):
-    """Raised for bytes that cannot be edited as text; says what they are."""
+    """Raised for bytes that cannot be edited as text; says why."""
 
 
 @dataclass(frozen=True)
 class Document:
-    r"""A text.
+    r"""A text file.
 
     Attributes:
-        text: All of it, with `\n` alone.
-        ends: What ends each line in the file: `\n`, `\r\n` or `\r`.
-        mark: It begins with a byte order mark.
+        text: The whole text, with `\n` as line end.
+        ends: The line end of each line in the file: `\n`, `\r\n` or `\r`.
+        mark: The file begins with a byte order mark.
     """
 
-    MOST_PLACES: ClassVar[int] = 1_000
-    MOST_REPLACED: ClassVar[int] = 20_000
+    MAX_PLACES: ClassVar[int] = 1_000
+    MAX_REPLACED: ClassVar[int] = 20_000
 
     text: str
     ends: tuple[str, ...]
@@ -130,42 +130,42 @@ class Document:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines, without their ends."""
+        """The lines, without line ends."""
         lines = self.text.split("\n")
         return lines if lines[-1] else lines[:-1]
 
     @property
     def ends_in_line_break(self) -> bool:
-        """Whether the last line has an end."""
+        """Whether the last line ends in a line break."""
         return self.text.endswith("\n")
 
     def like(self, other: Document) -> Document:
-        """Return this text with the line ends of another, where they are all the same, and with its mark."""
+        """Return this text with the line ends of another document, if those are all the same, and with its mark."""
         kinds = Counter(other.ends)
         if len(kinds) != 1 or set(self.ends) != {"\n"}:
             return replace(self, mark=self.mark or other.mark)
         return replace(self, ends=tuple(kinds) * len(self.ends), mark=self.mark or other.mark)
 
     def places(self, old: str) -> list[int]:
-        """Return where a text begins in this one, also where two places overlap; no more than `MOST_PLACES`."""
+        """Return the offsets of a text, overlapping ones included; at most `MAX_PLACES`."""
         found: list[int] = []
         at = self.text.find(old)
-        while at >= 0 and len(found) < self.MOST_PLACES:
+        while at >= 0 and len(found) < self.MAX_PLACES:
             found.append(at)
             at = self.text.find(old, at + 1)
         return found
 
-    def apart(self, old: str) -> list[int]:
-        """Return where a text begins in this one, none within another; no more than one above `MOST_REPLACED`."""
+    def places_to_replace(self, old: str) -> list[int]:
+        """Return the offsets of a text without overlaps; at most one more than `MAX_REPLACED`."""
         found: list[int] = []
         at = self.text.find(old)
-        while at >= 0 and len(found) <= self.MOST_REPLACED:
+        while at >= 0 and len(found) <= self.MAX_REPLACED:
             found.append(at)
             at = self.text.find(old, at + len(old))
         return found
 
     def line_numbers(self, starts: Sequence[int]) -> list[int]:
-        """Return the lines, from 1 on, in which these places lie, each once."""
+        """Return the line numbers (from 1) of these offsets, each once."""
         numbers: list[int] = []
         line, before = 1, 0
         for start in starts:
@@ -176,9 +176,9 @@ class Document:
         return numbers
 
     def replaced(self, starts: Sequence[int], old: str, new: str) -> tuple[Document, list[Region]]:
-        """Return the text with another in these places, and the lines that this changes.
+        """Return the document with another text at these offsets, and the regions that this changes.
 
-        A new line ends as the first of those that it replaces does, or else as the line does in which it stands.
+        A new line gets the line end of the first line that it replaces, or of the line that it is in.
         """
         removed, added = old.count("\n"), new.count("\n")
         parts: list[str] = []
@@ -191,7 +191,7 @@ class Document:
             ends += self.ends[kept:line]
             ends += (self._end_of(line),) * added
             first, last = line, line + removed
-            if regions and regions[-1].old_to > first:  # they touch: both are one change
+            if regions and regions[-1].old_to > first:  # they touch, so both are one change
                 before = regions.pop()
                 regions.append(Region(before.old_from, last + 1, before.new_from, last + 1 + shift + added - removed))
             else:
@@ -210,5 +210,5 @@ class Document:
 
 
 def normalize_line_ends(text: str) -> str:
-    r"""Return a text whose lines all end in `\n`."""
+    r"""Return a text with `\n` as its only line end."""
     return _LINE_END.sub("\n", text) if "\r" in text else text

@@ -1,4 +1,4 @@
-"""PDF, DOCX, XLSX and CSV as text and tables. Everything here blocks and takes bytes from strangers."""
+"""PDF, DOCX, XLSX and CSV as text and tables. Everything here blocks, and trusts no byte of a file."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
     from docx.table import Table
 
 
-_UNPACKED_MAX = 100_000_000
-_PARTS_MAX = 10_000
-_ELEMENTS_MAX = 500_000
-_SHEET_ELEMENTS_MAX = 2_000_000  # a sheet is read row by row, so it may have more of them, but not in one row
-_ROW_ELEMENTS_MAX = 50_000
-_ATTRIBUTES_MAX = 200
-_DEPTH_MAX = 200
-_TAG_MAX = 1_000_000
-_ODD_MAX = 1_000_000  # a part that cannot be run over, e.g. in a rare encoding, may have so many bytes
+_MAX_UNPACKED_BYTES = 100_000_000
+_MAX_PARTS = 10_000
+_MAX_ELEMENTS = 500_000
+_MAX_SHEET_ELEMENTS = 2_000_000  # a sheet is read row by row, so it may have more, but not in one row
+_MAX_ROW_ELEMENTS = 50_000
+_MAX_ATTRIBUTES = 200
+_MAX_DEPTH = 200
+_MAX_TAG_BYTES = 1_000_000
+_MAX_UNPARSED_BYTES = 1_000_000  # of a part that cannot be parsed here, e.g. in a rare encoding
 _CHUNK = 65_536
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
 def check_office_file(data: bytes) -> None:
-    """Return if an office file may be handed to its parser. Blocks.
+    """Check that an office file can be parsed safely.
 
     Raises:
         ToolFailed: It would take too much memory or time.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         parts = archive.infolist()
-        if sum(part.file_size for part in parts) > _UNPACKED_MAX:
+        if sum(part.file_size for part in parts) > _MAX_UNPACKED_BYTES:
             raise ToolFailed("this file unpacks to more than 100 MB; ask for a smaller one")
-        if len(parts) > _PARTS_MAX:
-            raise _too_large(f"more than {_PARTS_MAX:,} parts")
+        if len(parts) > _MAX_PARTS:
+            raise _too_large(f"more than {_MAX_PARTS:,} parts")
         for part in parts:
             with archive.open(part) as file:
                 head = file.read(_CHUNK)
                 if _is_markup(head):
-                    _run_over(head, file, part.file_size)
+                    _count_elements(head, file, part.file_size)
 
 
 def _is_markup(head: bytes) -> bool:
     return head[:2] in (b"\xff\xfe", b"\xfe\xff") or head.lstrip(b"\xef\xbb\xbf \t\r\n\0")[:1] == b"<"
 
 
-def _run_over(head: bytes, file: Any, size: int) -> None:
-    """Count what a part is made of; what it says is not looked at."""
+def _count_elements(head: bytes, file: Any, size: int) -> None:
+    """Count the elements of a part, without looking at its content."""
     counter = _Counter()
     parser = expat.ParserCreate(namespace_separator="}")
     parser.StartElementHandler = counter.start
@@ -68,58 +68,58 @@ def _run_over(head: bytes, file: Any, size: int) -> None:
         while chunk:
             fed += len(chunk)
             parser.Parse(chunk, False)
-            if fed - parser.CurrentByteIndex > _TAG_MAX:
+            if fed - parser.CurrentByteIndex > _MAX_TAG_BYTES:
                 raise _too_large("a tag of more than 1 MB")
             chunk = file.read(_CHUNK)
-    except (expat.ExpatError, LookupError, ValueError):  # broken, or in an encoding that the next parser may know
-        if size > _ODD_MAX:
-            raise ToolFailed("this file has a large part that is no plain XML; ask for a smaller one") from None
+    except (expat.ExpatError, LookupError, ValueError):  # broken, or in an encoding that the real parser may know
+        if size > _MAX_UNPARSED_BYTES:
+            raise ToolFailed("this file has a large part that is not plain XML; ask for a smaller one") from None
 
 
 class _Counter:
-    """Counts elements, in all and within one row of a sheet."""
+    """Counts elements, in total and in one row of a sheet."""
 
     def __init__(self) -> None:
         self._depth = self._elements = self._in_row = 0
         self._row_depth = 0
-        self._most = _ELEMENTS_MAX
+        self._limit = _MAX_ELEMENTS
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
-        """Count one that opens."""
+        """Count an element that opens."""
         self._depth += 1
         self._elements += 1
         if self._depth == 1 and name == f"{_SHEET}}}worksheet":
-            self._most = _SHEET_ELEMENTS_MAX
+            self._limit = _MAX_SHEET_ELEMENTS
         if self._row_depth:
             self._in_row += 1
         elif name == f"{_SHEET}}}row":
             self._row_depth, self._in_row = self._depth, 0
-        if self._elements > self._most:
-            raise _too_large(f"more than {self._most:,} elements in one part")
-        if self._in_row > _ROW_ELEMENTS_MAX:
-            raise _too_large(f"more than {_ROW_ELEMENTS_MAX:,} elements in one row")
-        if len(attributes) > _ATTRIBUTES_MAX or self._depth > _DEPTH_MAX:
+        if self._elements > self._limit:
+            raise _too_large(f"more than {self._limit:,} elements in one part")
+        if self._in_row > _MAX_ROW_ELEMENTS:
+            raise _too_large(f"more than {_MAX_ROW_ELEMENTS:,} elements in one row")
+        if len(attributes) > _MAX_ATTRIBUTES or self._depth > _MAX_DEPTH:
             raise _too_large("elements with too many attributes, or nested too deep")
 
     def end(self, _name: str) -> None:
-        """Count one that closes."""
+        """Count an element that closes."""
         if self._depth == self._row_depth:
             self._row_depth = self._in_row = 0
         self._depth -= 1
 
 
 def _refuse_doctype(*_declared: object) -> None:
-    raise ToolFailed("this file declares a document type of its own, which office files do not; ask for another copy")
+    raise ToolFailed("this file declares its own document type, which office files do not; ask for another copy")
 
 
 def _too_large(what: str) -> ToolFailed:
     return ToolFailed(f"this file has {what}, which is too much to read here; ask for a smaller one")
 
 
-_ROWS_MAX = 2_000
+_MAX_ROWS = 2_000
 _ROWS_SCANNED = 200_000  # a sheet may claim a million empty rows
-_COLUMNS_MAX = 200
-_CELL_MAX = 500
+_MAX_COLUMNS = 200
+_MAX_CELL_CHARS = 500
 _TABLE_CHARS = 1_000_000  # of all tables of a file together
 _CSV_CHARS = 4_000_000
 _TEXT_CHARS = 5_000_000
@@ -135,10 +135,10 @@ class Pdf:
     """Some pages of a PDF.
 
     Attributes:
-        pages: Number (from 1) and text of each page that was read.
-        total: Pages that it has.
-        title: Its title, if it says one.
-        unread: Time was up before the last page asked for.
+        pages: The number (from 1) and text of each page that was read.
+        total: The number of its pages.
+        title: Its title, if it has one.
+        unread: The time was up before the last requested page.
     """
 
     pages: tuple[tuple[int, str], ...]
@@ -153,7 +153,7 @@ def is_pdf(data: bytes) -> bool:
 
 
 def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
-    """Return the text of pages, from page `first` on, until `count`, `max_chars` or the time is used up.
+    """Return the text of pages, from page `first` on, until `count`, `max_chars` or the time limit is reached.
 
     Raises:
         ToolFailed: It cannot be read.
@@ -198,7 +198,7 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
         ):
             return read()
 
-    return _translated(within_bounds, "PDF")
+    return _parse(within_bounds, "PDF")
 
 
 def read_docx(data: bytes) -> str:
@@ -236,26 +236,26 @@ def read_docx(data: bytes) -> str:
                 size += len(text)
         return "\n\n".join(parts)
 
-    return _translated(read, "Word document")
+    return _parse(read, "Word document")
 
 
 def _mark(style: str) -> str:
-    """Return what stands before a paragraph of a style: a heading's signs, or nothing."""
+    """Return the Markdown heading marks for a paragraph style; empty for other styles."""
     level = style.removeprefix("Heading ")
     return "# " if style == "Title" else "#" * min(int(level), 6) + " " if level.isdecimal() and level.isascii() else ""
 
 
 def _rows(of: Table) -> Iterable[list[str]]:
-    """Yield a table's rows, a cell that spans several columns once; `row.cells` repeats it as often as it claims."""
+    """Yield a table's rows. A cell that spans columns comes once; `row.cells` would repeat it as often as it claims."""
     from docx.table import _Cell  # pyright: ignore[reportPrivateUsage]
 
     for row in of.rows:
-        cells = islice(row._tr.tc_lst, _COLUMNS_MAX + 1)  # pyright: ignore[reportPrivateUsage]
+        cells = islice(row._tr.tc_lst, _MAX_COLUMNS + 1)  # pyright: ignore[reportPrivateUsage]
         yield [_Cell(cell, of).text for cell in cells]
 
 
 def read_xlsx(data: bytes) -> str:
-    """Return a workbook as one table a sheet: values as last calculated, at most 2,000 rows each.
+    """Return a workbook as one table per sheet: values as last calculated, at most 2,000 rows each.
 
     Raises:
         ToolFailed: It cannot be read.
@@ -274,11 +274,11 @@ def read_xlsx(data: bytes) -> str:
                 if room <= 0 or time.monotonic() > until:
                     parts.append(f"({len(book.worksheets) - number:,} more sheets are not shown)")
                     break
-                sheet.reset_dimensions()  # what a sheet claims to be wide and long is made up of empty cells
+                sheet.reset_dimensions()  # otherwise the claimed size is filled with empty cells
                 rows = (
-                    # Looked at as a whole first: a row far down makes as many empty ones as there are above it.
+                    # Empty rows are dropped early: a row far down comes with as many empty rows as there are above it.
                     [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
-                    for row in sheet.iter_rows(max_col=_COLUMNS_MAX + 1, values_only=True)
+                    for row in sheet.iter_rows(max_col=_MAX_COLUMNS + 1, values_only=True)
                 )
                 parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room)}")
                 room -= len(parts[-1])
@@ -286,40 +286,40 @@ def read_xlsx(data: bytes) -> str:
         finally:
             book.close()
 
-    return _translated(read, "workbook")
+    return _parse(read, "workbook")
 
 
 def read_csv(data: bytes) -> str:
-    """Return a CSV file as a table, whatever of `,` `;` tab and `|` separates its cells.
+    """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`.
 
     Raises:
-        ToolFailed: It is no text.
+        ToolFailed: It is not text.
     """
     text = decode_text(data)
     if text is None:
-        raise ToolFailed("this file is named like a CSV but is no text; choose another file")
+        raise ToolFailed("this file is named like a CSV but is not text; choose another file")
 
     def read() -> str:
         beginning = text[:_CSV_CHARS]
         shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
         if len(text) > len(beginning):
-            shown += f"\n(only the first {_CSV_CHARS:,} characters were looked at)"
+            shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
         return shown
 
-    return _translated(read, "CSV file")
+    return _parse(read, "CSV file")
 
 
 def _separator(text: str) -> str:
-    """Return what separates cells: the sign that stands in most of the first lines, and there most often."""
+    """Return the cell separator: the candidate that is in most of the first lines, and there most often."""
     lines = text[:8_192].splitlines()[:20]
     return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
 
 
 def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str:
-    """Return rows as a Markdown table, and say what of it is not shown.
+    """Return rows as a Markdown table, with notes about what is not shown.
 
-    Empty rows are left out. Shown are at most 2,000 rows, 200 columns and `room` characters, and what can be read
-    in 20 s; short rows stay short, so that one wide row makes no other longer.
+    Empty rows are left out. The table has at most 2,000 rows, 200 columns and `room` characters, and what can be read
+    in 20 s. Short rows are not padded.
     """
     until = time.monotonic() + _SECONDS
     lines: list[str] = []
@@ -329,18 +329,20 @@ def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str
         if room <= 0 or scanned > _ROWS_SCANNED or time.monotonic() > until:
             notes.append("(cut here: the rest is too long to read)")
             break
-        cells = [" ".join(cell[: 4 * _CELL_MAX].split())[:_CELL_MAX] for cell in islice(row, _COLUMNS_MAX + 1)]
+        cells = [
+            " ".join(cell[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS] for cell in islice(row, _MAX_COLUMNS + 1)
+        ]
         while cells and not cells[-1]:
             cells.pop()
         if not cells:
             continue
-        if len(lines) > _ROWS_MAX:
+        if len(lines) > _MAX_ROWS:
             more += 1
             continue
-        if len(cells) > _COLUMNS_MAX:
+        if len(cells) > _MAX_COLUMNS:
             cells.pop()
             if not notes:
-                notes.append(f"(only the first {_COLUMNS_MAX} columns are shown)")
+                notes.append(f"(only the first {_MAX_COLUMNS} columns are shown)")
         if not lines:
             lines.append("|" + "---|" * len(cells))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
@@ -353,8 +355,12 @@ def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str
     return "\n".join([*lines, *notes])
 
 
-def _translated(read: Callable[[], _Read], what: str) -> _Read:
-    """Run a parser; whatever it raises over a broken file becomes one sentence."""
+def _clean_cell(cell: str) -> str:
+    return " ".join(cell[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS]
+
+
+def _parse(read: Callable[[], _Read], what: str) -> _Read:
+    """Run a parser; an exception over a broken file becomes a ToolFailed with one sentence."""
     try:
         return read()
     except ToolFailed:

@@ -1,4 +1,4 @@
-"""`read_file`: a file of the workspace as text, whatever it is; or what is in a folder."""
+"""`read_file`: a file of the workspace as text, or the list of a folder."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, 
 from ava_roles.tools import documents
 from ava_roles.tools.text_files import decode_text, take_lines
 
-_BYTES_MAX = 20_000_000
-_ENTRIES_MAX = 500
-_HEAD = 600  # characters kept free for the lines around the text
+_MAX_BYTES = 20_000_000
+_MAX_ENTRIES = 500
+_HEAD_CHARS = 600  # reserved for the lines around the text
 
 
 class ReadFileArgs(ToolArgs):
@@ -28,7 +28,7 @@ class ReadFileArgs(ToolArgs):
 
 
 class ReadFile:
-    """Reads one file, in pieces that fit an answer."""
+    """Reads a file, in pieces that fit an answer."""
 
     spec = ToolSpec(
         name="read_file",
@@ -47,21 +47,21 @@ class ReadFile:
         return f"Reading {shown(args.path)}"
 
     async def __call__(self, args: ReadFileArgs, at: ToolContext) -> ToolOutput:
-        """Read it."""
+        """Read the file."""
         root = need_files(at)
-        room = self.spec.max_chars - _HEAD
+        room = self.spec.max_chars - _HEAD_CHARS
         return await run_sync(_read, root, args, room)
 
 
 def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
     name = "/".join(root.parts(args.path))
     if root.kind(args.path) == "folder":
-        return _listed(name, root.entries(args.path), args)
-    data, more = root.read(args.path, _BYTES_MAX)
-    size = f"{len(data):,} bytes" if not more else f"more than {_BYTES_MAX:,} bytes, only the first are read"
+        return _list_folder(name, root.entries(args.path), args)
+    data, more = root.read(args.path, _MAX_BYTES)
+    size = f"{len(data):,} bytes" if not more else f"more than {_MAX_BYTES:,} bytes, only the first are read"
     suffix = PurePosixPath(name).suffix.lower()
     if documents.is_pdf(data):
-        return _pdf(name, size, data, args, room)
+        return _read_pdf(name, size, data, args, room)
     try:
         what, text = _text(suffix, data, more)
     except ToolFailed as error:
@@ -82,7 +82,7 @@ def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
 
 
 def _text(suffix: str, data: bytes, cut: bool) -> tuple[str, str | None]:
-    """Return what a file is and its text, None when it has none."""
+    """Return the kind of a file and its text; None if it has no text."""
     if suffix == ".docx":
         return "Word document", documents.read_docx(data)
     if suffix in (".xlsx", ".xlsm"):
@@ -92,7 +92,7 @@ def _text(suffix: str, data: bytes, cut: bool) -> tuple[str, str | None]:
     return "text", decode_text(data, cut=cut)
 
 
-def _pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:
+def _read_pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:
     try:
         pdf = documents.read_pdf(data, args.offset, args.limit, room)
     except ToolFailed as error:
@@ -102,15 +102,15 @@ def _pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> To
     last = args.offset + len(pdf.pages) - 1
     head = f"{shown(name)} (PDF, {size}): pages {args.offset} to {last} of {pdf.total}"
     if not any(text for _, text in pdf.pages):
-        head += "; no text in them: they may be scanned images, which cannot be read here"
+        head += "; they contain no text: they may be scanned images, which cannot be read here"
     text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
     tail = f"\n\n[goes on: offset {last + 1}]" if last < pdf.total else ""
     return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(Source(name, pdf.title),))
 
 
-def _listed(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOutput:
+def _list_folder(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOutput:
     first = args.offset - 1
-    part = entries[first : first + min(args.limit or _ENTRIES_MAX, _ENTRIES_MAX)]
+    part = entries[first : first + min(args.limit or _MAX_ENTRIES, _MAX_ENTRIES)]
     lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
     for entry in part:
         match entry.kind:

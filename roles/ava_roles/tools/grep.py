@@ -1,7 +1,7 @@
-"""Lines that match, found in pure Python.
+"""Search for lines that match, in pure Python.
 
-A literal search runs in a thread. A regular expression of a model's making can keep Python's matcher, and
-with it the whole server, busy for hours; so it runs in a child process (`main`) that is ended in time.
+A literal search runs in a thread. A regular expression from a model could block Python's matcher, and with it the
+whole server, for hours; so it runs in a child process (`main`) with a time limit.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
 
-FILE_MAX = 2_000_000
-ENTRIES_MAX = 20_000
+MAX_FILE_BYTES = 2_000_000
+MAX_ENTRIES = 20_000
 CHILD_SECONDS = 30
-_SHOWN = 240
+_LINE_CHARS = 240
 TOO_SLOW = b"Timeout ("
-"""How what a child says begins that ended itself because its time was over."""
+"""How the error output of a child begins that ended at its time limit."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to look for.
+    """What to search for.
 
     Attributes:
-        text: A literal, found in any case; or an expression when `regex`.
-        path: Folder or file to search.
-        regex: `text` is a Python regular expression, found as it stands.
-        glob: Pattern that a file's path must match, as in `.gitignore`.
-        most: Lines to return.
+        text: A literal, in any case; or an expression if `regex`.
+        path: The folder or file to search.
+        regex: `text` is a Python regular expression, case-sensitive.
+        glob: A pattern that the file's path must match, as in `.gitignore`.
+        most: The most lines to return.
     """
 
     text: str
@@ -50,14 +50,14 @@ class Query:
 
 @dataclass
 class GrepResult:
-    """What a search brought.
+    """The result of a search.
 
     Attributes:
         hits: Path, line number and line of each match.
-        files: Files that were searched.
-        skipped: Files that are binary, too large or may not be read.
+        files: The number of files that were searched.
+        skipped: The number of files that are binary, too large or not readable.
         more: There are more matches.
-        cut: There are more files than a search looks at.
+        cut: There are more files than a search covers.
     """
 
     hits: list[tuple[str, int, str]] = field(default_factory=list[tuple[str, int, str]])
@@ -68,7 +68,7 @@ class GrepResult:
 
 
 def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -> GrepResult:
-    """Return the lines that match, by path and line; stops as soon as it has one more than asked for.
+    """Return the lines that match, by path and line; stop after the most.
 
     Raises:
         ToolFailed: The expression, the glob or the path cannot be used.
@@ -79,10 +79,10 @@ def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -
         raise ToolFailed(f"glob {query.glob!r} is not a pattern; give one such as *.py or src/**/*.ts")
     wanted = WalkFilter(root, check)
     found = GrepResult()
-    for entry in root.walk(query.path, limit=ENTRIES_MAX, keep=wanted):
+    for entry in root.walk(query.path, limit=MAX_ENTRIES, keep=wanted):
         if wanted_names is not None and not wanted_names.match_file(entry.name):
             continue
-        text = _readable(root, entry.name, entry.size)
+        text = _read_text(root, entry.name, entry.size)
         if text is None:
             found.skipped += 1
             continue
@@ -92,15 +92,15 @@ def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -
                 found.more = True
                 return found
             found.hits.append((entry.name, number, line))
-    found.cut = wanted.asked >= ENTRIES_MAX
+    found.cut = wanted.asked >= MAX_ENTRIES
     return found
 
 
-def _readable(root: Root, name: str, size: int) -> str | None:
-    if size > FILE_MAX:
+def _read_text(root: Root, name: str, size: int) -> str | None:
+    if size > MAX_FILE_BYTES:
         return None
     try:
-        data, more = root.read(name, FILE_MAX)
+        data, more = root.read(name, MAX_FILE_BYTES)
     except ToolFailed:
         return None
     return None if more else decode_text(data)
@@ -121,7 +121,7 @@ def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:
         expression = re.compile(query.text)
     except (re.error, RecursionError, OverflowError) as error:
         raise ToolFailed(
-            f"{query.text[:80]!r} is not a regular expression ({error}); mend it, or search without regex"
+            f"{query.text[:80]!r} is not a regular expression ({error}); correct it, or search without regex"
         ) from None
 
     def by_expression(text: str) -> Generator[tuple[int, str]]:
@@ -133,17 +133,17 @@ def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:
 
 
 def _around(line: str, at: int) -> str:
-    """Return a line, of a long one the part around the match."""
-    if len(line) <= _SHOWN:
+    """Return a line, or the part of a long line around the match."""
+    if len(line) <= _LINE_CHARS:
         return line.strip()
-    start = max(0, at - _SHOWN // 3)
-    end = start + _SHOWN
+    start = max(0, at - _LINE_CHARS // 3)
+    end = start + _LINE_CHARS
     return ("…" if start else "") + line[start:end].strip() + ("…" if end < len(line) else "")
 
 
 def main() -> None:
-    """Be the child: read an order from stdin, search the inherited folder, write what is found."""
-    _end_in_time()
+    """Run the child: read a request from stdin, search the inherited folder, write the result."""
+    _limit_lifetime()
     order = json.loads(sys.stdin.buffer.read())
     root = Root.adopt(Path(order["path"]), order["descriptor"])
     try:
@@ -153,11 +153,11 @@ def main() -> None:
     os.write(1, json.dumps(answer).encode())
 
 
-def _end_in_time() -> None:
-    """See to it that this process ends with the server, and in any case when its time is over."""
+def _limit_lifetime() -> None:
+    """End this process with the server, and at its time limit in any case."""
     try:
         end_within(CHILD_SECONDS)
-    except NotOnThisSystem:  # a thread of Python itself, which needs no turn of the interpreter that the matcher holds
+    except NotOnThisSystem:  # a C thread of Python's, which does not need the lock that the matcher holds
         faulthandler.dump_traceback_later(CHILD_SECONDS, exit=True)
-    with suppress(NotOnThisSystem):  # elsewhere its time ends it
+    with suppress(NotOnThisSystem):  # on other systems the time limit ends it
         end_with_parent()

@@ -1,4 +1,4 @@
-"""`recall`: the notes that people and orchestrators keep for subagents."""
+"""`recall`: read the notes that people and orchestrators keep for subagents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_mem
 NAME = "recall"
 PAGE_CHARS = 10_000
 TITLE_CHARS = 100
-NOTES_QUOTED = 5
-_NAMES_TOLD = 20
+MAX_NOTES_QUOTED = 5
+_MAX_NAMES = 20
 
 
 class RecallArgs(ToolArgs):
@@ -31,8 +31,8 @@ class RecallArgs(ToolArgs):
 class Recall:
     """Lists, searches and reads the notes of the user whose run it is.
 
-    A note is no source: who wrote it may have it from a page or from another subagent. So the tool names nothing that
-    was read, and a quote that stands in a note alone is not found.
+    A note is not a source: its author may have it from a page or from another subagent. So the tool returns no sources,
+    and a quote that is only in a note counts as not found.
     """
 
     spec = ToolSpec(
@@ -46,32 +46,32 @@ class Recall:
     )
 
     def activity(self, args: RecallArgs) -> str:
-        """Return what is looked for in memory."""
+        """Return what the call looks for."""
         if args.query:
             return f"Looking in memory for {args.query}"
         return f"Recalling {shown(args.name)}" if args.name else "Looking at what is in memory"
 
     async def __call__(self, args: RecallArgs, at: ToolContext) -> ToolOutput:
-        """Recall.
+        """List, search or read.
 
         Raises:
-            ToolFailed: There is no memory, no such note, or no more of it.
+            ToolFailed: There is no memory, no such note, or nothing at the offset.
         """
         return await run_sync(_recall, need_memory(at), args, at.hide)
 
 
 def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> ToolOutput:
     if args.name:
-        notes, passed_over = [_named(memory, args.name)], 0
+        notes, ignored = [_find_note(memory, args.name)], 0
     else:
         found = memory.read()
-        notes, passed_over = list(found.notes), len(found.passed_over)
+        notes, ignored = list(found.notes), len(found.passed_over)
     if args.query:
         text, count = _passages(notes, args.query, hide)
     elif args.name:
         text, count = f"{_head(notes[0])}\n\n{hide(notes[0].text)}", 1
     else:
-        text, count = _list(notes, passed_over, hide), len(notes)
+        text, count = _list(notes, ignored, hide), len(notes)
     if args.offset and args.offset >= len(text):
         raise ToolFailed(f"that has {len(text):,} characters; give a smaller offset than {args.offset:,}")
     end = args.offset + PAGE_CHARS
@@ -79,28 +79,28 @@ def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> Too
     return ToolOutput(text[args.offset : end] + more, count=count)
 
 
-def _named(memory: Memory, name: str) -> Note:
+def _find_note(memory: Memory, name: str) -> Note:
     """Return the note of this name.
 
     Raises:
-        ToolFailed: There is none; names those that there are.
+        ToolFailed: There is none; names the existing ones.
     """
     note = memory.note(name.strip().removesuffix(".md"))
     if note is None:
         names = [each.name for each in memory.read().notes]
-        rest = f" and {len(names) - _NAMES_TOLD} more" if len(names) > _NAMES_TOLD else ""
-        known = ", ".join(names[:_NAMES_TOLD]) or "none"
+        rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        known = ", ".join(names[:_MAX_NAMES]) or "none"
         raise ToolFailed(f"there is no note {shown(name)[:80]!r}; there are: {known}{rest}")
     return note
 
 
-def _list(notes: list[Note], passed_over: int, hide: Callable[[str], str]) -> str:
+def _list(notes: list[Note], ignored: int, hide: Callable[[str], str]) -> str:
     lines = [f"{len(notes)} {'note' if len(notes) == 1 else 'notes'}:" if notes else "There are no notes."]
     for note in notes:
         title = hide(note.first_line)
         lines.append(f"{_head(note)}: {title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1] + '…'}")
-    if passed_over:
-        lines.append(f"[{passed_over} in the folder cannot be read as notes; `ava memory` tells a person why]")
+    if ignored:
+        lines.append(f"[{ignored} in the folder cannot be read as notes; `ava memory` tells a person why]")
     return "\n".join(lines)
 
 
@@ -109,7 +109,7 @@ def _head(note: Note) -> str:
 
 
 def _passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:
-    files = best_notes(notes, query, NOTES_QUOTED, hide)
+    files = best_notes(notes, query, MAX_NOTES_QUOTED, hide)
     if not files:
         return f"No passage fits; {len(notes)} looked through. Try other words, or list the notes.", 0
     parts = [f"{len(files)} of {len(notes)} fit best:"]

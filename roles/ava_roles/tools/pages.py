@@ -1,4 +1,4 @@
-"""What a web page says: HTML as Markdown, PDF by pages, text as it is. Blocks; takes bytes from strangers."""
+"""Web pages as text: HTML as Markdown, PDF by pages; and robots.txt. Reading blocks, and trusts no byte of a page."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from ava_roles.net.fetch import Response
 
 
-_KEPT_S = 3_600.0
-_RETRY_S = 60.0  # an unreachable one may be back soon
-_SITES_KEPT = 500
-_BYTES_MAX = 500_000  # RFC 9309 section 2.5: at least 500 KiB must be read
+_CACHE_S = 3_600.0
+_RETRY_S = 60.0  # an unreachable site may be back soon
+_MAX_SITES = 500
+_MAX_BYTES = 500_000  # RFC 9309 section 2.5: at least 500 KiB must be read
 _DEADLINE_S = 10.0
 
 
 @dataclass
 class _Site:
-    """What is known of one site: the rules, or why there are none."""
+    """The rules of one site, or why it is closed."""
 
     lock: anyio.Lock = field(default_factory=anyio.Lock)
     until: float = float("-inf")
@@ -42,7 +42,7 @@ class _Site:
 
 
 class Robots:
-    """Asks each site once an hour what may be read.
+    """Asks each site once an hour which pages may be read.
 
     Args:
         clock: Monotonic seconds.
@@ -70,7 +70,7 @@ class Robots:
         if site.closed is not None:
             raise AccessRefused(
                 f"{masked(url)} is not read: the robots.txt of its site could not be read ({site.closed}), "
-                "and then nothing may be; try again later or another source"
+                "so none of its pages may be; try again later or another source"
             )
         if site.rules is not None and not await run_sync(site.rules.can_fetch, url, ROBOTS_NAME):
             raise AccessRefused(
@@ -78,12 +78,12 @@ class Robots:
             )
 
     async def _ask(self, fetcher: Fetcher, origin: str, site: _Site) -> None:
-        """Fetch the rules; 4xx means that there are none, no answer or 5xx that everything is closed."""
+        """Fetch the rules; 4xx means no rules, and 5xx or no answer means that the site is closed."""
         from protego import Protego
 
         site.rules = site.closed = None
         try:
-            got = await fetcher.get(f"{origin}/robots.txt", max_bytes=_BYTES_MAX, deadline_s=_DEADLINE_S)
+            got = await fetcher.get(f"{origin}/robots.txt", max_bytes=_MAX_BYTES, deadline_s=_DEADLINE_S)
         except ToolFailed as failed:
             site.closed = str(failed)
         else:
@@ -91,89 +91,71 @@ class Robots:
                 site.closed = f"status {got.status}"
             elif 200 <= got.status < 300:
                 site.rules = await run_sync(Protego.parse, got.body.decode("utf-8", "replace"))
-        site.until = self._clock() + (_RETRY_S if site.closed else _KEPT_S)
+        site.until = self._clock() + (_RETRY_S if site.closed else _CACHE_S)
 
     def _forget(self) -> None:
-        """Drop what is out of date, so that a long-lived server does not collect sites."""
-        if len(self._sites) > _SITES_KEPT:
+        """Drop old entries, so that a long-lived server does not collect sites."""
+        if len(self._sites) > _MAX_SITES:
             now = self._clock()
             for origin in [name for name, site in self._sites.items() if site.until <= now and not site.lock.locked()]:
                 del self._sites[origin]
 
 
-_HOLLOW = 30  # characters: a page with scripts and less than that shows nothing by itself
-_ASKS_FOR_SCRIPTS = re.compile(
+_HOLLOW_CHARS = 30  # a page with scripts and fewer characters shows nothing without them
+_NEEDS_SCRIPTS = re.compile(
     r"(enable|activate|requires?|need|without)\s+javascript|javascript\s+(is\s+)?(required|disabled|must)"
     r"""|\bid=["']?(root|app|__next|__nuxt)["']?[\s>]""",
     re.IGNORECASE,
 )
-_SILENT = ("script", "style", "noscript", "template", "svg", "head", "iframe")
-_BLOCKS = frozenset(
-    {
-        *("address", "article", "aside", "blockquote", "br", "dd", "div", "dl", "dt", "figcaption", "footer"),
-        *(
-            "form",
-            "h1",
-            "h2",
-            "h3",
-            "h4",
-            "h5",
-            "h6",
-            "header",
-            "hr",
-            "li",
-            "main",
-            "nav",
-            "ol",
-            "option",
-            "p",
-        ),
-        *("pre", "section", "table", "td", "th", "tr", "ul"),
-    }
-)
+_INVISIBLE_TAGS = ("script", "style", "noscript", "template", "svg", "head", "iframe")
+_BLOCK_TAG_NAMES = """
+    address article aside blockquote br dd div dl dt figcaption footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol
+    option p pre section table td th tr ul
+"""
+_BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
 
 
 def page_words(html: str) -> tuple[str, bool]:
-    """Return every word of a page, a line per block, and whether it is hollow: scripts would fill it."""
+    """Return all words of a page, one line per block, and whether it needs scripts to show its content."""
     lxml_html: Any = import_module("lxml.html")  # has no types
     etree: Any = import_module("lxml.etree")
     try:
-        # Bytes, because lxml refuses a string that declares an encoding of its own.
+        # Bytes, because lxml refuses a string that declares its encoding.
         parser = lxml_html.HTMLParser(encoding="utf-8")
         tree = lxml_html.document_fromstring(html.encode("utf-8", "replace"), parser=parser)
     except (etree.LxmlError, ValueError):
         return "", False
     scripted = next(tree.iter("script"), None) is not None
     parts: list[str] = []
-    # A walk, not a recursion: a page may be nested as deep as it likes.
+    # A walk, not a recursion: a page may be nested to any depth.
     walk = etree.iterwalk(tree, events=("start", "end"))
     for event, element in walk:
-        silent = not isinstance(element.tag, str) or element.tag in _SILENT
+        silent = not isinstance(element.tag, str) or element.tag in _INVISIBLE_TAGS
         if event == "start" and silent:
             walk.skip_subtree()
         else:
-            if element.tag in _BLOCKS:
+            if element.tag in _BLOCK_TAGS:
                 parts.append("\n")
             parts.append((element.text if event == "start" else element.tail) or "")
     lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
     text = "\n".join(line for line in lines if line)
-    return text, scripted and (len(text) < _HOLLOW or _ASKS_FOR_SCRIPTS.search(html) is not None)
+    return text, scripted and (len(text) < _HOLLOW_CHARS or _NEEDS_SCRIPTS.search(html) is not None)
 
 
-_THIN = 200  # characters below which the article is taken for missed, and the whole page is read
-_TAGS_MAX = 100_000  # beyond, looking for the article takes minutes and gigabytes
-_HUGE_CHARS = 2_000_000  # what is read of such a page
+_SHORT_CHARS = 200  # an article that is shorter was probably missed, so the whole page is read
+_MAX_TAGS = 100_000  # with more, finding the article takes minutes and gigabytes
+_HUGE_CHARS = 2_000_000  # how much of such a page is read
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascript|x-ndjson|x-yaml|sql)")
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page, read.
+    """The content of a page.
 
     Attributes:
-        text: What it says.
+        text: Its text.
         title: Its title, if it has one.
-        date: When it was published, `YYYY-MM-DD`, if that can be told.
+        date: When it was published, `YYYY-MM-DD`, if known.
         note: What a reader must know, e.g. that it needs JavaScript.
     """
 
@@ -184,7 +166,7 @@ class Page:
 
 
 def read_page(got: Response) -> Page:
-    """Return what an answer says.
+    """Return the content of a response.
 
     Raises:
         ToolFailed: It is neither HTML, PDF nor text.
@@ -199,14 +181,14 @@ def read_page(got: Response) -> Page:
 
 
 def is_html(got: Response) -> bool:
-    """Tell HTML by what the site says; by its first bytes when it says nothing."""
+    """Tell HTML by the stated type, or by the first bytes if no type is stated."""
     if got.content_type:
         return got.content_type in ("text/html", "application/xhtml+xml")
     return re.match(rb"\s*<(!doctype html|html|head|body)\b", got.body[:1024], re.IGNORECASE) is not None
 
 
 def is_text(got: Response) -> bool:
-    """Tell text by what the site says, and by the absence of zero bytes."""
+    """Tell text by the stated type and the absence of zero bytes."""
     stated = not got.content_type or _TEXTUAL.fullmatch(got.content_type) is not None
     return stated and b"\0" not in got.body[:65_536]
 
@@ -218,7 +200,7 @@ def _pdf(got: Response) -> Page:
     text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
     note = f"only pages 1 to {len(pdf.pages)} of {pdf.total} were read" if pdf.unread else None
     if not any(text for _, text in pdf.pages):
-        note = "its pages hold no text: they may be scanned images, which cannot be read here"
+        note = "its pages contain no text: they may be scanned images, which cannot be read here"
     return Page(text, pdf.title, None, note)
 
 
@@ -227,26 +209,26 @@ def _html(got: Response) -> Page:
     from trafilatura.settings import Document
 
     html = got.text()
-    if html.count("<") > _TAGS_MAX:
+    if html.count("<") > _MAX_TAGS:
         words, _hollow = page_words(html[:_HUGE_CHARS])
-        return Page(words, note="it is very large: these are the words of its beginning, without headings and links")
+        return Page(words, note="it is very large: this is its beginning, without headings and links")
     found: Document | None = None
     try:
         text = trafilatura.extract(
             html, url=got.url, output_format="markdown", include_links=True, include_comments=False
         )
         found = trafilatura.extract_metadata(html, default_url=got.url)
-    except Exception:  # a page may break the extractor in ways that nobody listed; its words remain
+    except Exception:  # the extractor has no list of its exceptions; the page's words remain
         text = None
     text = (text or "").strip()
     note = None
-    if len(text) < _THIN:
+    if len(text) < _SHORT_CHARS:
         whole, hollow = page_words(html)
         text = whole if len(whole) > len(text) else text
         if hollow:
             note = "it seems to need JavaScript, which is not run here; look for another source"
         elif not text:
-            note = "it holds no text"
+            note = "it contains no text"
     return Page(text, _text(found, "title"), _text(found, "date"), note)
 
 

@@ -1,4 +1,4 @@
-"""`search_codebase` and `search_and_read`: finding things in the workspace."""
+"""`search_codebase` and `search_and_read`: search the workspace for lines and for passages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SearchArgs(ToolArgs):
 
 
 class SearchCodebase:
-    """Finds lines."""
+    """Finds lines that match."""
 
     spec = ToolSpec(
         name="search_codebase",
@@ -72,21 +72,21 @@ class SearchCodebase:
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
         files = tuple(Source(path) for path in dict.fromkeys(path for path, _, _ in found.hits))
         head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
-        return ToolOutput("\n".join([head + _left_out(found), "", *lines]), count=len(lines), sources=files)
+        return ToolOutput("\n".join([head + _limits_of(found), "", *lines]), count=len(lines), sources=files)
 
 
-def _left_out(found: grep.GrepResult) -> str:
-    """Say what a search did not show or see."""
+def _limits_of(found: grep.GrepResult) -> str:
+    """Return what the result does not cover."""
     notes = [
         "; there are more: narrow the query, the path or the glob" if found.more else "",
         f"; {found.skipped:,} binary, large or closed files passed over" if found.skipped else "",
-        f"; only the first {grep.ENTRIES_MAX:,} entries were looked at: give a path" if found.cut else "",
+        f"; only the first {grep.MAX_ENTRIES:,} entries were looked at: give a path" if found.cut else "",
     ]
     return "".join(notes)
 
 
 async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.GrepResult:
-    """Search in a process of its own, with nothing but the folder's descriptor; it ends with the call."""
+    """Search in a child process that has only the folder's descriptor and ends with the call."""
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
     with root.duplicate() as descriptor:
@@ -106,7 +106,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.GrepResu
         raise _too_slow()
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ToolFailed(f"the search broke off ({last[:200]}); search for a literal text instead")
+        raise ToolFailed(f"the search failed ({last[:200]}); search for a literal text instead")
     answer = json.loads(done.stdout)
     if "failed" in answer:
         raise ToolFailed(answer["failed"])
@@ -130,7 +130,7 @@ class SearchAndReadArgs(ToolArgs):
 
 
 class SearchAndRead:
-    """Finds the files that answer a question, and quotes them."""
+    """Finds the files that match a question best, and quotes them."""
 
     spec = ToolSpec(
         name="search_and_read",
@@ -162,15 +162,15 @@ class SearchAndRead:
         room = self.spec.max_chars - len(head) - 200
         for number, file in enumerate(found.files):
             share = room // (len(found.files) - number)
-            text = _quoted(file, share)
+            text = _quote(file, share)
             room -= len(text) + 2
             parts.append(text)
         sources = tuple(Source(file.path) for file in found.files)
         return ToolOutput("\n\n".join(parts), count=len(sources), sources=sources)
 
 
-def _quoted(file: FileMatch, share: int) -> str:
-    """Return a file's passages, as many as fit; the best one in any case."""
+def _quote(file: FileMatch, share: int) -> str:
+    """Return as many of a file's passages as fit, at least the first."""
     text = f"## {shown(file.path)}"
     for number, passage in enumerate(file.passages):
         more = f"\n\n{passage.where}:\n{passage.text}"

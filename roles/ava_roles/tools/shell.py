@@ -1,8 +1,8 @@
-"""`run_bash` and `python_exec`: commands of a model's making, in the sandbox.
+"""`run_bash` and `python_exec`: commands that a model writes, in the sandbox.
 
-Neither is read-only by our declaration, although they work on a copy: the copy lasts as long as the run, so that a
-second call does not meet what the first one met. After a crash a call that had begun is answered "outcome unknown", and
-the next one finds a fresh copy and says so.
+Neither is read-only, although they work on a copy: the copy lasts as long as the run, so a second call does not find
+what the first one found. After a crash, a call that had begun is answered "outcome unknown"; the next one gets a fresh
+copy and says so.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ava_roles.threads import run_sync
 from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_sandbox
 
 COMMAND_S = 120
-_CALL_S = COMMAND_S + MAKE_S + 10.0  # making the copy and ending the command have times of their own
-_KEPT = 400_000
+_CALL_S = COMMAND_S + MAKE_S + 10.0  # making the copy and ending the command take extra time
+_MAX_OUTPUT_BYTES = 400_000
 _PROGRAM = "python_exec.py"
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -44,10 +44,10 @@ class RunBashArgs(ToolArgs):
 
 
 class RunBash:
-    """Runs a line for the shell.
+    """Runs a bash command.
 
     Args:
-        in_worktree: For runs whose commands work where their edits are.
+        in_worktree: The run's commands run in its worktree.
     """
 
     _on_a_copy = ToolSpec(
@@ -73,8 +73,8 @@ class RunBash:
         return f"Running {_first_line(args.command)}"
 
     async def __call__(self, args: RunBashArgs, at: ToolContext) -> ToolOutput:
-        """Run it."""
-        _encoded(args.command)
+        """Run the command."""
+        _encode(args.command)
         return await _run(at, lambda _bench: ("/bin/bash", "-c", args.command), args.timeout)
 
 
@@ -107,8 +107,8 @@ class PythonExec:
         return f"Running Python: {_first_line(args.code)}"
 
     async def __call__(self, args: PythonExecArgs, at: ToolContext) -> ToolOutput:
-        """Run it."""
-        program = _encoded(args.code)
+        """Run the command."""
+        program = _encode(args.code)
 
         def argv(bench: CommandSandbox) -> tuple[str, ...]:
             here, seen = bench.code
@@ -124,10 +124,10 @@ async def _run(
     """Run a command where the commands of this run work.
 
     Args:
-        at: The place of the call.
-        argv: Makes the program and its arguments; may write files.
-        timeout_s: When it is ended.
-        importable: What is in the working folder can be imported, though the program stands elsewhere.
+        at: The context of the call.
+        argv: Returns the program and its arguments; may write files.
+        timeout_s: The time limit of the command.
+        importable: Python modules in the working folder can be imported, although the program is elsewhere.
 
     Raises:
         ToolFailed: It could not be started.
@@ -140,25 +140,25 @@ async def _run(
         binds=bench.binds,
         environment={**bench.environment, "PYTHONPATH": str(bench.folder)} if importable else bench.environment,
         timeout_s=float(timeout_s),
-        max_output=_KEPT,
+        max_output=_MAX_OUTPUT_BYTES,
         network=workbench.network,
         disk_from=bench.size,
     )
     finished = await sandbox.run(command)
-    # Else each further command could write as much again, or could write nothing.
+    # Otherwise each further command could write as much again, or could write nothing.
     renewed = await workbench.renew() if finished.ended == "disk" else ""
-    parts = [_how(finished, timeout_s, renewed), finished.output.rstrip("\n") or "(no output)"]
+    parts = [_describe_end(finished, timeout_s, renewed), finished.output.rstrip("\n") or "(no output)"]
     if fresh:
         parts.insert(0, bench.notes)
     if taken_back := await workbench.after_command():
         parts.append(f"[{taken_back}]")
     if finished.dropped:
-        parts.append(f"[{finished.dropped:,} bytes of output were not kept; write to a file and look at parts of it]")
+        parts.append(f"[{finished.dropped:,} bytes of output were not kept; write to a file and read parts of it]")
     return ToolOutput("\n".join(parts), success=finished.ended == "exited" and finished.code == 0)
 
 
-def _how(finished: Finished, timeout_s: int, renewed: str) -> str:
-    """Say how a command ended, and what can be done about it."""
+def _describe_end(finished: Finished, timeout_s: int, renewed: str) -> str:
+    """Return how a command ended, and what to do about it."""
     took = f"{finished.took_s:.1f} s"
     match finished.ended:
         case "timeout":
@@ -177,10 +177,10 @@ def _how(finished: Finished, timeout_s: int, renewed: str) -> str:
 
 
 def _python() -> str:
-    """Return the system's Python.
+    """Return the path of the system's Python.
 
     Raises:
-        ToolFailed: There is none where commands could see it.
+        ToolFailed: Commands can see none.
     """
     program = shutil.which("python3", path=_SYSTEM_PATH)
     if program is None:
@@ -188,11 +188,11 @@ def _python() -> str:
     return program
 
 
-def _encoded(text: str) -> bytes:
-    """Return a text as programs take it.
+def _encode(text: str) -> bytes:
+    """Return a text as bytes for a program.
 
     Raises:
-        ToolFailed: None takes it.
+        ToolFailed: It contains a zero byte.
     """
     if "\0" in text:
         raise ToolFailed("it contains a zero byte; write it as an escape of the program that reads it")

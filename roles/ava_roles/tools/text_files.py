@@ -1,4 +1,4 @@
-"""Bytes to text, and text to pieces that fit an answer."""
+"""Text files: decoding, pieces that fit an answer, and which files of a folder to read."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
 
-_LONGEST_LINE = 4_000
+_MAX_LINE_CHARS = 4_000
 
 
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
-    """Return the text that bytes hold, or None when they are no text.
+    """Return the text in bytes, or None if they are not text.
 
-    UTF-8 and UTF-16 with a mark are known; anything else without a zero byte is read as Windows-1252.
+    UTF-8, and UTF-16 with a byte order mark, are recognised; other bytes without a zero are read as Windows-1252.
 
     Args:
         data: The bytes.
-        cut: They are the beginning of something, whose last character may be cut in two.
+        cut: They are the beginning of a file; the last character may be incomplete.
     """
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return data.decode("utf-16", "replace")
@@ -45,7 +45,7 @@ class LineWindow(NamedTuple):
     Attributes:
         text: The lines.
         first: The number of the first one, from 1.
-        last: The number of the last one; `first - 1` when there is none.
+        last: The number of the last one; `first - 1` if there is none.
         cut: Numbers of lines that were too long and are shown in part.
     """
 
@@ -56,15 +56,15 @@ class LineWindow(NamedTuple):
 
 
 def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: int) -> LineWindow:
-    """Return the lines from `offset` (from 1) on that fit, at least one where there is one."""
+    """Return the lines from number `offset` on that fit; at least one, if there is one."""
     taken: list[str] = []
     cut: list[int] = []
     room = max_chars
     for number, line in enumerate(lines[offset - 1 :], offset):
         if limit is not None and len(taken) >= limit:
             break
-        if len(line) > _LONGEST_LINE:
-            line = line[:_LONGEST_LINE]
+        if len(line) > _MAX_LINE_CHARS:
+            line = line[:_MAX_LINE_CHARS]
             cut.append(number)
         if taken and len(line) + 1 > room:
             break
@@ -74,18 +74,18 @@ def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: 
 
 
 _HIDDEN = frozenset({".git", ".hg", ".svn"})
-_STARS_MAX = 6  # a pattern becomes a regular expression, whose stars can be made to take for ever
+_MAX_STARS = 6  # a pattern becomes a regular expression, and many stars can make that take forever
 
 
 class WalkFilter:
-    """Decides which entries of a walk are looked at; made for one walk.
+    """Decides which entries of one walk are visited.
 
     Args:
-        root: The workspace, whose `.gitignore` files are read on the way.
-        check: Called for every entry; raises to stop the walk.
+        root: The workspace; its `.gitignore` files apply.
+        check: Called for each entry; raises to stop the walk.
 
     Attributes:
-        asked: Entries that were asked about.
+        asked: How many entries were considered.
     """
 
     def __init__(self, root: Root, check: Callable[[], None] = lambda: None) -> None:
@@ -95,7 +95,7 @@ class WalkFilter:
         self._specs: dict[str, GitIgnoreSpec | None] = {}
 
     def __call__(self, entry: Entry) -> bool:
-        """Tell whether an entry is wanted; the `.gitignore` nearest to it decides first."""
+        """Tell whether to visit an entry; the nearest `.gitignore` decides first."""
         self._check()
         self.asked += 1
         above, _, name = entry.name.rpartition("/")
@@ -123,10 +123,10 @@ class WalkFilter:
 
 
 def patterns(*lines: str) -> GitIgnoreSpec | None:
-    """Return patterns as `.gitignore` has them, None when no line is one; other lines are passed over."""
+    """Return the `.gitignore` patterns in lines; None if there are none. Other lines are ignored."""
     from pathspec import GitIgnoreSpec
 
-    kept = [line for line in lines if line.strip() and not line.startswith("#") and line.count("*") <= _STARS_MAX]
+    kept = [line for line in lines if line.strip() and not line.startswith("#") and line.count("*") <= _MAX_STARS]
     try:
         return GitIgnoreSpec.from_lines(kept) if kept else None
     except ValueError:

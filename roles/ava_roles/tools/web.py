@@ -1,4 +1,4 @@
-"""`read_webpages` and `http_get`: pages of public sites."""
+"""`web_search`, `read_webpages` and `http_get`: the public web."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOu
 from ava_roles.tools.pages import Page, Robots, is_text, read_page
 
 NAME = "web_search"
-_WORDS_MOST = 50  # as Brave has it; no search needs more
+_MAX_QUERY_WORDS = 50  # Brave's limit
 
 
-def _few_words(query: str) -> str:
+def _limit_words(query: str) -> str:
     words = query.split()
     if not words:
         raise ValueError("only white space was given; give the words to look for")
-    if len(words) > _WORDS_MOST:
-        raise ValueError(f"a search has at most {_WORDS_MOST} words; leave out all that does not tell pages apart")
+    if len(words) > _MAX_QUERY_WORDS:
+        raise ValueError(f"a search has at most {_MAX_QUERY_WORDS} words; leave out words that most pages contain")
     return " ".join(words)
 
 
 class WebSearchArgs(ToolArgs):
     """Arguments of `web_search`."""
 
-    query: Annotated[str, AfterValidator(_few_words)] = Field(
+    query: Annotated[str, AfterValidator(_limit_words)] = Field(
         min_length=1, max_length=400, description="A few words that the pages would contain."
     )
     count: int = Field(default=8, ge=1, le=MOST_HITS, description="Results at most.")
@@ -75,7 +75,7 @@ class WebSearch:
 
 
 def _listed(found: SearchResults) -> str:
-    """Return the hits as the model is shown them. The query is not repeated: its words are no page's."""
+    """Return the hits for the model. The query is not repeated: its words are not from a page."""
     count = len(found.hits)
     head = f"{found.engine}: {'no results' if not count else '1 result' if count == 1 else f'{count} results'}"
     if found.note:
@@ -92,8 +92,8 @@ def _listed(found: SearchResults) -> str:
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
 _PAGE_BYTES = 5_000_000
 _PAGE_CHARS = 100_000
-_DEADLINE_S = 45.0  # of one page, with its turn at the host and robots.txt; the tool has 60
-_HEAD = 700  # characters kept free for the lines around one page's text
+_DEADLINE_S = 45.0  # for one page, with the wait for its host and robots.txt; the tool has 60
+_HEAD_CHARS = 700  # reserved for the lines around one page's text
 
 
 class ReadWebpagesArgs(ToolArgs):
@@ -105,8 +105,8 @@ class ReadWebpagesArgs(ToolArgs):
 
 
 @dataclass(frozen=True)
-class _Read:
-    """One URL: what was read, or why it was not."""
+class _PageRead:
+    """One URL, with the page, or why it was not read."""
 
     url: str
     got: Response | None
@@ -137,7 +137,7 @@ class _Read:
 
 
 class ReadWebpages:
-    """Reads pages side by side, one request at a time per host."""
+    """Reads pages side by side, with one request at a time per host."""
 
     spec = ToolSpec(
         name="read_webpages",
@@ -159,11 +159,11 @@ class ReadWebpages:
         return _reading(args.urls[0], len(args.urls) - 1)
 
     async def __call__(self, args: ReadWebpagesArgs, at: ToolContext) -> ToolOutput:
-        """Read them."""
+        """Read the pages."""
         fetcher = need_fetch(at)
-        # Not one blank stays: words that a model puts into an address are no words of a page.
+        # No blank stays: words that a model puts into a URL must not count as words of a page.
         urls = list(dict.fromkeys("%20".join(url.split()) for url in args.urls))
-        results: dict[str, _Read] = {}
+        results: dict[str, _PageRead] = {}
 
         async def read(url: str) -> None:
             at.say(_reading(url))
@@ -181,7 +181,7 @@ class ReadWebpages:
             sources=tuple(Source(each.got.url, each.page.title) for each in good if each.got and each.page),
         )
 
-    async def _read(self, fetcher: Fetcher, url: str, hide: Callable[[str], str]) -> _Read:
+    async def _read(self, fetcher: Fetcher, url: str, hide: Callable[[str], str]) -> _PageRead:
         try:
             got = await fetcher.get(
                 url,
@@ -191,23 +191,23 @@ class ReadWebpages:
                 before=partial(self._robots.check, fetcher),
             )
             if got.status != 200:
-                return _Read(url, None, None, _status(got))
+                return _PageRead(url, None, None, _status(got))
             page = await run_sync(_readable, got, hide)
         except ToolFailed as failed:
-            return _Read(url, None, None, str(failed))
-        return _Read(url, got, page, None)
+            return _PageRead(url, None, None, str(failed))
+        return _PageRead(url, got, page, None)
 
 
 def _readable(got: Response, hide: Callable[[str], str]) -> Page:
     page = read_page(got)
-    return replace(page, text=hide(page.text))  # it is cut in two places below
+    return replace(page, text=hide(page.text))  # before the text is cut below
 
 
 def _status(got: Response) -> str:
-    """Say what a status other than 200 means for the reader."""
+    """Return what a status other than 200 means for the reader."""
     match got.status:
         case 401 | 402 | 403 | 407 | 451:
-            return f"status {got.status}: the site does not show it to us; choose another source"
+            return f"status {got.status}: the site refuses access; choose another source"
         case 404 | 410:
             return f"status {got.status}: there is no such page; check the URL or search for it"
         case 429 | 503 as status:
@@ -219,12 +219,12 @@ def _status(got: Response) -> str:
             return f"status {status}, without a page to read; choose another source"
 
 
-def _together(reads: list[_Read], most: int) -> str:
-    """Return all pages in one text whose first `most` characters hold a fair share of each.
+def _together(reads: list[_PageRead], most: int) -> str:
+    """Return all pages in one text whose first `most` characters have a fair share of each.
 
-    What does not fit a page's share follows after the last page, where the loop's cut may fall.
+    The rest of each page follows after the last page, where the loop may cut.
     """
-    room = most - sum(_HEAD if each.page else len(each.head()) + 2 for each in reads)
+    room = most - sum(_HEAD_CHARS if each.page else len(each.head()) + 2 for each in reads)
     shares: dict[str, int] = {}
     for left, each in zip(range(len(reads), 0, -1), sorted(reads, key=lambda each: len(each.text)), strict=True):
         shares[each.url] = min(len(each.text), max(room, 0) // left)
@@ -241,7 +241,7 @@ def _together(reads: list[_Read], most: int) -> str:
 
 
 def _line_end(text: str, at: int) -> int:
-    """Return where to cut a text: at the last end of a line before a place, if one is near."""
+    """Return where to cut a text: at the last line end before an offset, if one is near."""
     if at >= len(text):
         return len(text)
     found = text.rfind("\n", max(0, at - 500), at)
@@ -259,13 +259,13 @@ def _reading(url: str, others: int = 0) -> str:
 _HEADER = re.compile(
     r"accept|accept-language|authorization|(?:[a-z0-9]+-)*(?:(?:api)?key|token|version)", re.IGNORECASE
 )
-"""Who asks, and in which form the answer shall be: no header that changes what kind of request it is, or whose."""
+"""Headers that identify the caller or choose the form of the answer; none that changes the kind of request."""
 
 
 def _is_header(name: str) -> str:
     if not _HEADER.fullmatch(name) or len(name) > 60:
         raise ValueError(
-            f"{name[:60]!r} is no header that can be set; these can: Accept, Accept-Language, Authorization, and names"
+            f"{name[:60]!r} cannot be set; these headers can: Accept, Accept-Language, Authorization, and names"
             " that end in Key, Token or Version"
         )
     return name.title()
@@ -273,7 +273,7 @@ def _is_header(name: str) -> str:
 
 def _is_header_text(text: str) -> str:
     if not text.isascii() or not text.isprintable():
-        raise ValueError("a header's value has printable ASCII characters only, on one line")
+        raise ValueError("a header's value must be printable ASCII, on one line")
     return text.strip()
 
 
@@ -298,7 +298,7 @@ class HttpGetArgs(ToolArgs):
 
 
 class HttpGet:
-    """Fetches one URL as it is."""
+    """Fetches one URL unchanged."""
 
     spec = ToolSpec(
         name="http_get",
@@ -316,11 +316,11 @@ class HttpGet:
         return _reading(args.url)
 
     async def __call__(self, args: HttpGetArgs, at: ToolContext) -> ToolOutput:
-        """Fetch it."""
+        """Fetch the URL."""
         url, headers, before = args.url.strip(), dict(args.headers), None
         if at.secrets:
             before = allow_only_hosts_of(at.secrets)
-            await before(url.partition("?")[0])  # before a value is anywhere; redirects are asked for on the way
+            await before(url.partition("?")[0])  # before a value is inserted; redirects are checked on the way
             url = fill_query(url, at.secrets)
             headers = {name: fill_header(text, at.secrets) for name, text in headers.items()}
         got = await need_fetch(at).get(
@@ -332,7 +332,7 @@ class HttpGet:
             before=before,
         )
         good = got.status < 400
-        asked = got.url if got.redirects else args.url.strip()  # as the model wrote it: no value stands in it
+        asked = got.url if got.redirects else args.url.strip()  # as the model wrote it, without values of secrets
         head = f"GET {masked(asked)}: status {got.status}, {got.content_type or 'no stated type'}"
         head += f", {len(got.body):,} bytes" + (" (cut there; give a larger max_bytes)" if got.truncated else "")
         if got.status in (429, 503):
