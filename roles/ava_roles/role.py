@@ -291,9 +291,10 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
     for tool in keys.needs:
         if tool not in tools:
             raise file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
-    given = {name: getattr(keys, name) for name in _Keys.model_fields if name != "disallowed"}
+    given: dict[str, Any] = {name: getattr(keys, name) for name in _Keys.model_fields if name != "disallowed"}
+    given["tools"] = tools
     return Role(
-        **{**given, "tools": tools},
+        **given,
         body=file.body,
         source=source,
         text=text,

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
 WRITERS = {f"ava_audit/{name}.py" for name in ("projections", "store/schema", "store/writer")}
-IN_MEMORY = {"ava_roles/tools/passages.py", "ava_server/models/offline.py"}
+IN_MEMORY = {"ava_roles/passages.py", "ava_server/models/offline.py"}
 """Rank texts in a database that is in memory, and nowhere else."""
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"

@@ -151,7 +151,7 @@ async def test_lists_changed_and_removed_tests_separately_whatever_the_verificat
         ),
         (("write_file", {"path": "new.py", "content": "x"}), "outside of what this run may change"),
         (("write_file", {"path": "../outside", "content": "x"}), "outside"),
-        (("write_file", {"path": ".git/hooks/pre-commit", "content": "#!/bin/sh\n"}), "git's own"),
+        (("write_file", {"path": ".git/hooks/pre-commit", "content": "#!/bin/sh\n"}), "belongs to git"),
         (("run_bash", {"command": "echo x > new.py; echo x >> README.md; rm test_adding.py"}), "was undone"),
         (
             ("python_exec", {"code": "open('new.py', 'w').write('x'); open('README.md', 'a').write('x')"}),
@@ -202,7 +202,7 @@ async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_comm
     async with open_lab(tmp_path, says(RIGHT)) as lab:
         result = await coded(lab)
     assert result["status"] == "success", result
-    assert any("not committed" in note for note in result["changes"]["notes"])
+    assert any("uncommitted" in note for note in result["changes"]["notes"])
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
     assert "staged.py" not in git(repository, "ls-tree", "-r", "--name-only", result["changes"]["branch"])
     untouched.check()

@@ -177,7 +177,7 @@ def test_reports_a_folder_with_an_unfilled_placeholder(tmp_path: Path, value: st
     assert unset_unfilled(env) == []
     with pytest.raises(ConfigError) as refused:
         load_settings(tmp_path, env)
-    assert str(refused.value).startswith(f'AVA_WORKSPACE is "{value}"; allowed is a folder')
+    assert str(refused.value).startswith(f'AVA_WORKSPACE is "{value}"; allowed is an absolute folder')
     assert f'"{placeholder}"' in str(refused.value)
 
 

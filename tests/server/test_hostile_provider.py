@@ -62,6 +62,9 @@ def _renamed(chunk: bytes, identity: str, number: int) -> bytes:
     return chunk
 
 
+OVERRUN = "cost more than the provider's own limits allow"
+
+
 @dataclass(frozen=True)
 class Case:
     """What the provider does, what is booked for each call, and what is said about it.
@@ -82,10 +85,10 @@ CASES = {
     "more tokens than there can be": Case([answer(prompt_tokens=10**12)], [FULL], "prompt_tokens is 1000000000000"),
     "tokens beyond any number": Case([answer(completion_tokens=float("inf"))], [FULL], "completion_tokens is inf"),
     "more output than was asked for": Case(
-        [answer(completion_tokens=50_000)], [9_000 + 750_000], "cost more than it can", overrun=True
+        [answer(completion_tokens=50_000)], [9_000 + 750_000], OVERRUN, overrun=True
     ),
     "a prompt far beyond what was sent": Case(
-        [answer(prompt_tokens=400_000)], [1_200_000 + 3_000], "cost more than it can", overrun=True
+        [answer(prompt_tokens=400_000)], [1_200_000 + 3_000], OVERRUN, overrun=True
     ),
     "negative tokens": Case([answer(completion_tokens=-200)], [FULL], "completion_tokens is -200"),
     "a negative prompt": Case([answer(prompt_tokens=-1)], [FULL], "prompt_tokens is -1"),
@@ -122,10 +125,10 @@ CASES = {
     "a cost that is no number": Case([answer(cost=float("nan"))], [BY_TABLE], "reported cost not counted: nan"),
     "a cost in words": Case([answer(cost="0.0001")], [BY_TABLE], "reported cost not counted: 0.0001"),
     "a cost beyond all money": Case([answer(cost=10**30)], [BY_TABLE], "reported cost not counted: 1000"),
-    "a cost of a thousand dollars": Case([answer(cost=1_000)], [10**9], "cost more than it can", overrun=True),
+    "a cost of a thousand dollars": Case([answer(cost=1_000)], [10**9], OVERRUN, overrun=True),
     "a cost without figures": Case([Say(calls=[DONE], usage={"cost": 0.0001})], [FULL], "prompt_tokens is missing"),
     "a cost above the worst case, without figures": Case(
-        [Say(calls=[DONE], usage={"cost": 0.45})], [450_000], "cost more than it can", overrun=True
+        [Say(calls=[DONE], usage={"cost": 0.45})], [450_000], OVERRUN, overrun=True
     ),
     # -- time, and lines
     "slower than the run's time": Case(

@@ -16,7 +16,6 @@ import anyio
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net.addresses import PORTS, checked_url, masked
-from ava_roles.net.connection import Resolver, SystemResolver
 from ava_roles.threads import run_sync
 
 if TYPE_CHECKING:
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
     import httpcore2
     import httpx2
+
+    from ava_roles.net.connection import Resolver
 
 
 _SLACK = 65_536  # a gzip stream may be a little longer than its content
@@ -214,6 +215,8 @@ class Fetcher:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
+        from ava_roles.net.connection import SystemResolver  # it loads the HTTP library
+
         self._resolver = resolver or SystemResolver()
         self._backend = backend
         self._ports = frozenset(ports)

@@ -329,9 +329,7 @@ def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str
         if room <= 0 or scanned > _ROWS_SCANNED or time.monotonic() > until:
             notes.append("(cut here: the rest is too long to read)")
             break
-        cells = [
-            " ".join(cell[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS] for cell in islice(row, _MAX_COLUMNS + 1)
-        ]
+        cells = [_clean_cell(cell) for cell in islice(row, _MAX_COLUMNS + 1)]
         while cells and not cells[-1]:
             cells.pop()
         if not cells:
