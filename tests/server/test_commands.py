@@ -493,7 +493,7 @@ async def test_a_run_waits_where_its_sandbox_would_be_weaker_than_approved(
             patch.setattr(selection, "_found", {})
             async with open_lab(tmp_path, server=server, check=False) as lab:
                 with anyio.fail_after(20):
-                    while "confined" not in lab.runtime.manager.waiting_for.get(run_id, ""):  # noqa: ASYNC110
+                    while "the sandbox is" not in lab.runtime.manager.waiting_for.get(run_id, ""):  # noqa: ASYNC110
                         await anyio.sleep(0.02)
                 assert (await lab.run(run_id)).state == "queued"
         async with open_lab(tmp_path, server=server) as lab:
