@@ -203,7 +203,7 @@ async def test_follows_a_redirect_on_the_host_of_the_secret(tmp_path: Path, cert
         ("http_get", {"url": f"https://{HOST}/{PLACEHOLDER}"}, "in the query of url"),
         ("http_get", {"url": f"https://{PLACEHOLDER}.{ELSEWHERE}/"}, "not fetched"),
         ("http_get", {"url": f"https://{HOST}/", "headers": {"X-Key": "{{ secret:TICKETS }}"}}, "exactly as"),
-        ("http_get", {"url": f"https://{HOST}/", "headers": {"Host": PLACEHOLDER}}, "no header that can be set"),
+        ("http_get", {"url": f"https://{HOST}/", "headers": {"Host": PLACEHOLDER}}, "cannot be set"),
         (
             "http_get",
             {"url": f"https://{HOST}/", "headers": {"X-Key": "{{secret:OTHER}}"}},
