@@ -182,10 +182,10 @@ async def test_planning_is_off_by_default_and_the_proposal_shows_when_it_is_on(t
     (folder / "thinker.md").write_text("---\ndescription: Thinks.\nplan: true\n---\nThink.\n", "utf-8")
     tells = "It plans first and then works: planning takes 3 of its 20 turns."
     async with open_lab(tmp_path) as lab:
-        assert "plan" not in (await lab.propose()).message
+        assert "plans first" not in (await lab.propose()).message
         assert tells in (await lab.propose(plan=True)).message
         assert tells in (await lab.propose(role="thinker")).message
-        assert "plan" not in (await lab.propose(role="thinker", plan=False)).message
+        assert "plans first" not in (await lab.propose(role="thinker", plan=False)).message
         offline = await lab.propose(role="thinker", model="offline/extractive")
         assert "It does not plan first, because there is no language model to do it." in offline.message
         few = await lab.call("spawn_subagent", role="thinker", task="x", max_iterations=4, workspace=str(lab.workspace))
