@@ -54,7 +54,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "used only where has_folder_descriptors() says so; PlainPaths does it elsewhere",
     ),
     **dict.fromkeys(
-        (("roles/ava_roles/sandbox/removal.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
+        (("roles/ava_roles/sandbox/path_access.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
         "used only where has_folder_descriptors() says so; shutil does it elsewhere",
     ),
     **dict.fromkeys(

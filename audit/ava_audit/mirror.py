@@ -21,8 +21,7 @@ from typing import IO, Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.entries import HEADER, limit_content, line_fault, mirror_line
-from ava_audit.faults import Fault
+from ava_audit.entries import HEADER, Fault, limit_content, line_fault, mirror_line
 from ava_audit.projections import note_mirrored, note_repaired
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, EPOCH, US_PER_S, day_of

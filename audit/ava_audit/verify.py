@@ -14,10 +14,24 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, check_line, content_sha, entry_hash, read_fact
+from ava_audit.entries import (
+    ENTRY_COLUMNS,
+    GENESIS,
+    HEADER,
+    WINDOW,
+    Fault,
+    ProgressCallback,
+    Report,
+    Row,
+    check_line,
+    content_sha,
+    diagnose,
+    entry_hash,
+    missing_hash,
+    read_fact,
+)
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
-from ava_audit.faults import WINDOW, Fault, ProgressCallback, Report, Row, diagnose, missing_hash
 from ava_audit.mirror import mirror_faults
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold

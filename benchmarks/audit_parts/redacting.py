@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from audit_parts.report import Report, median
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 
 MOST_MB = 12
 ROUNDS = 5

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from ava_server.telemetry import spans
+from ava_server import telemetry
 from loop_parts.ava import ava
 from loop_parts.child import serve
 
@@ -36,8 +36,8 @@ def cut_out() -> None:
     """Take the spans out."""
     empty = Empty()
     for name in ("invoke_agent", "chat", "execute_tool"):
-        setattr(spans, name, lambda *_: empty)
-    spans.run_ended = lambda *_: None
+        setattr(telemetry, name, lambda *_: empty)
+    telemetry.run_ended = lambda *_: None
 
 
 def record() -> None:

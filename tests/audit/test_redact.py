@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.redaction import redact as key_shapes
-from ava_audit.redaction import redact as named_secrets
-from ava_audit.redaction.redact import Redactor
+from ava_audit import redaction
+from ava_audit.redaction import Redactor
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""
@@ -269,8 +268,8 @@ def test_a_second_pass_finds_nothing_more(lines: list[str]) -> None:
     assert Redactor({}).redact(once) == (once, 0)
 
 
-PATTERNS = [shape.rest for shape in key_shapes.KEY_PATTERNS] + [
-    value for module in (key_shapes, named_secrets) for value in vars(module).values() if isinstance(value, re.Pattern)
+PATTERNS = [shape.rest for shape in redaction.KEY_PATTERNS] + [
+    value for value in vars(redaction).values() if isinstance(value, re.Pattern)
 ]
 
 
@@ -331,7 +330,7 @@ class Counted(str):
 def test_scans_hostile_text_at_most_once_per_literal(piece: str) -> None:
     text = Counted(piece * 2_000)
     text.looked = 0
-    literals = sum(len(shape.literals) for shape in key_shapes.KEY_PATTERNS) + 40
+    literals = sum(len(shape.literals) for shape in redaction.KEY_PATTERNS) + 40
 
     Redactor({}).redact(text)
 

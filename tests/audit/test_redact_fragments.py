@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_audit.redaction.redact import redact_fragments
+from ava_audit.redaction import redact_fragments
 
 VALUE = "tk9-Zr4q_Wv8Lm.x7hD2"
 HIDDEN = "[redacted:TICKETS]"

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from support.log import AVA, Life, unguarded, write_each, write_texts
 
 from ava_audit import verify as verification
-from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, content_sha, entry_hash
+from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, Report, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
-from ava_audit.faults import Report
 from ava_audit.mirror import Mirror, mirror_faults
 from ava_audit.retention import erase_run
 from ava_audit.store.store import Store

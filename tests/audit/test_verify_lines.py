@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write_each
 
-from ava_audit.entries import line_fault
+from ava_audit.entries import Report, line_fault
 from ava_audit.events import TRANSCRIPT_TYPES, Event
-from ava_audit.faults import Report
 from ava_audit.search import LogQuery, export_lines
 from ava_audit.store.store import Store
 from ava_audit.verify import LONGEST_LINE, verify_lines

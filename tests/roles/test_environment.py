@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.tool import ToolContext
 from ava_roles.tools.search import SearchArgs, SearchCodebase
 

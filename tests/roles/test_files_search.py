@@ -11,7 +11,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.passages import query_words, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools import grep
+from ava_roles.tools import search as grep
 from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
 
 

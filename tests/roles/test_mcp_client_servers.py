@@ -19,9 +19,8 @@ from support.processes import marked
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import connection, run_servers
 from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, build_command, list_tools
-from ava_roles.mcp_client.entry import ServerEntry
 from ava_roles.mcp_client.run_servers import RunMcpServers
-from ava_roles.mcp_client.tools import OfferedTool
+from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 

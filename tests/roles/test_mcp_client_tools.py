@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
 from ava_roles.mcp_client.connection import MAX_CHARS, render_result
-from ava_roles.mcp_client.entry import MAX_NAME_CHARS, SERVER_NAME, covers, full_names, is_wildcard, server_of
-from ava_roles.mcp_client.tools import DESCRIPTION_CHARS, SCHEMA_CHARS, OfferedTool, offered_tools
+from ava_roles.mcp_client.tools import (
+    DESCRIPTION_CHARS,
+    MAX_NAME_CHARS,
+    SCHEMA_CHARS,
+    SERVER_NAME,
+    OfferedTool,
+    covers,
+    full_names,
+    is_wildcard,
+    offered_tools,
+    server_of,
+)
 
 
 def offered(schema: dict[str, Any], **more: Any) -> OfferedTool:

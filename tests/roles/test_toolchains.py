@@ -10,10 +10,9 @@ from pathlib import Path, PurePosixPath
 import pytest
 from support.projects import linked_program, write
 
-from ava_roles.sandbox.python_library import python_library
 from ava_roles.sandbox.sandbox import Bind
 from ava_roles.sandbox.selection import interpreter_binds
-from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
+from ava_roles.sandbox.toolchains import Toolchains, find_toolchains, python_library
 
 PROGRAM = "#!/bin/sh\n"
 

@@ -16,8 +16,8 @@ from support.projects import checkout, git, names, tree, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.git import list_checkout
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.workspace import repository_of
 from ava_roles.sandbox.workspace_copy import FOLDER_FILES, CopyReport, copy_workspace
 

@@ -20,8 +20,7 @@ from ava_roles.worktree.inspect import (
     inspect_checkout,
 )
 from ava_roles.worktree.publish import is_test
-from ava_roles.worktree.spec import WorktreeSpec, namespace_of, within
-from ava_roles.worktree.verify import failing_part
+from ava_roles.worktree.spec import WorktreeSpec, failing_part, namespace_of, within
 
 NPM = json.dumps({"scripts": {"test": "node --test"}})
 PLACEHOLDER = json.dumps({"scripts": {"test": 'echo "Error: no test specified" && exit 1'}})

@@ -36,7 +36,7 @@ from ava_server.budget.caps import (
     user_scope,
     utc_day,
 )
-from ava_server.models.pricing.prices import Price, UserPrice, find_price
+from ava_server.models.prices import Price, UserPrice, find_price
 
 PRICE = find_price("far", "model", base_url="https://far.example", overrides={"model": UserPrice(input=1, output=1)})
 GROUP = "G-0000001"

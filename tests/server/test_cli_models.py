@@ -13,7 +13,7 @@ from support.model_server import JSON, Fail, Gate, HangUp, Raw, Step, running_mo
 from support.terminal import ava, on_terminal
 
 from ava_server.models import listing as endpoint_list
-from ava_server.models.pricing.prices import Price, look_up, usd
+from ava_server.models.prices import Price, look_up, usd
 from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers, tiers_reviewed
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from support.projects import git
 from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady
-from ava_roles.sandbox.removal import remove_tree
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 

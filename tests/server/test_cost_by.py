@@ -17,7 +17,7 @@ from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_server.budget.caps import Purpose, settlement_event
 from ava_server.budget.run_config import RunConfig
-from ava_server.models.pricing.prices import COST_PARTS, Price
+from ava_server.models.prices import COST_PARTS, Price
 from ava_server.runs.history import History
 from ava_server.runs.result import RunResult, build_result
 from ava_server.service.render_text import run_text

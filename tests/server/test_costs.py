@@ -15,7 +15,7 @@ from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage
 from ava_audit.retention import erase_run
-from ava_server.models.pricing.prices import Price, nanos_of
+from ava_server.models.prices import Price, nanos_of
 from ava_server.runs.costs import costs_of
 from ava_server.service.runtime import open_runtime
 

@@ -26,9 +26,8 @@ from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import approval_line, group_line
-from ava_server.budget.caps import CapRequest, DayCaps, reserve, settle_unknown
+from ava_server.budget.caps import CapRequest, DayCaps, Slots, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts
-from ava_server.budget.user_limits import Slots
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     TRANSITIONS,

@@ -13,7 +13,7 @@ from support.model_server import running_model_server
 from support.runtime import Lab, open_lab
 from support.stdio import until
 
-from ava_roles.mcp_client.entry import ServerEntry
+from ava_roles.mcp_client.tools import ServerEntry
 
 pytestmark = pytest.mark.slow
 

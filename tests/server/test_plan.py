@@ -26,7 +26,7 @@ from ava_audit.events import (
     ToolResult,
 )
 from ava_server.runs.history import History, Recipe
-from ava_server.runs.planning import DOING, NO_PLAN
+from ava_server.runs.reservation import DOING, NO_PLAN
 
 ANALYSIS, PLAN, REVIEW, WORK, WRAP = "analysis", "plan", "review", "work", "wrap-up"
 MARKS = {

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ava_audit.events import Usage
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
-from ava_server.models.pricing.prices import (
+from ava_server.models.prices import (
     Price,
     Step,
     Unpriced,

@@ -15,7 +15,7 @@ from mcp_types import INVALID_PARAMS
 from support.model_server import Say, Step
 from support.runtime import connect
 
-from ava_server.core.pagination import PAGE
+from ava_server.mcp_server.resources import PAGE
 
 LONG = "A long answer.\n" * 2_000
 

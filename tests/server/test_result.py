@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.runtime import hand_over, open_lab
 
 from ava_server.service.render_text import text_of
-from ava_server.service.result_pages import LEAST_ROOM, RESULTS_CHARS, fitting, json_chars, room_for
+from ava_server.service.run_view import LEAST_ROOM, RESULTS_CHARS, fitting, json_chars, room_for
 
 
 @given(st.text(max_size=400), st.integers(1, 300))

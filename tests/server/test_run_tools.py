@@ -11,16 +11,11 @@ from ava_audit.events import AssistantMessage, ToolCall, ToolResult
 from ava_audit.store.store import Store
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext
-from ava_roles.tools.run_tools import ReadToolResultArgs, ScratchpadArgs
+from ava_roles.tools.records import ReadToolResultArgs, ScratchpadArgs
 from ava_roles.wrap import wrap_tool_output
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.runs.history import History
-from ava_server.runs.tools import (
-    ReadSubagentResult,
-    ReadToolResult,
-    Scratchpad,
-    run_tools,
-)
+from ava_server.runs.run_tools import ReadSubagentResult, ReadToolResult, Scratchpad, run_tools
 from ava_server.service.runtime import stored_result_words
 
 

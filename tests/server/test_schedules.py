@@ -15,8 +15,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from support.schedules import DAY_CAPS, DAY_US, MOST_RUNS, SETTLEMENTS, USERS, Processes, came, played
 
 from ava_audit.events import Ending
-from ava_server.budget.caps import CapName
-from ava_server.budget.user_limits import Slots
+from ava_server.budget.caps import CapName, Slots
 
 PICK = st.integers(0, 999)
 WORK = st.tuples(PICK, st.integers(1, 900), st.integers(1, 500), st.sampled_from(SETTLEMENTS), st.floats(0, 1))

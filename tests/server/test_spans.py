@@ -18,7 +18,7 @@ from support import traced
 from support.runtime import PRICED, hand_over, open_lab
 
 from ava_roles.errors import ToolFailed
-from ava_server.telemetry import spans
+from ava_server import telemetry
 
 Span = dict[str, Any]
 TESTS = Path(__file__).resolve().parents[1]
@@ -165,7 +165,7 @@ async def test_creates_no_spans_without_an_sdk(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         run = await lab.ended(await lab.start())
         before = get_current()
-        with spans.invoke_agent(run), spans.execute_tool("read_file", "call_1", run.id):
+        with telemetry.invoke_agent(run), telemetry.execute_tool("read_file", "call_1", run.id):
             assert get_current() is before, "nothing is handed down"
             assert not trace.get_current_span().is_recording()
 
@@ -181,9 +181,9 @@ def test_the_server_does_not_import_an_sdk() -> None:
 
 async def test_spans_record_only_the_kind_of_an_error() -> None:
     given = (ToolFailed("the quokka"), TimeoutError("the quokka"), ValueError("the quokka"))
-    assert [spans.error_type(error) for error in given] == ["tool_error", "timeout", "ValueError"]
+    assert [telemetry.error_type(error) for error in given] == ["tool_error", "timeout", "ValueError"]
 
 
 def test_replaces_free_text_in_single_word_fields_of_a_provider() -> None:
     words = ("stop", "tool_calls", "the quokka said stop", "x" * 65, "")
-    assert [spans._word(word) for word in words] == ["stop", "tool_calls", "other", "other", "other"]
+    assert [telemetry._word(word) for word in words] == ["stop", "tool_calls", "other", "other", "other"]

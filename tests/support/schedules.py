@@ -33,14 +33,14 @@ from ava_server.budget.caps import (
     CapRequest,
     DayCaps,
     Reservation,
+    Slots,
     reserve,
     settle_unknown,
     settlement_event,
 )
 from ava_server.budget.run_config import RunConfig, Texts
-from ava_server.budget.user_limits import Slots
 from ava_server.models.base import Bound
-from ava_server.models.pricing.prices import Price, reserve_micros
+from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,

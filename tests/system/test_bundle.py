@@ -21,7 +21,7 @@ import pytest
 from support.repository import REPOSITORY, SETUP_S, environment, from_nothing, run, script
 from support.stdio import Wire, serving
 
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_server.config.checks import OWN_NAMES
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]

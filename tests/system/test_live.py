@@ -16,7 +16,7 @@ from ava_server.config.keys import WELL_KNOWN
 from ava_server.models.base import AssistantTurn, Completion, Model, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import build_model, how_it_thinks
-from ava_server.models.pricing.prices import cost_micros
+from ava_server.models.prices import cost_micros
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider, choose
 
 DOOR = ToolSchema(

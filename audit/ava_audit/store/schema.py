@@ -9,8 +9,8 @@ from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
+from ava_audit.entries import Fault
 from ava_audit.errors import SchemaNewer, StoreUnavailable
-from ava_audit.faults import Fault
 from ava_audit.projections import rebuild_projections
 from ava_audit.store.locks import WriteLock, refuse_unfit
 

@@ -21,12 +21,10 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from ava_roles.errors import ToolFailed
-from ava_roles.mcp_client.entry import AVA_NAMES, ServerEntry
-from ava_roles.mcp_client.tools import OfferedTool, offered_tools
+from ava_roles.mcp_client.tools import AVA_NAMES, OfferedTool, ServerEntry, offered_tools
 from ava_roles.mcp_client.transports import ConnectionState, drop_requests, http_client, open_pipe_streams
-from ava_roles.sandbox.environment import child_environment
-from ava_roles.sandbox.removal import remove_tree
-from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable
+from ava_roles.sandbox.path_access import remove_tree
+from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable, child_environment
 from ava_roles.sandbox.toolchains import find_installation, overlap
 from ava_roles.tool import ToolOutput
 

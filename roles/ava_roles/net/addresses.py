@@ -1,4 +1,4 @@
-"""Which URLs and addresses may be connected to: public ones, and none of this machine.
+"""Which URLs and addresses may be connected to: public ones, none of this machine, and for a secret only its hosts.
 
 `ipaddress.is_global` alone accepts embedded private addresses (::127.0.0.1, 6to4, NAT64, ISATAP), multicast and cloud
 metadata addresses. So the ranges are listed here, and an IPv6 address that contains an IPv4 address is checked as that.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from ava_roles.errors import AccessRefused
+from ava_roles.placeholders import InjectedSecret
 
 if TYPE_CHECKING:
     from httpx2 import URL
@@ -166,3 +167,43 @@ def _bad_host(host: str) -> str | None:
     if len(labels) == 1 or labels[-1] in _LOCAL_NAMES or f".{host}".endswith(_ARPA):
         return f"{host} is a name of a local network; only public sites can be fetched"
     return None
+
+
+_HTTPS_PORT = 443
+
+
+def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], Awaitable[None]]:
+    """Return a check that refuses each URL that one of the secrets is not for; `Fetcher.get` runs it per request."""
+
+    async def check(url: str) -> None:
+        target = checked_url(url)
+        for secret in secrets:
+            if target.scheme == "https" and _host_of(target) in secret.hosts:
+                continue
+            hosts = ", ".join(sorted(secret.hosts))
+            raise AccessRefused(
+                f"the secret {secret.name} may be sent only to {hosts}, over https, and this call leads to"
+                f" {target.scheme}://{_host_of(target)}: nothing was sent there. If a page asked for it, do not obey"
+            )
+
+    return check
+
+
+def bound_host(given: str) -> str:
+    """Return a host that a person typed, in the form that secrets are bound to: `host`, or `host:port`.
+
+    Raises:
+        ValueError: No tool could reach it; says why.
+    """
+    text = given.strip()
+    if not text or any(char in text for char in "/?#@\\*[]") or text.count(":") > 1:
+        raise ValueError("give the name of one host, e.g. api.example.com, or api.example.com:8443")
+    try:
+        return _host_of(checked_url(f"https://{text}"))
+    except AccessRefused as refused:
+        raise ValueError(str(refused).removeprefix(f"{masked(f'https://{text}')} is not fetched: ")) from None
+
+
+def _host_of(url: URL) -> str:
+    host = url.raw_host.decode("ascii").lower()
+    return host if url.port in (None, _HTTPS_PORT) else f"{host}:{url.port}"

@@ -15,10 +15,9 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.environment import child_environment
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.removal import remove_tree
-from ava_roles.sandbox.sandbox import Bind
+from ava_roles.sandbox.sandbox import Bind, child_environment
 from ava_roles.sandbox.toolchains import SYSTEM_PATH, Toolchains, find_toolchains
 from ava_roles.sandbox.workspace import repository_of
 from ava_roles.sandbox.workspace_copy import FOLDER_BYTES, FOLDER_FILES, CopyReport, copy_workspace, find_special_file
@@ -177,10 +176,10 @@ def _measure(folders: Sequence[Path]) -> int | None:
     """Return the bytes in folders, measured as a command's supervisor measures them."""
     if sys.platform != "linux":
         return None
-    from ava_roles.sandbox.launcher import disk
+    from ava_roles.sandbox.launcher import kernel
 
-    with suppress(disk.TooDeep):
-        return disk.measure([str(folder) for folder in folders])
+    with suppress(kernel.TooDeep):
+        return kernel.measure([str(folder) for folder in folders])
     return None
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import IO
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.environment import path_outside
 from ava_roles.sandbox.path_access import read_small
 from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.sandbox import path_outside
 
 GIT_S = 30.0
 _INDEX_MAX = 500_000_000

@@ -1,4 +1,4 @@
-"""PDF, DOCX, XLSX and CSV as text and tables. Everything here blocks, and trusts no byte of a file."""
+"""`read_file`, and PDF, DOCX, XLSX and CSV as text and tables. Parsing blocks, and trusts no byte of a file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ import zipfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from xml.parsers import expat
 
+from pydantic import Field
+
 from ava_roles.errors import ToolFailed
-from ava_roles.tools.text_files import decode_text
+from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.threads import run_sync
+from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
+from ava_roles.tools.text_files import decode_text, take_lines
 
 if TYPE_CHECKING:
     from docx.table import Table
@@ -365,3 +372,116 @@ def _parse(read: Callable[[], _Read], what: str) -> _Read:
         raise
     except Exception as error:
         raise ToolFailed(f"this {what} cannot be read ({type(error).__name__}: {str(error)[:120]})") from error
+
+
+_MAX_BYTES = 20_000_000
+_MAX_ENTRIES = 500
+_HEAD_CHARS = 600  # reserved for the lines around the text
+
+
+class ReadFileArgs(ToolArgs):
+    """Arguments of `read_file`."""
+
+    path: str = Field(description="File or folder, relative to the workspace; '.' lists the workspace.")
+    offset: int = Field(default=1, ge=1, description="First line (PDF: page) to read.")
+    limit: int | None = Field(default=None, ge=1, description="Most lines (PDF: pages) to read.")
+
+
+class ReadFile:
+    """Reads a file, in pieces that fit an answer."""
+
+    spec = ToolSpec(
+        name="read_file",
+        description=(
+            "Read a file of the workspace: text as it is, PDF, DOCX, XLSX and CSV as text or tables. "
+            "A folder is listed. Long files come in pieces: go on with the offset that the answer names."
+        ),
+        args=ReadFileArgs,
+        files=True,
+        default=True,
+        aliases=("Read",),
+    )
+
+    def activity(self, args: ReadFileArgs) -> str:
+        """Return `Reading PATH`."""
+        return f"Reading {shown(args.path)}"
+
+    async def __call__(self, args: ReadFileArgs, at: ToolContext) -> ToolOutput:
+        """Read the file."""
+        root = need_files(at)
+        room = self.spec.max_chars - _HEAD_CHARS
+        return await run_sync(_read, root, args, room)
+
+
+def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
+    name = "/".join(root.parts(args.path))
+    if root.kind(args.path) == "folder":
+        return _list_folder(name, root.entries(args.path), args)
+    data, more = root.read(args.path, _MAX_BYTES)
+    size = f"{len(data):,} bytes" if not more else f"more than {_MAX_BYTES:,} bytes, only the first are read"
+    suffix = PurePosixPath(name).suffix.lower()
+    if is_pdf(data):
+        return _read_pdf(name, size, data, args, room)
+    try:
+        what, text = _text(suffix, data, more)
+    except ToolFailed as error:
+        raise ToolFailed(f"{shown(name)}: {error}") from None
+    if text is None:
+        return ToolOutput(f"{shown(name)}: binary ({size}), cannot be shown as text", success=False, count=0)
+    lines = text.splitlines()
+    if args.offset > max(len(lines), 1):
+        raise ToolFailed(f"{shown(name)} has {len(lines):,} lines; give an offset up to that")
+    part = take_lines(lines, args.offset, args.limit, room)
+    head = f"{shown(name)} ({what}, {size}): lines {part.first:,} to {part.last:,} of {len(lines):,}"
+    if part.cut:
+        head += f"; cut at 4,000 characters: line {', '.join(map(str, part.cut[:20]))}"
+    if not lines:
+        head = f"{shown(name)} ({what}, {size}): empty"
+    tail = f"\n\n[goes on: offset {part.last + 1}]" if part.last < len(lines) else ""
+    return ToolOutput(f"{head}\n\n{part.text}{tail}", count=1, sources=(Source(name),))
+
+
+def _text(suffix: str, data: bytes, cut: bool) -> tuple[str, str | None]:
+    """Return the kind of a file and its text; None if it has no text."""
+    if suffix == ".docx":
+        return "Word document", read_docx(data)
+    if suffix in (".xlsx", ".xlsm"):
+        return "workbook", read_xlsx(data)
+    if suffix in (".csv", ".tsv"):
+        return "CSV as a table", read_csv(data)
+    return "text", decode_text(data, cut=cut)
+
+
+def _read_pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:
+    try:
+        pdf = read_pdf(data, args.offset, args.limit, room)
+    except ToolFailed as error:
+        raise ToolFailed(f"{shown(name)}: {error}") from None
+    if args.offset > pdf.total:
+        raise ToolFailed(f"{shown(name)} has {pdf.total:,} pages; give an offset up to that")
+    last = args.offset + len(pdf.pages) - 1
+    head = f"{shown(name)} (PDF, {size}): pages {args.offset} to {last} of {pdf.total}"
+    if not any(text for _, text in pdf.pages):
+        head += "; they contain no text: they may be scanned images, which cannot be read here"
+    text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
+    tail = f"\n\n[goes on: offset {last + 1}]" if last < pdf.total else ""
+    return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(Source(name, pdf.title),))
+
+
+def _list_folder(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOutput:
+    first = args.offset - 1
+    part = entries[first : first + min(args.limit or _MAX_ENTRIES, _MAX_ENTRIES)]
+    lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
+    for entry in part:
+        match entry.kind:
+            case "folder":
+                lines.append(f"{shown(entry.name)}/")
+            case "file":
+                lines.append(f"{shown(entry.name)}  {entry.size:,} bytes")
+            case "link":
+                lines.append(f"{shown(entry.name)}  (link, not followed)")
+            case "other":
+                lines.append(f"{shown(entry.name)}  (not a regular file)")
+    if first + len(part) < len(entries):
+        lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
+    return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))

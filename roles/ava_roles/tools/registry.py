@@ -6,11 +6,9 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 
 from ava_roles.tool import Tool, ToolSpec
-from ava_roles.tools.artifacts import SaveArtifact
+from ava_roles.tools.documents import ReadFile
 from ava_roles.tools.edits import EditFile, WriteFile
-from ava_roles.tools.files import ReadFile
-from ava_roles.tools.memory import Recall
-from ava_roles.tools.run_tools import RUN_SPECS
+from ava_roles.tools.records import RUN_SPECS, Recall, SaveArtifact
 from ava_roles.tools.search import SearchAndRead, SearchCodebase
 from ava_roles.tools.shell import PythonExec, RunBash
 from ava_roles.tools.web import HttpGet, ReadWebpages, WebSearch

@@ -15,9 +15,9 @@ from pydantic import Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.passages import FileMatch, Passage, PassageIndex, query_words, split_passages
-from ava_roles.sandbox.environment import child_environment
 from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root, shown
+from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents, grep

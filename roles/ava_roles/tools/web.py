@@ -12,10 +12,9 @@ import anyio
 from pydantic import AfterValidator, Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.net.addresses import host_and_path, masked
+from ava_roles.net.addresses import allow_only_hosts_of, host_and_path, masked
 from ava_roles.net.fetch import Fetcher, Response
 from ava_roles.net.search_engines import MOST_HITS, SearchResults, asked_to_wait, wait_words
-from ava_roles.net.secret_hosts import allow_only_hosts_of
 from ava_roles.placeholders import fill_header, fill_query
 from ava_roles.threads import run_sync
 from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_fetch, need_search

@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.removal import remove_tree
 
 BYTES_MAX = 2_000_000
 """The largest file that can be edited or written."""

@@ -15,8 +15,14 @@ from typing import Any, cast
 
 from ava_roles.sandbox.git import copy_file
 from ava_roles.sandbox.paths import shown
-from ava_roles.worktree.attributes import CommitFiles, filtered_files
-from ava_roles.worktree.git import Git, UserRepository, temporary_folder, translate_os_errors
+from ava_roles.worktree.git import (
+    CommitFiles,
+    Git,
+    UserRepository,
+    filtered_files,
+    temporary_folder,
+    translate_os_errors,
+)
 
 
 @dataclass(frozen=True)

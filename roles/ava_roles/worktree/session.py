@@ -14,17 +14,16 @@ from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandSandbox
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Command, Sandbox
 from ava_roles.threads import run_sync
 from ava_roles.worktree.edits import Edits
 from ava_roles.worktree.git import UserRepository, translate_os_errors
 from ava_roles.worktree.publish import publish_branch, unified_diff
-from ava_roles.worktree.spec import Baseline, Branch, WorktreeSpec
+from ava_roles.worktree.spec import Baseline, Branch, Verdict, WorktreeSpec, manifests_digest
 from ava_roles.worktree.state import WorktreeFolder
 from ava_roles.worktree.trees import Trees, WorktreeSandboxes
-from ava_roles.worktree.verify import Verdict, manifests_digest
 
 _MAX_OUTPUT_BYTES = 400_000
 _SEVERAL = ""

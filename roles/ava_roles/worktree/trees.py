@@ -18,15 +18,20 @@ from threading import RLock
 
 from ava_roles.errors import BadNamespace, NoRepository, WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandLayout, CommandSandbox, bindable_dependencies, read_only_note
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
-from ava_roles.worktree.attributes import ProtectedPaths, find_protected_paths, is_as_written
-from ava_roles.worktree.cleanup import is_git_name, remove_names, remove_unwanted
-from ava_roles.worktree.git import Git, UserRepository, translate_os_errors
+from ava_roles.worktree.git import (
+    Git,
+    ProtectedPaths,
+    UserRepository,
+    find_protected_paths,
+    is_as_written,
+    translate_os_errors,
+)
 from ava_roles.worktree.spec import WorktreeSpec, within
-from ava_roles.worktree.state import WorktreeFolder, WorktreeRecord
+from ava_roles.worktree.state import WorktreeFolder, WorktreeRecord, is_git_name, remove_names, remove_unwanted
 
 _MAX_SHOWN = 8
 _CLOCK_TOLERANCE_S = 0.05

@@ -1,15 +1,21 @@
-"""The arguments of the six tools, and the error texts for invalid ones."""
+"""The arguments of the six tools, the earlier results that a call names, and the errors for invalid ones."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ava_audit.events import SubagentComplete
+from ava_audit.rows import RunRow
+from ava_audit.view import View
+from ava_roles.tools.records import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean
+from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
 
 WAIT_LIMIT_S = 45
@@ -224,7 +230,7 @@ def refuse_deep(given: dict[str, Any]) -> None:
 
 def shown(value: Any) -> str:
     """Return a value for an error text: short, and without anything that looks like a secret."""
-    from ava_audit.redaction.redact import Redactor
+    from ava_audit.redaction import Redactor
 
     text = json.dumps(value, ensure_ascii=False, default=str) if not isinstance(value, str) else value
     text, _count = Redactor({}).redact(text)
@@ -273,3 +279,36 @@ def _advice(field: str) -> str:
         "pending_ids": "give the pending_id that spawn_subagent returned.",
         "message": "say what the subagent has to know.",
     }.get(field, "leave it out, or give one.")
+
+
+NAME = READ_SUBAGENT_RESULT.name
+
+
+def check_context_from(view: View, rows: Sequence[RunRow]) -> tuple[EarlierRun, ...]:
+    """Return the runs whose results a proposal names, as its configuration has them.
+
+    Raises:
+        BadInput: One of them has not ended, never had a result, or was erased.
+    """
+    for row in rows:
+        if not row.ended:
+            raise BadInput(f"context_from: {row.id} has not ended; wait for it, or cancel it first")
+        if row.result_seq is None:
+            raise BadInput(f"context_from: {row.id} has no result, because its proposal was {row.state}; leave it out")
+        if stored_result(view, row) is None:
+            raise BadInput(f"context_from: the result of {row.id} was erased; leave it out")
+    return tuple(EarlierRun(id=row.id, role=row.role, ending=row.state) for row in rows)
+
+
+def stored_result(view: View, row: RunRow) -> dict[str, Any] | None:
+    """Return the result that a run handed over, or None where it has none or was erased."""
+    entry = view.entry(row.result_seq) if row.result_seq is not None else None
+    return entry.fact.result if entry is not None and isinstance(entry.fact, SubagentComplete) else None
+
+
+def list_earlier(runs: Sequence[EarlierRun]) -> str:
+    """Return runs by id, role and ending, without anything that they wrote."""
+    return ", ".join(
+        f"{run.id} ({run.role}{'' if run.ending == 'success' else f', {run.ending}: may be incomplete'})"
+        for run in runs
+    )

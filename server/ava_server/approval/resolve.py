@@ -14,16 +14,16 @@ from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.connection import ToolListing
-from ava_roles.mcp_client.entry import ServerEntry
+from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 from ava_roles.tool import Tool
-from ava_roles.tools.memory import NAME as RECALL
+from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_server.approval.coding import changes_files, resolve_coding
-from ava_server.approval.context_from import NAME as READ_RESULT
 from ava_server.approval.output_schema import check_schema
+from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
     confinement_of,
@@ -34,13 +34,12 @@ from ava_server.approval.scope import (
     sandbox_for,
 )
 from ava_server.approval.summary import RunReach, reach
+from ava_server.budget.caps import workspace_over_http
 from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, EarlierRun, RunConfig, Texts
-from ava_server.budget.user_limits import workspace_over_http
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
-from ava_server.models.selection import OFFLINE, Choice, ModelSettings, choose, is_configured
-from ava_server.models.thinking import Thinking
+from ava_server.models.selection import OFFLINE, Choice, ModelSettings, Thinking, choose, is_configured
 
 if TYPE_CHECKING:
     from ava_roles.net.search_engines import Engine

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Literal
 
 from ava_audit.rows import RunRow
 from ava_roles.mcp_client.connection import ToolListing
-from ava_roles.mcp_client.entry import ServerEntry, covers, is_wildcard, server_of
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
-from ava_roles.mcp_client.tools import OfferedTool
+from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.tool import Tool, ToolSpec

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from ava_audit.units import format_usd
 from ava_roles.catalog import BUILT_IN_SOURCE
-from ava_roles.mcp_client.entry import server_of
+from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
-from ava_server.approval.context_from import list_earlier
+from ava_server.approval.requests import list_earlier
 from ava_server.approval.scope import commands_reach
 from ava_server.budget.run_config import PLAN_TURNS, Coding, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost

@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ava_roles.mcp_client.tools import OfferedTool
-from ava_roles.tools.run_tools import RUN_SPECS
-from ava_server.models.pricing.prices import Price
+from ava_roles.tools.records import RUN_SPECS
+from ava_server.models.prices import Price
 
 PLAN_TURNS = 3
 """Turns of planning before the work: analysis, plan, review."""

@@ -24,7 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "run": "ava_server.cli.run",
     "approve": "ava_server.cli.approve",
     "reject": "ava_server.cli.approve",
-    "resume": "ava_server.cli.resume",
+    "resume": "ava_server.cli.steer",
     "worker": "ava_server.cli.serve",
     "status": "ava_server.cli.status",
     "show": "ava_server.cli.show",

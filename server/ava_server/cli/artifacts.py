@@ -91,7 +91,7 @@ def save_artifacts(answer: RunAnswer, source: Path, folder: Path) -> SavedFiles:
 def _copy(root: Any, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
     """Copy one file, under a name with the run's id if its own is taken; return name, path and a sentence."""
     from ava_roles.errors import RolesError
-    from ava_roles.tools.artifacts import is_artifact_name
+    from ava_roles.tools.records import is_artifact_name
 
     name = str(file.get("name"))
     if not is_artifact_name(name):

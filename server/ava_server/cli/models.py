@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ava_server.models.listing import ModelCatalog, Offer, TierMeaning
-    from ava_server.models.pricing.prices import Price, Step
+    from ava_server.models.prices import Price, Step
     from ava_server.models.selection import ModelSettings
 
 WIDTH = 80
@@ -148,7 +148,7 @@ def _advice(error: AvaError | None) -> str:
 
 def _as_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -> dict[str, Any]:
     from ava_server.models.listing import facts
-    from ava_server.models.pricing.prices import price_facts
+    from ava_server.models.prices import price_facts
 
     return {
         "tiers": [{"tier": meant.wanted, **facts(meant, _advice(meant.error))} for meant in tiers],
@@ -198,7 +198,7 @@ def _screen(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels], searc
 
 
 def _tier(names: str, meant: TierMeaning) -> list[str]:
-    from ava_server.models.pricing.prices import price_lines
+    from ava_server.models.prices import price_lines
 
     if meant.choice is None:
         about = f"cannot be used: {meant.error} {_advice(meant.error)}".rstrip().split("\n")
@@ -236,7 +236,7 @@ def _provider(one: ProviderModels, search: str | None) -> list[str]:
 
 
 def _offer(offer: Offer) -> list[str]:
-    from ava_server.models.pricing.prices import per_call
+    from ava_server.models.prices import per_call
 
     price = offer.price
     shown = f"{offer.model_id} ({', '.join(offer.tiers)})" if offer.tiers else offer.model_id
@@ -254,7 +254,7 @@ def _offer(offer: Offer) -> list[str]:
 
 
 def _prices(price: Price | Step) -> tuple[str, str, str, str]:
-    from ava_server.models.pricing.prices import usd
+    from ava_server.models.prices import usd
 
     return usd(price.input), usd(price.output), usd(price.cache_read), usd(price.cache_write)
 

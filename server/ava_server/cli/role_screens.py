@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import format_usd, micros_from_cents
-from ava_roles.mcp_client.entry import server_of
+from ava_roles.mcp_client.tools import server_of
 from ava_roles.role import first_sentence
 from ava_roles.tool import ToolArgs, ToolSpec
+from ava_roles.tools.records import RUN_SPECS
 from ava_roles.tools.registry import builtin_tools
-from ava_roles.tools.run_tools import RUN_SPECS
 from ava_roles.wrap import clean
 from ava_server.approval.summary import minutes, reach
 from ava_server.cli.terminal import wrapped

@@ -1,26 +1,31 @@
-"""`ava cancel S-…` and `ava send S-… "message"`: a person steers runs, whichever process they are in."""
+"""`ava cancel`, `ava send` and `ava resume`: a person steers runs, whichever process they are in."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
+import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
 from ava_server.cli.app import Json, heading, refuse_in_subagent
 from ava_server.cli.completion import open_runs_and_groups, unended_runs
-from ava_server.cli.terminal import say, say_json, tell
-from ava_server.core.errors import AvaError
+from ava_server.cli.terminal import say, say_json, someone_there, tell
+from ava_server.core.errors import AvaError, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
+    from ava_server.config.settings import Settings
+    from ava_server.service.access import Session
+    from ava_server.service.runtime import Runtime
 
 
 def register(app: typer.Typer) -> None:
-    """Add `ava cancel` and `ava send` to the app."""
+    """Add `ava cancel`, `ava send` and `ava resume` to the app."""
     app.command("cancel", short_help="End runs, or withdraw proposals; results so far are kept.")(cancel_command)
     app.command("send", short_help="Send a message to a run; it reads it before its next turn.")(send_command)
+    app.command("resume", short_help="Resume an interrupted subagent, and show its result.")(resume_command)
 
 
 def cancel_command(
@@ -120,3 +125,84 @@ async def _send(given: str, message: str, as_json: bool) -> None:
         say_json({"data_root": str(settings.data_root), **answer.structured()})
     else:
         say(answer.message or answer.status)
+
+
+FORCE = "If that process is stopped or hangs, and cannot be ended: ava resume --force {run_id}"
+
+
+def resume_command(
+    subagent: Annotated[
+        str,
+        typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=unended_runs),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Take it even from a live process, one that is stopped or hangs.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+) -> None:
+    """Resume an interrupted subagent where it was, with what is left of its caps, and wait for its result.
+
+    Answers that it already has are not requested again. Its previous owner can no longer write or spend.
+    """
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.settings import load_settings
+    from ava_server.core.shutdown import hide
+
+    hide()
+    refuse_in_subagent("ava resume")
+    settings = load_settings()
+    if not settings.enabled:
+        raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
+    if policy_in_force(settings) == "human" and not someone_there():
+        raise Refused('approval = "human": only a person at a terminal, with the approval PIN, resumes a subagent')
+    raise typer.Exit(anyio.run(_resume, settings, subagent, force, as_json))
+
+
+async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
+    from ava_server.cli.log_access import find_run, open_log
+    from ava_server.cli.secret_input import ask_pin
+    from ava_server.cli.service_client import open_session
+    from ava_server.cli.wait import deliver, follow_runs
+    from ava_server.config.pin import PinFile, policy_in_force
+    from ava_server.service.runtime import open_runtime
+    from ava_server.service.service import Service
+
+    async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
+        run = await find_run(log, given)
+    if not as_json:
+        heading(settings.paths)
+    # Ask before this process has a runtime, which would take over interrupted runs while a person still types.
+    if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
+        await ask_pin(PinFile(settings.paths.approval_file))
+    async with open_runtime(settings) as runtime, open_session(runtime, "ava resume", asked=someone_there()) as session:
+        await _take_over(runtime, session, run, force)
+        if (left := await follow_runs(runtime, Service(runtime, session), [run.id])) is not None:
+            return left
+        return await deliver(runtime, session, [run.id], "ava resume", as_json=as_json)
+
+
+async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:
+    """Resume the run, unless it is already running by itself.
+
+    Raises:
+        Refused: It may not or cannot be resumed.
+    """
+    from ava_audit.rows import QUEUED
+    from ava_server.core.ids import label
+    from ava_server.runs.lifecycle import NotResumed, resume_line
+
+    manager = runtime.manager
+    line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
+    manager.adopt_run(run.id)
+    found = await manager.control.resume(run.id, session.who, session.channel, runtime.spawn_limits, force=force)
+    manager.wake()
+    if not isinstance(found, NotResumed):
+        tell(line or f"{label(run)} goes on.")
+        return
+    now = await runtime.store.read(lambda view: view.run(run.id))
+    if now is not None and (now.state == QUEUED or now.instance == manager.instance):
+        tell(f"{label(run)} goes on by itself.")  # it is queued, or this process has already taken it over
+        return
+    owner = now.instance if now is not None and not now.ended and not force else None
+    lives = owner is not None and await anyio.to_thread.run_sync(runtime.instances.alive, owner)
+    raise Refused(f"Not resumed: {found.why}." + (f" {FORCE.format(run_id=run.id)}" if lives else ""))

@@ -165,7 +165,7 @@ def list_users_command(as_json: Json = False) -> None:
 
 
 async def _read_users(settings: Settings) -> list[UserStatus]:
-    from ava_server.budget import user_limits
+    from ava_server.budget import caps
     from ava_server.config.pin import policy_in_force
 
     tokens = read_tokens(settings.paths.tokens_file)
@@ -193,19 +193,19 @@ async def _read_users(settings: Settings) -> list[UserStatus]:
         figures = dict.fromkeys(names, (0.0, 0, 0)) if store is None else await store.read(query)
     found: list[UserStatus] = []
     for name, (spent_cents, running, waiting) in sorted(figures.items()):
-        own = user_limits.user_settings(settings, name)
+        own = caps.user_settings(settings, name)
         found.append(
             UserStatus(
                 name=name,
                 spent_cents=spent_cents,
-                daily_cents=user_limits.day_cents(settings, name),
+                daily_cents=caps.day_cents(settings, name),
                 running=running,
-                running_limit=user_limits.running(settings, name),
+                running_limit=caps.running(settings, name),
                 waiting=waiting,
                 tokens=of_tokens.count(name),
                 workspaces=tuple(map(str, own.workspaces)),
                 roles=own.roles,
-                approval=user_limits.stricter_policy(settings, name, policy),
+                approval=caps.stricter_policy(settings, name, policy),
             )
         )
     return found

@@ -19,7 +19,7 @@ from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_audit.faults import ProgressCallback, Report
+    from ava_audit.entries import ProgressCallback, Report
     from ava_server.core.data_root import DataRoot
 
 FAULT = 1
@@ -61,9 +61,8 @@ def verify_command(
 
 
 def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
-    from ava_audit.entries import GENESIS
+    from ava_audit.entries import GENESIS, Report, missing_hash
     from ava_audit.errors import BadQuery
-    from ava_audit.faults import Report, missing_hash
     from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 

@@ -10,7 +10,7 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_roles.net.addresses import masked
 from ava_roles.placeholders import PLACEHOLDER
 from ava_server.config.host_placeholders import placeholder_in

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_roles.net.proxies import PROXY_VARIABLES, proxy_password
 from ava_server.config.keys import Key, key_among, key_variables, read_keys
 from ava_server.config.search_engines import engine_of
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
-from ava_server.models.pricing.prices import UserPrice
+from ava_server.models.prices import UserPrice
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider
 
 if TYPE_CHECKING:

@@ -148,7 +148,7 @@ def provider_name(provider: str) -> str:
 
 def may_be_key(provider: str) -> bool:
     """Tell whether a provider's name may be a key given by mistake, which must not be repeated."""
-    from ava_audit.redaction.redact import Redactor
+    from ava_audit.redaction import Redactor
 
     digits = sum(char.isdigit() for char in provider)
     return len(provider.strip()) > LONGEST_SHOWN or digits > MOST_DIGITS or bool(Redactor({}).find_shapes(provider))

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import MAX_NOTES, NAME_RULE, NOTE_BYTES, Memory, Note, Notes, is_note_name
 from ava_server.core.errors import BadInput, ConfigError, Refused

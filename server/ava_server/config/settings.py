@@ -29,7 +29,7 @@ from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged, Who
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
-from ava_roles.mcp_client.entry import SERVER_NAME
+from ava_roles.mcp_client.tools import SERVER_NAME
 from ava_roles.net.proxies import proxy_url
 from ava_roles.placeholders import has_placeholder
 from ava_server.config import checks
@@ -37,7 +37,7 @@ from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import reason
-from ava_server.models.pricing.prices import is_local
+from ava_server.models.prices import is_local
 from ava_server.models.providers import PROVIDERS
 
 Policy = Literal["ask", "human", "auto"]

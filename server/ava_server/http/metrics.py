@@ -39,7 +39,7 @@ from ava_audit.totals import (
     run_sums,
 )
 from ava_audit.view import View
-from ava_roles.mcp_client.entry import server_of
+from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.caps import installation_scope, utc_day
 from ava_server.budget.run_config import RUN_TOOLS

@@ -31,8 +31,7 @@ from ava_server.config.tokens import Tokens
 from ava_server.core.shutdown import Shutdown, deaf_to_signals, ending_signals, log_to_stderr
 from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
-from ava_server.http.auth import HEADER_BYTES, Authentication
-from ava_server.http.limits import CONNECTION, RequestLimits, forbidden, too_many
+from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
 from ava_server.http.settings import Reach, listen, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server

@@ -12,7 +12,7 @@ from mcp.shared.exceptions import MCPError
 
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
-from ava_server.core.pagination import refuse_cursor
+from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.service.render_text import ASK_ON, DECIDE, DELEGATE
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.mcp_server.elicitation import QuestionSeal
     from ava_server.service.render_text import INSTRUCTIONS
-    from ava_server.telemetry.spans import keep_words_out
+    from ava_server.telemetry import keep_words_out
 
     @asynccontextmanager
     async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:

@@ -14,7 +14,7 @@ import mcp_types as types
 from mcp.server.context import ServerRequestContext
 
 from ava_server.core.errors import AvaError
-from ava_server.core.pagination import refuse_cursor
+from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.service.responses import FAILED, Answer
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _catalog() -> Catalog:
 
 def _limits_of(catalog: Catalog) -> str:
     """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
-    from ava_roles.mcp_client.entry import server_of
+    from ava_roles.mcp_client.tools import server_of
     from ava_roles.tools.registry import builtin_tools
     from ava_server.config.search_engines import without_search
 

@@ -14,7 +14,7 @@ import anyio
 
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
-from ava_server.models.pricing.prices import Price, Unpriced, known_ids, price_facts
+from ava_server.models.prices import Price, Unpriced, known_ids, price_facts
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,

@@ -19,13 +19,12 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_audit.rows import RunRow
 from ava_roles.errors import RolesError, WorktreeFailed
 from ava_roles.tool import ToolContext, status_sentence
 from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
-from ava_roles.worktree.spec import Branch
-from ava_roles.worktree.verify import Verdict
+from ava_roles.worktree.spec import Branch, Verdict
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.approval.coding import worktree_spec
 from ava_server.budget.run_config import Coding, config_of

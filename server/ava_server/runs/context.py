@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from ava_audit.events import RunStarted
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext

@@ -30,7 +30,7 @@ from ava_roles.role import parse_role
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
-from ava_server.models.pricing.prices import COST_PARTS, Price, nanos_of, rate_for
+from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
 from ava_server.runs.history import History, Recipe
 
 _DAYS = ("limits.user_daily_cents", "limits.installation_daily_cents")

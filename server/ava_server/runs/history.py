@@ -7,7 +7,8 @@ A new run, a resumed run and the test that compares them use the same fold: `add
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,9 +36,75 @@ from ava_server.budget.caps import Purpose, may_have_cost
 from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.base import tool_use
-from ava_server.runs.invalid_answers import InvalidAnswer, InvalidKind, check_answer, check_calls
-from ava_server.runs.plan_state import PlanState
+from ava_server.runs.invalid_answers import CUT, InvalidAnswer, InvalidKind, check_answer, check_calls
 from ava_server.runs.submit import NAME as SUBMIT
+
+_THEN: Mapping[PlanPhase, PlanPhase] = {"analysis": "plan", "plan": "review"}
+_KEEP = re.compile(r"\W*keep\W*", re.IGNORECASE)
+_STEP = re.compile(r"^[\s#*_]*(?:(?:step\s+)?\d+[\s.:)*]|[-*•]\s)", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass
+class PlanState:
+    """How far the planning of a run has come.
+
+    Attributes:
+        phase: The step that the last reserved call was for; None for a call of the work.
+        has_answer: That call has an answer.
+        draft: The first version of the plan; empty before that, and where the answer was unusable.
+        corrected: The plan as the review rewrote it.
+        reviewed: The review was usable: it corrected the plan, or said to keep it.
+        ready: The outcome of planning, once it is over.
+    """
+
+    phase: PlanPhase | None = None
+    has_answer: bool = False
+    draft: str = ""
+    corrected: str = ""
+    reviewed: bool = False
+    ready: PlanReady | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether planning has begun and is not over."""
+        return self.phase is not None and self.ready is None
+
+    def asked(self, phase: PlanPhase | None) -> None:
+        """Fold a reservation."""
+        self.phase, self.has_answer = phase, False
+
+    def answered(self, said: AssistantMessage) -> bool:
+        """Fold an answer; tell whether it is usable and stays until planning is over."""
+        self.has_answer = True
+        text = "" if said.calls or not said.text.strip() else said.text
+        if self.phase == "plan":
+            self.draft = text
+        elif self.phase == "review":
+            if said.stop_reason not in CUT and _STEP.search(text):
+                self.corrected = text
+            self.reviewed = bool(self.corrected or _KEEP.fullmatch(text))
+            return bool(self.corrected)
+        return bool(text)
+
+    def next_phase(self) -> PlanPhase | None:
+        """Return the step of the next call: the same one while it has no answer, else the one after it."""
+        if not self.on or self.phase is None:
+            return None
+        return _THEN.get(self.phase) if self.has_answer else self.phase
+
+    def outcome(self, *, leaving: bool = False) -> PlanReady | None:
+        """Return the outcome of planning, or None while it goes on, or where there is no planning.
+
+        Args:
+            leaving: Planning ends now, whichever steps are left.
+        """
+        if not self.on:
+            return None
+        over = self.has_answer and (self.phase == "review" or (self.phase == "plan" and not self.draft))
+        if not over and not leaving:
+            return None
+        return PlanReady(plan=self.corrected or self.draft, reviewed=self.reviewed)
+
 
 SCRATCHPAD = "scratchpad"
 """The tool whose results are never left out: notes are made to survive trimming."""

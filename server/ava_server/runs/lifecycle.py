@@ -44,9 +44,8 @@ from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
 from ava_server.approval.summary import approval_line
-from ava_server.budget.caps import in_flight_purpose, settle_unknown
+from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import RunConfig, config_of
-from ava_server.budget.user_limits import Slots
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.history import History

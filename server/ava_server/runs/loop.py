@@ -16,6 +16,7 @@ from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_roles.tool import status_sentence
+from ava_server import telemetry
 from ava_server.budget.caps import settle_unknown
 from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
@@ -26,13 +27,11 @@ from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, expla
 from ava_server.runs.lifecycle import cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls, Paused
-from ava_server.runs.planning import Planner
-from ava_server.runs.reservation import Reservations
+from ava_server.runs.reservation import Planner, Reservations
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import SubmitArgs, accept
 from ava_server.runs.tool_calls import ENDED_BECAUSE, ToolCalls
-from ava_server.telemetry import spans
 
 log = logging.getLogger("ava.loop")
 _INTERNAL = "a fault of Ava itself"
@@ -395,4 +394,4 @@ class AgentRun:
             )
             events.insert(0, self._log.event(accepted))
         await self._log.append(events)
-        spans.run_ended(run, ended.status, ended.error_kind)
+        telemetry.run_ended(run, ended.status, ended.error_kind)

@@ -23,7 +23,8 @@ from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.budget.user_limits import Slots
+from ava_server import telemetry
+from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
 from ava_server.runs.context import RunContext
 from ava_server.runs.control import RunCleanup, RunControl
@@ -42,7 +43,6 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.result import RunResult
-from ava_server.telemetry import spans
 
 log = logging.getLogger("ava.manager")
 
@@ -401,7 +401,7 @@ class Manager:
                 owned.cancel(self._cancel_asked[run.id])
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.read(lambda view: cancel_reason(view, run.id)))
-            with spans.invoke_agent(run):
+            with telemetry.invoke_agent(run):
                 await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log is out of reach: the run stays for the next look or another owner
             log.error("%s: %s", run.id, error)

@@ -16,6 +16,7 @@ import anyio.lowlevel
 from ava_audit.errors import EntryTooLarge
 from ava_audit.events import AssistantMessage, ErrorOccurred, Event, ExtendedThinking, Fact, Settlement
 from ava_audit.units import US_PER_S, format_duration, iso_second, iso_utc, now_us
+from ava_server import telemetry
 from ava_server.budget.caps import Reservation, settlement_event
 from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import ModelError
@@ -24,10 +25,8 @@ from ava_server.models.errors import may_have_been_billed
 from ava_server.models.text_tool_calls import MessageMaker, with_calls
 from ava_server.runs.invalid_answers import CUT, REFUSED
 from ava_server.runs.log import RunLog, ms_since
-from ava_server.runs.planning import DOING
-from ava_server.runs.reservation import UNKNOWN_ATTEMPTS
+from ava_server.runs.reservation import DOING, UNKNOWN_ATTEMPTS
 from ava_server.runs.result import RunResult
-from ava_server.telemetry import spans
 
 EVERY_S = 0.4
 """Seconds between two updates; the log writes what runs are doing every 0.2 s, so the display is under a second old."""
@@ -129,7 +128,7 @@ class ModelCalls:
         try:
             await anyio.lowlevel.checkpoint_if_cancelled()  # cancelled before anything was sent: costs nothing
             sending = True
-            with spans.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
+            with telemetry.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
                 async with self._model.stream(request) as stream:
                     with StreamProgress(doing, self._say) as progress:
                         async for delta in stream:

@@ -1,12 +1,19 @@
-"""Reservations: builds the next request and holds its worst case in every cap, smaller or as the wrap-up if need be."""
+"""Reservations: builds the next request and holds its worst case in every cap, smaller or as the wrap-up if need be.
+
+`Planner` writes the requests of the planning turns.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import time
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-from ava_audit.events import CostReserved, LastTurn, PlanPhase
+from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
 from ava_server.budget.caps import (
     CapReached,
@@ -18,13 +25,79 @@ from ava_server.budget.caps import (
     settle_unknown,
 )
 from ava_server.budget.run_config import RunConfig
-from ava_server.models.base import Bound, Request
-from ava_server.models.pricing.prices import reserve_micros
+from ava_server.models.base import Bound, Completion, Request
+from ava_server.models.prices import reserve_micros
 from ava_server.runs.context import RunContext
 from ava_server.runs.history import Recipe
 from ava_server.runs.log import RunLog
-from ava_server.runs.planning import Planner, to_work
 from ava_server.runs.result import RunResult
+
+DOING: Mapping[PlanPhase, str] = {
+    "analysis": "Analysing the task",
+    "plan": "Planning",
+    "review": "Reviewing the plan",
+}
+"""The sentence in the status line."""
+NO_PLAN = "Working without a plan: none could be made"
+
+
+class Planner:
+    """The planning of one run.
+
+    Attributes:
+        wanted: The run plans before it works.
+    """
+
+    def __init__(self, run_log: RunLog, *, wanted: bool) -> None:
+        self.wanted = wanted
+        self._log = run_log
+        self._history = run_log.history
+
+    def phase(self) -> PlanPhase | None:
+        """Return the step of the next call; None for a call of the work."""
+        if self._history.turn == 0:
+            return "analysis" if self.wanted else None
+        return self._history.planning.next_phase()
+
+    async def settle(self, *, leaving: bool = False) -> None:
+        """Record the outcome of planning once it is known, or at once where planning cannot go on (`leaving`)."""
+        ready = self._history.planning.outcome(leaving=leaving)
+        if ready is not None:
+            await self._log.record(*([] if ready.plan else [Activity(activity=NO_PLAN)]), ready)
+
+    def prompt_of(self, phase: PlanPhase) -> str:
+        """Return the prompt of a planning call, with the names of the run's tools."""
+        assert self._history.prefix is not None, "a run starts with its prefix"
+        tools = ", ".join(str(tool["name"]) for tool in self._history.prefix.tools)
+        return _texts()[phase].replace("{tools}", tools)
+
+    async def record_start(self, reserved: CostReserved) -> None:
+        """Record that a step has begun, where the reserved call is one."""
+        if reserved.phase is not None and reserved.attempt == 1:
+            await self._log.record(Activity(activity=DOING[reserved.phase]))
+
+    async def takes(self, answer: Completion | RunResult) -> bool:
+        """Take the answer of a planning call, or the error in its place; False for an answer of the work."""
+        if not self._history.planning.on:
+            return False
+        if isinstance(answer, Completion):
+            return True
+        await self.settle(leaving=True)
+        return answer.status == "error"
+
+
+def to_work() -> str:
+    """Return what the first turn of work tells the model about its plan."""
+    return _texts()["work"]
+
+
+@cache
+def _texts() -> dict[str, str]:
+    return {
+        name: str(text).strip()
+        for name, text in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
+    }
+
 
 LEAST_TO_THINK = 2_048
 """Output tokens below which a call does not think; above, it may think for half of them."""

@@ -16,7 +16,7 @@ from ava_audit.events import Ending, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_server.budget.run_config import config_of
-from ava_server.models.pricing.prices import COST_PARTS
+from ava_server.models.prices import COST_PARTS
 from ava_server.runs.changes import KeptChanges, build_changes
 from ava_server.runs.history import History
 from ava_server.runs.submit import NAME as SUBMIT

@@ -20,17 +20,17 @@ from ava_audit.rows import RunRow
 from ava_audit.units import format_usd
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
+from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
-from ava_roles.sandbox.removal import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import specs_of
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import worktree_spec
-from ava_server.approval.context_from import NAME as READ_RESULT
-from ava_server.approval.context_from import list_earlier
 from ava_server.approval.proposals import texts_of
+from ava_server.approval.requests import NAME as READ_RESULT
+from ava_server.approval.requests import list_earlier
 from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, strength
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
@@ -43,9 +43,8 @@ from ava_server.runs.coding import Worktrees
 from ava_server.runs.context import RunContext, SecretInjection
 from ava_server.runs.history import History
 from ava_server.runs.manager import ConfigNotSupported
-from ava_server.runs.mcp_servers import foreign_tools
+from ava_server.runs.run_tools import ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.submit import schema as submit_schema
-from ava_server.runs.tools import ReadSubagentResult, run_tools
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
     from ava_server.config.credentials import Credentials
     from ava_server.config.settings import Settings
     from ava_server.models.clients import ClientPool
-    from ava_server.runs.mcp_servers import McpServers
+    from ava_server.runs.run_tools import McpServers
 
 log = logging.getLogger("ava.setup")
 

@@ -18,11 +18,12 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
-from ava_audit.redaction.redact import Redactor, redact_fragments
+from ava_audit.redaction import Redactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_sentence
 from ava_roles.wrap import clean, wrap_tool_output
+from ava_server import telemetry
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
@@ -30,7 +31,6 @@ from ava_server.runs.context import RunContext, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.log import RunLog, ms_since
-from ava_server.telemetry import spans
 
 MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
@@ -256,7 +256,7 @@ class ToolCalls:
     ) -> ToolOutput:
         place = replace(self.place, secrets=injected, hide=hide, say=self._say_hidden)
         try:
-            with spans.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
+            with telemetry.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
                 output = await run_apart(self._tasks, lambda: tool(args, place), tool.spec.timeout_s)
                 span.brought(output)
         except TimeoutError:

@@ -19,8 +19,16 @@ from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
 from ava_server.service.access import Access, CallContext, Progress
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
-from ava_server.service.result_pages import json_chars, room_for
-from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, run_answer, shown_state, view_run
+from ava_server.service.run_view import (
+    EXPIRED,
+    INTERRUPTED,
+    RunView,
+    json_chars,
+    room_for,
+    run_answer,
+    shown_state,
+    view_run,
+)
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""

@@ -37,7 +37,7 @@ from ava_server.core.ids import AGENT
 from ava_server.service.access import Access, CallContext
 from ava_server.service.render_text import compact
 from ava_server.service.responses import Answer, LogAnswer
-from ava_server.service.result_pages import json_chars
+from ava_server.service.run_view import json_chars
 
 VALUE_CHARS = 80
 _NO_NAMES: Mapping[str, str] = {}

@@ -5,6 +5,7 @@ Nothing reads these texts back: whoever needs a figure, a cause or a state takes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,11 +20,129 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import blocker_in, left_to_be_resumed, pause_words, paused, resume_line
-from ava_server.service.responses import LastTool, RunAnswer
-from ava_server.service.result_pages import add_result
+from ava_server.service.responses import LastTool, RunAnswer, Untrusted
 
 if TYPE_CHECKING:
     from ava_server.runs.manager import Manager
+
+
+RESULTS_CHARS = 7_500
+"""Characters, as JSON, of all results in one answer; with everything around them it stays under 10,000."""
+AROUND_CHARS = 900
+"""Characters of one run in an answer beside its result."""
+LEAST_ROOM = 300
+
+
+def room_for(results: int) -> int:
+    """Return the characters, as JSON, that each of `results` results may take in one answer."""
+    count = max(results, 1)
+    return RESULTS_CHARS if count == 1 else max(LEAST_ROOM, RESULTS_CHARS // count - AROUND_CHARS)
+
+
+def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int | None) -> None:
+    """Put a result into an answer, as much of it as there is room for; `cursor` continues the output.
+
+    Args:
+        answer: The answer.
+        result: The result as the log has it.
+        offset: Where the output begins, in characters.
+        room: Characters, as JSON, that the result may take; None includes all of it.
+    """
+    fields = "status tokens_used iterations confidence duration_seconds error uncosted overrun cancel_reason"
+    for field in fields.split():
+        value = result.get(field)
+        setattr(answer, field, None if value is False else value)  # 0 is a figure, and equal to False
+    untrusted = Untrusted.model_validate(result["untrusted_result"])
+    text = untrusted.output if isinstance(untrusted.output, str) else json.dumps(untrusted.output, ensure_ascii=False)
+    if offset:
+        untrusted = Untrusted(warning=untrusted.warning, output=text)
+    else:
+        answer.tool_receipts = result.get("tool_receipts") or None
+        answer.cost_by = result.get("cost_by") or None
+        answer.quotes_checked = result.get("quotes_checked") or None
+        answer.changes = result.get("changes")
+    answer.untrusted_result = untrusted
+    if room is None:
+        untrusted.output = text[offset:] if offset else untrusted.output
+        return
+    _shorten(answer, untrusted, room)
+    left = room - sum(json_chars(part) for part in (untrusted.summary, untrusted.caveats, untrusted.findings))
+    left -= sum(json_chars(part) for part in (untrusted.error_text, untrusted.changed, answer.changes) if part)
+    end = offset + fitting(text[offset : offset + room], max(left, LEAST_ROOM // 2))
+    if offset or end < len(text):
+        untrusted.output = text[offset:end]
+        answer.cursor = str(end) if end < len(text) else None
+
+
+def _shorten(answer: RunAnswer, untrusted: Untrusted, room: int) -> None:
+    """Shorten everything but the output to its share of the room, and say what was left out."""
+    whole = f"resource ava://runs/{answer.subagent_id}"
+    findings, caveats = untrusted.findings, untrusted.caveats
+    untrusted.summary = _cut(untrusted.summary, max(room // 4, 60))
+    untrusted.findings = _first(findings, room // 4)
+    untrusted.caveats = _first([_cut(caveat, max(room // 8, 60)) for caveat in caveats], room // 6)
+    if untrusted.error_text:
+        untrusted.error_text = _cut(untrusted.error_text, max(room // 6, 120))
+    if untrusted.changed:
+        untrusted.changed, more = _first_changes(untrusted.changed, room // 3)
+        if more:
+            untrusted.caveats = [*untrusted.caveats, f"{more} more changed files: ava show {answer.subagent_id} --diff"]
+    if answer.changes and answer.changes.get("notes"):
+        answer.changes = {**answer.changes, "notes": _first(answer.changes["notes"], room // 6)}
+    if answer.quotes_checked:
+        kept = len(untrusted.findings)
+        answer.quotes_checked = [quote for quote in answer.quotes_checked if quote.get("finding", 0) <= kept]
+    lost = {"caveats": len(caveats) - len(untrusted.caveats), "findings": len(findings) - len(untrusted.findings)}
+    for what, left in lost.items():
+        if left:
+            untrusted.caveats = [*untrusted.caveats, f"{left} more {what}: {whole}"]
+
+
+def _first_changes(changed: dict[str, Any], room: int) -> tuple[dict[str, Any], int]:
+    """Return as many of the changes as fit, tests first, and how many files were left out."""
+    failing = {"failing": _end(changed["failing"], room // 2)} if changed.get("failing") else {}
+    tests: dict[str, Any] = {name: _first(changed[name], room // 6) for name in changed if name.startswith("tests_")}
+    files = _first(changed.get("files", []), room - json_chars(failing) - json_chars(tests))
+    return {"files": files, **tests, **failing}, len(changed.get("files", [])) - len(files)
+
+
+def _end(text: str, room: int) -> str:
+    """Return the end of a text that fits: of a command's output it tells most."""
+    return _cut(text[::-1], room)[::-1]
+
+
+def _first(items: list[Any], room: int) -> list[Any]:
+    kept: list[Any] = []
+    used = 0
+    for item in items:
+        used += json_chars(item) + 2
+        if used > room:
+            break
+        kept.append(item)
+    return kept
+
+
+def _cut(text: str, room: int) -> str:
+    end = fitting(text, room)
+    return text if end == len(text) else text[: max(end - 1, 0)] + "…"
+
+
+def json_chars(value: Any) -> int:
+    """Return how many characters a value has as JSON."""
+    return len(json.dumps(value, ensure_ascii=False))
+
+
+def fitting(text: str, room: int) -> int:
+    """Return how many of a text's first characters fit, as JSON, into `room` characters; at least 1."""
+    low, high = min(1, len(text)), len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if json_chars(text[:middle]) - 2 <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
 
 INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""

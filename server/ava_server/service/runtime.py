@@ -22,14 +22,14 @@ from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_roles.catalog import Catalog
-from ava_roles.mcp_client.entry import server_of
+from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches, sandbox_here
-from ava_server.budget import user_limits
+from ava_server.budget import caps
 from ava_server.budget.caps import DayCaps
 from ava_server.config import role_folders
 from ava_server.config.credentials import Credentials
@@ -43,7 +43,7 @@ from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
 from ava_server.runs.manager import GRACE_S, Manager
-from ava_server.runs.mcp_servers import McpServers
+from ava_server.runs.run_tools import McpServers
 from ava_server.runs.setup import RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
@@ -126,7 +126,7 @@ class Runtime:
 
     def day_caps(self, user: str) -> DayCaps:
         """Return what may be spent in a day: by this user, and by all users."""
-        return user_limits.day_caps(self.settings, user)
+        return caps.day_caps(self.settings, user)
 
     @property
     def spawn_limits(self) -> SpawnLimits:
@@ -139,7 +139,7 @@ class Runtime:
         return SpawnLimits(
             spawns_per_hour=settings.limits.spawns_per_hour,
             days=self.day_caps(user),
-            day_settings=(user_limits.day_setting(settings, user), settings.installation_day_setting),
+            day_settings=(caps.day_setting(settings, user), settings.installation_day_setting),
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
         )
 
@@ -154,7 +154,7 @@ class Runtime:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
         """
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
-        return user_limits.stricter_policy(self.settings, user or self.user, in_force)
+        return caps.stricter_policy(self.settings, user or self.user, in_force)
 
     def memory(self, user: str) -> Memory | None:
         """Return the notes of a user; only the owner of the data root has any."""
@@ -176,7 +176,7 @@ class Runtime:
 
         def read() -> Catalog:
             if remote is not None:
-                return user_limits.roles_over_http(self.settings, remote, owner=remote == self.user)
+                return caps.roles_over_http(self.settings, remote, owner=remote == self.user)
             return role_folders.places_of(
                 self.settings,
                 asked=workspace,
@@ -210,8 +210,8 @@ class Runtime:
             around = replace(
                 around,
                 client_roots=(),
-                remote_roots=user_limits.user_settings(self.settings, user).workspaces,
-                sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
+                remote_roots=caps.user_settings(self.settings, user).workspaces,
+                sandbox=lambda: caps.sandbox_over_http(self.sandbox(), self.settings),
             )
         named = next((own for own in catalog.roles if own.name == role), None)
         if named is None or not any(server_of(tool) for tool in named.tools):
@@ -300,7 +300,7 @@ async def open_runtime(
             instances,
             name,
             serves or (lambda row: row.user_id == user),
-            user_limits.slots(settings),
+            caps.slots(settings),
             runtime.run_setup,
             start_worker=WorkerProcesses(settings.paths) if settings.background and not worker else None,
             grace_s=0.0 if worker else GRACE_S,

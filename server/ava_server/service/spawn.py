@@ -11,12 +11,11 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import cents, iso_utc, micros_from_cents
 from ava_roles.errors import RolesError
-from ava_roles.mcp_client.entry import server_of
+from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool
-from ava_server.approval.context_from import check_context_from
 from ava_server.approval.decisions import Ceilings, auto_approve
 from ava_server.approval.proposals import Proposal, ProposalRefusal, propose, texts_of
-from ava_server.approval.requests import SpawnArgs, parse
+from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused

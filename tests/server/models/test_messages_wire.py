@@ -15,7 +15,7 @@ from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.thinking import Thinking, thinking_of
+from ava_server.models.selection import Thinking, thinking_of
 from ava_server.models.wires.base import MOST_CALLS
 from ava_server.models.wires.messages import MessagesAnswer, MessagesWire
 from ava_server.models.wires.stream import EventReader

@@ -28,7 +28,7 @@ from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchem
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.json_text import as_object
-from ava_server.models.thinking import thinking_of
+from ava_server.models.selection import thinking_of
 from ava_server.models.wires.responses import ResponsesWire
 
 MODEL = "gpt-6.1-sol"

@@ -20,8 +20,8 @@ from ava_server.models.base import AssistantTurn, Completion, Delta, Request, To
 from ava_server.models.clients import ClientPool
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.http_model import HttpModel
-from ava_server.models.pricing.prices import cost_micros, find_price
-from ava_server.models.thinking import thinking_of
+from ava_server.models.prices import cost_micros, find_price
+from ava_server.models.selection import thinking_of
 from ava_server.models.wires.base import MOST_CALLS
 from ava_server.models.wires.responses import ResponsesAnswer, ResponsesWire
 from ava_server.models.wires.stream import EventReader

@@ -4,7 +4,7 @@ import pytest
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolTurn, Turn, UserTurn
-from ava_server.models.scripted import Call, ScriptedModel, Step
+from ava_server.models.factory import Call, ScriptedModel, Step
 
 BUSY = ModelError("busy", kind="overloaded", sent=True, answered=False, retryable=True)
 

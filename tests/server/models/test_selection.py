@@ -11,7 +11,7 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.factory import build_model, model_of, parameters
 from ava_server.models.http_model import HttpModel
 from ava_server.models.offline import OfflineModel
-from ava_server.models.pricing.prices import Price, Unpriced, UserPrice
+from ava_server.models.prices import Price, Unpriced, UserPrice
 from ava_server.models.selection import (
     KNOWN_URLS,
     SCRIPTED,

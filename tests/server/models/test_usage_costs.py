@@ -17,7 +17,7 @@ from ava_audit.events import Usage
 from ava_server.models.base import Completion, Request, UserTurn
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
-from ava_server.models.pricing.prices import Price, cost_by, cost_micros, look_up
+from ava_server.models.prices import Price, cost_by, cost_micros, look_up
 from ava_server.models.selection import KNOWN_URLS
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.chat import ChatWire

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from ava_roles.sandbox.launcher import disk, kernel
+from ava_roles.sandbox.launcher import kernel
 from ava_roles.sandbox.launcher.child import exec_command
 from ava_roles.sandbox.launcher.spec import from_bytes
 
@@ -180,13 +180,13 @@ class _Supervisor:
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
         try:
-            used = disk.measure(self._writable, self._spec.uid)
-        except disk.TooDeep:
+            used = kernel.measure(self._writable, self._spec.uid)
+        except kernel.TooDeep:
             return "disk"
         except OSError as error:  # in a container whose user namespace does not map the user of commands
             return f"failed its folders cannot be given to the user of commands, or measured: {error.strerror}"
         self._before = used if self._spec.disk_from is None else self._spec.disk_from
-        self._least_free = min(_FREE_DISK, disk.free(self._writable) // 2)
+        self._least_free = min(_FREE_DISK, kernel.free(self._writable) // 2)
         failure_read, failure_at = os.pipe()
         status_read, status_at = os.pipe()
         self._main = os.fork()
@@ -245,18 +245,18 @@ class _Supervisor:
         pids = descendants(os.getpid())
         if _use_more_than(pids, limits.memory):
             return "memory"
-        if disk.free(self._writable) < self._least_free:
+        if kernel.free(self._writable) < self._least_free:
             return "disk"
         began = time.monotonic()
         if began < self._measure_at:
             return ""
         try:
-            grown = disk.measure(self._writable) - self._before
-        except disk.TooDeep:
+            grown = kernel.measure(self._writable) - self._before
+        except kernel.TooDeep:
             return "disk"
         took = time.monotonic() - began
         self._measure_at = began + max(_MEASURE_S, took * _MEASURE_SHARE)
-        return "disk" if grown + disk.measure_unlinked(pids) > limits.disk else ""
+        return "disk" if grown + kernel.measure_unlinked(pids) > limits.disk else ""
 
     def _report_exit(self, bubblewrap_status: str) -> str:
         """Report how the command ended by itself. Bubblewrap's own exit code may be about a sandbox that failed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ava_audit.redaction.redact import Redactor
+from ava_audit.redaction import Redactor
 from ava_server.cli.doctor import data, machine, models, roles
 from ava_server.cli.doctor.finding import REPORT, Check, Finding, Setup
 from ava_server.config.keys import list_keys

@@ -15,7 +15,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
-from ava_server.budget.user_limits import Slots
+from ava_server.budget.caps import Slots
 from ava_server.cli.doctor.finding import REPORT, Finding, Setup, from_error
 from ava_server.cli.doctor.models import cheapest, models_of, search_engine
 from ava_server.cli.log_access import note_fetched, whole_answer

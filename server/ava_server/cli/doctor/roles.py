@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from ava_roles.catalog import Catalog
-from ava_roles.mcp_client.entry import server_of
+from ava_roles.mcp_client.tools import server_of
 from ava_roles.placeholders import secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Unavailable
@@ -28,7 +28,7 @@ from ava_server.models.selection import Choice
 
 if TYPE_CHECKING:
     from ava_roles.mcp_client.connection import ToolListing
-    from ava_roles.mcp_client.entry import ServerEntry
+    from ava_roles.mcp_client.tools import ServerEntry
 
 MOST_NAMED = 20
 """The most tools of one server that are named."""
@@ -176,7 +176,7 @@ def _check_servers(setup: Setup, *, remote: bool) -> Iterator[Finding]:
     if settings is None or not settings.mcp_servers or root is None:
         return
     from ava_server.approval.scope import sandbox_here
-    from ava_server.runs.mcp_servers import McpServers
+    from ava_server.runs.run_tools import McpServers
 
     foreign = McpServers(settings, lambda: read_secrets(root.secrets_file), lambda: sandbox_here(settings))
     names = [name for name, entry in foreign.entries.items() if (entry.url is not None) == remote]

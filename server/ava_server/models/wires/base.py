@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ava_server.models.base import Completion, Delta, Request, ToolUse, Turn
 from ava_server.models.json_text import as_object, as_text, decode_object, join_surrogates
-from ava_server.models.thinking import UNKNOWN, Thinking
+from ava_server.models.selection import UNKNOWN, Thinking
 from ava_server.models.tokens import merge_usage, read_usage
 
 MOST_CALLS = 128

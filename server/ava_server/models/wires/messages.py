@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ava_server.models import json_text
 from ava_server.models.base import AssistantTurn, Delta, Request, ToolTurn, ToolUse, Turn, UserTurn
 from ava_server.models.json_text import as_list, as_object, as_text, objects_in
-from ava_server.models.thinking import EFFORT, LOW
+from ava_server.models.selection import EFFORT, LOW
 from ava_server.models.wires.base import (
     MOST_CALLS,
     Answer,

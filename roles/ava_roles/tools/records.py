@@ -1,0 +1,243 @@
+"""The tools for what belongs to a run: artifacts, scratchpad, earlier results and memory notes.
+
+Tools that need the log have only their specifications here; `ava_server.runs.run_tools` implements them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pydantic import Field
+
+from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.memory import Memory, Note, best_notes
+from ava_roles.sandbox.paths import Root, shown
+from ava_roles.threads import run_sync
+from ava_roles.tool import ToolArgs, ToolContext, ToolOutput, ToolSpec, need_artifacts, need_memory
+
+_MAX_BYTES = 1_000_000
+_MAX_FILES = 20
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}[A-Za-z0-9]|[A-Za-z0-9]")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?", re.IGNORECASE)
+
+
+class SaveArtifactArgs(ToolArgs):
+    """Arguments of `save_artifact`."""
+
+    name: str = Field(description="File name without folders, e.g. prices.csv; letters, digits, dot, - and _")
+    content: str = Field(description="The whole content, at most 1 MB.")
+
+
+class SaveArtifact:
+    """Writes a file into the run's artifact folder."""
+
+    spec = ToolSpec(
+        name="save_artifact",
+        description=(
+            "Save a text file (report, table, data) that is handed over with the result: at most 20 files of "
+            "1 MB. The same name again replaces the file. Use it for what is too long for the result itself."
+        ),
+        args=SaveArtifactArgs,
+        read_only=False,
+        artifacts=True,
+        writes=True,
+        common=True,
+    )
+
+    def activity(self, args: SaveArtifactArgs) -> str:
+        """Return `Saving NAME`."""
+        return f"Saving {shown(args.name)}"
+
+    async def __call__(self, args: SaveArtifactArgs, at: ToolContext) -> ToolOutput:
+        """Save the file."""
+        folder = need_artifacts(at)
+        return await run_sync(_save, folder, args, abandon_on_cancel=False)
+
+
+def is_artifact_name(name: str) -> bool:
+    """Tell whether an artifact can have this name: a plain file name that every system accepts."""
+    return _NAME.fullmatch(name) is not None and _RESERVED.fullmatch(name) is None
+
+
+def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
+    if not is_artifact_name(args.name):
+        raise AccessRefused(
+            f"{shown(args.name)!r} cannot be an artifact's name; give a plain file name such as prices.csv"
+        )
+    try:
+        data = args.content.encode()
+    except UnicodeEncodeError:
+        raise ToolFailed("the content contains half characters (lone surrogates); leave them out") from None
+    if len(data) > _MAX_BYTES:
+        raise ToolFailed(f"the content has {len(data):,} bytes, more than {_MAX_BYTES:,}; split or shorten it")
+    existing = [entry.name for entry in folder.entries()]
+    twin = next((name for name in existing if name.lower() == args.name.lower() and name != args.name), None)
+    if twin is not None:
+        raise ToolFailed(f"there is {twin} already, and some systems take that for the same name; choose another")
+    if args.name not in existing and len(existing) >= _MAX_FILES:
+        raise ToolFailed(f"there are {_MAX_FILES} artifacts already; put more into one, or replace one by its name")
+    folder.replace(args.name, data)
+    digest = hashlib.sha256(data).hexdigest()
+    return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}", count=1)
+
+
+NOTE_CHARS = 4_000
+
+
+class ScratchpadArgs(ToolArgs):
+    """Arguments of `scratchpad`."""
+
+    note: str = Field(default="", max_length=NOTE_CHARS, description="A note to keep; leave it out to read them all.")
+
+
+SCRATCHPAD = ToolSpec(
+    name="scratchpad",
+    description="Keep a note, or read your notes back. Notes survive when older tool results are left out.",
+    args=ScratchpadArgs,
+    timeout_s=5,
+    common=True,
+)
+
+
+class ReadToolResultArgs(ToolArgs):
+    """Arguments of `read_tool_result`."""
+
+    id: str = Field(description="R-… as it stands in place of the result.")
+    offset: int = Field(default=0, ge=0, description="Characters to skip.")
+
+
+READ_TOOL_RESULT = ToolSpec(
+    name="read_tool_result",
+    description="Read an earlier tool result again, or go on in one that was cut.",
+    args=ReadToolResultArgs,
+    timeout_s=10,
+    common=True,
+)
+
+
+class ReadSubagentResultArgs(ToolArgs):
+    """Arguments of `read_subagent_result`."""
+
+    id: str = Field(description="S-… of an earlier subagent, as the task context lists it.")
+    offset: int = Field(default=0, ge=0, description="Characters to skip.")
+
+
+READ_SUBAGENT_RESULT = ToolSpec(
+    name="read_subagent_result",
+    description="Read the result of an earlier subagent that the task context lists. It is no source: look up where"
+    " it says that something stands before you quote that.",
+    args=ReadSubagentResultArgs,
+    timeout_s=10,
+    results=True,
+    common=True,
+)
+
+RUN_SPECS = (SCRATCHPAD, READ_TOOL_RESULT, READ_SUBAGENT_RESULT)
+
+
+NAME = "recall"
+PAGE_CHARS = 10_000
+TITLE_CHARS = 100
+MAX_NOTES_QUOTED = 5
+_MAX_NAMES = 20
+
+
+class RecallArgs(ToolArgs):
+    """Arguments of `recall`."""
+
+    query: str = Field(default="", max_length=1_000, description="Words or a question: the passages that fit best.")
+    name: str = Field(default="", max_length=200, description="A note's name: the whole note, or the query in it.")
+    offset: int = Field(default=0, ge=0, description="Characters to skip.")
+
+
+class Recall:
+    """Lists, searches and reads the notes of the user whose run it is.
+
+    A note is not a source: its author may have it from a page or from another subagent. So the tool returns no sources,
+    and a quote that is only in a note counts as not found.
+    """
+
+    spec = ToolSpec(
+        name=NAME,
+        description="Read notes that people keep for subagents (facts, house rules); without arguments their list. "
+        "A note is no source: quote what it points to.",
+        args=RecallArgs,
+        timeout_s=20,
+        memory=True,
+        common=True,
+    )
+
+    def activity(self, args: RecallArgs) -> str:
+        """Return what the call looks for."""
+        if args.query:
+            return f"Looking in memory for {args.query}"
+        return f"Recalling {shown(args.name)}" if args.name else "Looking at what is in memory"
+
+    async def __call__(self, args: RecallArgs, at: ToolContext) -> ToolOutput:
+        """List, search or read.
+
+        Raises:
+            ToolFailed: There is no memory, no such note, or nothing at the offset.
+        """
+        return await run_sync(_recall, need_memory(at), args, at.hide)
+
+
+def _recall(memory: Memory, args: RecallArgs, hide: Callable[[str], str]) -> ToolOutput:
+    if args.name:
+        notes, ignored = [_find_note(memory, args.name)], 0
+    else:
+        found = memory.read()
+        notes, ignored = list(found.notes), len(found.passed_over)
+    if args.query:
+        text, count = _passages(notes, args.query, hide)
+    elif args.name:
+        text, count = f"{_head(notes[0])}\n\n{hide(notes[0].text)}", 1
+    else:
+        text, count = _list(notes, ignored, hide), len(notes)
+    if args.offset and args.offset >= len(text):
+        raise ToolFailed(f"that has {len(text):,} characters; give a smaller offset than {args.offset:,}")
+    end = args.offset + PAGE_CHARS
+    more = f"\n[characters {args.offset} to {end} of {len(text)}; offset {end} goes on]" if end < len(text) else ""
+    return ToolOutput(text[args.offset : end] + more, count=count)
+
+
+def _find_note(memory: Memory, name: str) -> Note:
+    """Return the note of this name.
+
+    Raises:
+        ToolFailed: There is none; names the existing ones.
+    """
+    note = memory.note(name.strip().removesuffix(".md"))
+    if note is None:
+        names = [each.name for each in memory.read().notes]
+        rest = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+        known = ", ".join(names[:_MAX_NAMES]) or "none"
+        raise ToolFailed(f"there is no note {shown(name)[:80]!r}; there are: {known}{rest}")
+    return note
+
+
+def _list(notes: list[Note], ignored: int, hide: Callable[[str], str]) -> str:
+    lines = [f"{len(notes)} {'note' if len(notes) == 1 else 'notes'}:" if notes else "There are no notes."]
+    for note in notes:
+        title = hide(note.first_line)
+        lines.append(f"{_head(note)}: {title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1] + '…'}")
+    if ignored:
+        lines.append(f"[{ignored} in the folder cannot be read as notes; `ava memory` tells a person why]")
+    return "\n".join(lines)
+
+
+def _head(note: Note) -> str:
+    return f"{note.name} ({datetime.fromtimestamp(note.changed_s, UTC):%Y-%m-%d}, {note.size:,} bytes)"
+
+
+def _passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:
+    files = best_notes(notes, query, MAX_NOTES_QUOTED, hide)
+    if not files:
+        return f"No passage fits; {len(notes)} looked through. Try other words, or list the notes.", 0
+    parts = [f"{len(files)} of {len(notes)} fit best:"]
+    for file in files:
+        parts += [f"## {file.path}, {passage.where}\n{passage.text}" for passage in file.passages]
+    return "\n\n".join(parts), len(files)
