@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from hypothesis import settings
+from support.sample import SEED, commit
 
 settings.register_profile("long", max_examples=250, stateful_step_count=60, deadline=None)
 
@@ -26,10 +27,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide, once for all workers, whether slow tests are left out; let children receive signals."""
+    """Decide, once for all workers, whether slow tests and points are left out; let children receive signals."""
     if not hasattr(config, "workerinput"):
         named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
-        os.environ[_WITHOUT_SLOW] = "" if named or config.getoption(ALL) else "1"
+        whole = named or config.getoption(ALL)
+        os.environ[_WITHOUT_SLOW] = "" if whole else "1"
+        os.environ[SEED] = "" if whole else commit()
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
             # Shells start background jobs with Ctrl-C ignored, nohup with the hang-up. Child processes that tests

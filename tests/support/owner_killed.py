@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,16 @@ from ava_audit.view import View
 from ava_server.config.settings import load_settings
 from ava_server.service.runtime import open_runtime
 
+COMMITS = "commits.txt"
+"""The file in the data root that says how many there were, if none was killed behind."""
 
-def kill_behind(count: int) -> None:
-    """Have this process killed behind so many commands that wrote something about a run, its claim the first."""
+
+def kill_behind(count: int) -> Callable[[], int]:
+    """Have this process killed behind so many commands that wrote something about a run, its claim the first.
+
+    Returns:
+        What says how many there were so far.
+    """
     ask = Store.do
     seen = 0
 
@@ -47,6 +55,7 @@ def kill_behind(count: int) -> None:
         return value
 
     Store.do = do  # type: ignore[method-assign]
+    return lambda: seen
 
 
 async def own(root: Path, base_url: str) -> None:
@@ -58,5 +67,6 @@ async def own(root: Path, base_url: str) -> None:
 
 
 if __name__ == "__main__":
-    kill_behind(int(sys.argv[3]))
+    commits = kill_behind(int(sys.argv[3]))
     anyio.run(own, Path(sys.argv[1]), sys.argv[2])
+    Path(sys.argv[1], COMMITS).write_text(str(commits()))
