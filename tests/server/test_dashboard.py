@@ -25,8 +25,8 @@ from support.terminal import ava
 from ava_audit.store.locks import WriteLock
 from ava_server.cli.dashboard.app import StatusApp
 from ava_server.cli.dashboard.health import Health, health, overview_json, size
-from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
-from ava_server.cli.dashboard.page import NO_RUNS, Page, bar, both_ends, joined, short_number
+from ava_server.cli.dashboard.overview import Budget, Overview, OverviewReader, SandboxProbe
+from ava_server.cli.dashboard.page import KEYS, NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 
@@ -439,6 +439,17 @@ async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
     runs, findings = [await anyio.to_thread.run_sync(jq, one) for one in filters]
     assert [(run["state"], run["cost"]["cap"]) for run in runs] == [("success", 50)]
     assert [one["name"] for one in findings] == ["confinement"]
+
+
+def test_the_docs_quote_the_live_screen(tmp_path: Path) -> None:
+    page_of_docs = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    quoted = page_of_docs.partition("```text\n")[2].partition("\n```")[0].split("\n")
+    assert max(map(cells, quoted)) == 79, "a column of 80 is the scroll bar's"
+    assert len(quoted) == 20
+    assert quoted[-1] == both_ends(joined(), KEYS, 79).plain
+    (budget,) = (line for line in quoted if "everybody" in line)
+    spent = Overview(0, (Budget("everybody", 200_000, 510_000, 25_000_000),), 0, False, None, {})
+    assert budget in plain(Page("/srv/ava", spent, tuple(health(spent, load_settings(tmp_path), None)), 79).live(9)[2])
 
 
 @pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])
