@@ -23,8 +23,9 @@ from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.store.locks import WriteLock
+from ava_audit.units import format_bytes
 from ava_server.cli.dashboard.app import StatusApp
-from ava_server.cli.dashboard.health import Health, health, overview_json, size
+from ava_server.cli.dashboard.health import Health, health, overview_json
 from ava_server.cli.dashboard.overview import Budget, Overview, OverviewReader, SandboxProbe
 from ava_server.cli.dashboard.page import KEYS, NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
@@ -368,7 +369,12 @@ def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:
         "999k",
         "1.0M",
     ]
-    assert [size(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB"]
+    assert [format_bytes(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == [
+        "12 bytes",
+        "1.5 kB",
+        "2.5 MB",
+        "3.0 GB",
+    ]
 
 
 def test_text_of_others_stays_on_one_line_and_both_ends_of_a_line_fit() -> None:

@@ -21,6 +21,7 @@ from textual.widgets import Static
 from ava_audit.units import format_ts
 from ava_server.cli.dashboard.health import health
 from ava_server.cli.dashboard.page import Page, joined
+from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ ENDS_WITHIN_S = 2.0
 """A signal, or a terminal that is gone, ends the process within this time whatever hangs."""
 STALLED_S = 3.0
 """A look that takes longer is reported; the screen keeps what was there before."""
-_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _HUNG_UP = 128 + 1
 """The exit code of a terminal that is gone, whether SIGHUP comes too or not."""
 
@@ -178,7 +178,7 @@ async def show(reader: OverviewReader, probe: SandboxProbe) -> int:
     """Show the screen until it is quit, and return the exit code: 0 for `q`, 128 and its number for a signal."""
     app = StatusApp(reader, probe)
     code: int | None = None
-    with received(*_ENDING) as signals:
+    with received(*ending_signals()) as signals:
         async with anyio.create_task_group() as tasks:
 
             async def on_signals() -> None:
