@@ -164,7 +164,10 @@ class OverviewReader:
 
     def _found(self, found: LogSnapshot, path: Path, overview: Overview) -> Overview:
         view, at_us = found.view, overview.at_us
-        alive = cache(lambda name: _is_held(self.settings.paths.instances / f"{name}.lock"))
+
+        @cache
+        def alive(name: str) -> bool:
+            return _is_held(self.settings.paths.instances / f"{name}.lock")
 
         def state(row: RunRow) -> str:
             proposal = view.proposal(row.pending_id) if row.state == WAITING else None
