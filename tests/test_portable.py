@@ -102,6 +102,10 @@ BEHIND: dict[tuple[str, str], str] = {
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     ("server/ava_server/http/server.py", "resource"): "on Windows a process has no such limit",
+    **dict.fromkeys(
+        (("server/ava_server/cli/dashboard/driver.py", name) for name in ("termios", "signal.SIGSTOP")),
+        "imported only where the system is not Windows",
+    ),
     ("server/ava_server/cli/secret_input.py", "termios"): "on Windows getpass reads the console",
     ("server/ava_server/cli/terminal.py", "termios"): "on Windows what was typed ahead is an answer",
     ("server/ava_server/cli/terminal.py", "wait_readable"): "on Windows a thread reads the console",

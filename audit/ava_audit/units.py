@@ -1,4 +1,4 @@
-"""Units of time and money: integers inside (microseconds UTC, micro-USD), parsed and formatted for people."""
+"""Units of time, money and size: integers inside (microseconds UTC, micro-USD), parsed and formatted for people."""
 
 from __future__ import annotations
 
@@ -162,3 +162,11 @@ def format_usd(micros: int, *, exact: bool = False) -> str:
         amount = amount.quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
     whole, _, part = f"{amount:f}".partition(".")
     return f"{'-' if micros < 0 else ''}${whole}.{part.rstrip('0').ljust(2, '0')}"
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes in a fitting unit: `1.5 kB`."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"

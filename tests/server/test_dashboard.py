@@ -23,10 +23,11 @@ from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.store.locks import WriteLock
+from ava_audit.units import format_bytes
 from ava_server.cli.dashboard.app import StatusApp
-from ava_server.cli.dashboard.health import Health, health, overview_json, size
-from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
-from ava_server.cli.dashboard.page import NO_RUNS, Page, bar, both_ends, joined, short_number
+from ava_server.cli.dashboard.health import Health, health, overview_json
+from ava_server.cli.dashboard.overview import Budget, Overview, OverviewReader, SandboxProbe
+from ava_server.cli.dashboard.page import KEYS, NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
 
@@ -368,7 +369,12 @@ def test_a_bar_is_empty_only_at_zero_and_full_only_at_the_cap() -> None:
         "999k",
         "1.0M",
     ]
-    assert [size(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == ["12 bytes", "1.5 kB", "2.5 MB", "3.0 GB"]
+    assert [format_bytes(number) for number in (12, 1_500, 2_500_000, 3 * 10**9)] == [
+        "12 bytes",
+        "1.5 kB",
+        "2.5 MB",
+        "3.0 GB",
+    ]
 
 
 def test_text_of_others_stays_on_one_line_and_both_ends_of_a_line_fit() -> None:
@@ -439,6 +445,17 @@ async def test_the_jq_examples_of_the_docs_work(tmp_path: Path) -> None:
     runs, findings = [await anyio.to_thread.run_sync(jq, one) for one in filters]
     assert [(run["state"], run["cost"]["cap"]) for run in runs] == [("success", 50)]
     assert [one["name"] for one in findings] == ["confinement"]
+
+
+def test_the_docs_quote_the_live_screen(tmp_path: Path) -> None:
+    page_of_docs = (REPOSITORY / "docs" / "monitoring.md").read_text("utf-8")
+    quoted = page_of_docs.partition("```text\n")[2].partition("\n```")[0].split("\n")
+    assert max(map(cells, quoted)) == 79, "a column of 80 is the scroll bar's"
+    assert len(quoted) == 20
+    assert quoted[-1] == both_ends(joined(), KEYS, 79).plain
+    (budget,) = (line for line in quoted if "everybody" in line)
+    spent = Overview(0, (Budget("everybody", 200_000, 510_000, 25_000_000),), 0, False, None, {})
+    assert budget in plain(Page("/srv/ava", spent, tuple(health(spent, load_settings(tmp_path), None)), 79).live(9)[2])
 
 
 @pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])

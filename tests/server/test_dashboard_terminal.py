@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
+import shutil
 import signal
 import sqlite3
+import subprocess
 import sys
+import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +20,7 @@ import anyio.to_thread
 import pytest
 from support.model_server import Gate, Say
 from support.runtime import PRICED, hand_over, open_lab
-from support.terminal import CONTROLLED, Screen, on_terminal
+from support.terminal import COMMAND, CONTROLLED, WITHIN_S, Screen, environment, on_terminal
 
 from ava_server.cli.terminal import cells
 
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.slow
 
 ENTERS, LEAVES = "\x1b[?1049h", "\x1b[?1049l"
 SHOWS_CURSOR, HIDES_CURSOR = "\x1b[?25h", "\x1b[?25l"
+ENDS_WITHIN_S = 3.0
 FAULTY = "import sys; {fault}; from ava_server.cli import run; run(sys.argv[1:])"
 
 
@@ -105,6 +110,158 @@ def test_can_be_suspended_and_resumed(root: Path) -> None:
         assert_left(screen)
 
 
+def test_ctrl_z_stops_it_and_fg_continues_it(root: Path) -> None:
+    with on_terminal(root, command=("sh", "-c", ': <"$(tty)"; exec sh -i'), env={"PS1": "$ "}) as screen:
+        screen.type(f"{sys.executable} -m ava_server status; echo status=$?\n")
+        screen.until("q quits")
+        screen.type("\x1a")
+        screen.until(LEAVES)
+        screen.until("Stopped")
+        seen = len(screen.text)
+        screen.type("fg; echo status=$?\n")
+        screen.until_shown(lambda lines: "q quits" in lines[-1] and ENTERS in screen.text[seen:])
+        screen.type("q")
+        screen.until("status=0")
+        assert_left(screen)
+        screen.type("exit\n")
+        assert screen.ended() == 0
+
+
+def test_a_continue_signal_without_a_stop_changes_nothing(root: Path) -> None:
+    with dashboard(root) as screen:
+        screen.process.send_signal(signal.SIGCONT)
+        screen.until_shown(lambda lines: any("confinement" in line for line in lines))
+        screen.type("q")
+        assert screen.process.wait(ENDS_WITHIN_S) == 0
+        screen.ended()
+        assert_left(screen)
+    assert screen.text.count(ENTERS) == 1
+
+
+# -- a terminal that vanishes or does not read ------------------------------------------------------------------------
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes below a process."""
+    found = {int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()}
+    return found.union(*map(descendants, found))
+
+
+def until_gone(pids: set[int]) -> None:
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline, f"one of {pids} is left"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("command", [COMMAND, CONTROLLED], ids=["unnoticed", "with SIGHUP"])
+def test_ends_when_the_terminal_vanishes(root: Path, command: tuple[str, ...]) -> None:
+    with on_terminal(root, "status", command=command) as screen:
+        screen.until("q quits")
+        children = descendants(screen.process.pid)
+        screen.vanish()
+        assert screen.process.wait(ENDS_WITHIN_S) == 128 + signal.SIGHUP
+        until_gone(children)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("tmux") is None, reason="it needs tmux and /proc")
+def test_ends_when_its_tmux_session_is_killed(root: Path, tmp_path: Path) -> None:
+    def tmux(*args: str) -> str:
+        command = ["tmux", "-S", str(tmp_path / "tmux"), "-f", os.devnull, *args]
+        return subprocess.run(command, env=environment(root), capture_output=True, text=True, check=True).stdout
+
+    code = tmp_path / "code"
+    ava = f"{sys.executable} -m ava_server status"
+    tmux("new-session", "-d", "-s", "one", f"trap '' HUP; (trap - HUP; exec {ava}); echo $? >{code}")
+    try:
+        tmux("new-session", "-d", "-s", "other", "cat")  # so that the server outlives the first
+        deadline = time.monotonic() + WITHIN_S
+        while "q quits" not in tmux("capture-pane", "-p", "-t", "one"):
+            assert time.monotonic() < deadline
+        below = descendants(int(tmux("display-message", "-p", "-t", "one", "#{pane_pid}")))
+        assert below
+        tmux("kill-session", "-t", "one")
+        until_gone(below)
+        while not (code.exists() and code.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert code.read_text() == "129\n"
+    finally:
+        tmux("kill-server")
+
+
+def test_ends_when_only_its_input_vanishes_and_restores_the_screen(root: Path) -> None:
+    ours, theirs = pty.openpty()
+    with on_terminal(root, "status", stdin=theirs) as screen:
+        os.close(theirs)
+        screen.until("q quits")
+        os.close(ours)
+        begun = time.monotonic()
+        assert screen.ended() == 128 + signal.SIGHUP
+        assert time.monotonic() - begun < ENDS_WITHIN_S
+        assert_left(screen)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (None, 0)]
+)
+def test_ends_although_the_terminal_does_not_read_and_restores_it(
+    root: Path, number: signal.Signals | None, code: int
+) -> None:
+    with on_terminal(root, "status", columns=300, rows=100) as screen:
+        screen.until_full()
+        children = descendants(screen.process.pid)
+        if number is None:
+            screen.type("q")
+        else:
+            screen.process.send_signal(number)
+        assert screen.process.wait(ENDS_WITHIN_S) == code
+        until_gone(children)
+        screen.ended()
+        assert_left(screen)
+
+
+def test_stops_although_the_terminal_does_not_read_and_continues(root: Path) -> None:
+    with on_terminal(root, "status", columns=300, rows=100) as screen:
+        screen.until_full()
+        screen.process.send_signal(signal.SIGTSTP)
+        deadline = time.monotonic() + ENDS_WITHIN_S
+        while os.waitpid(screen.process.pid, os.WUNTRACED | os.WNOHANG) == (0, 0):
+            assert time.monotonic() < deadline, "it has not stopped"
+            time.sleep(0.01)
+        assert screen.echoes
+        screen.until(LEAVES)
+        seen = len(screen.text)
+        screen.process.send_signal(signal.SIGCONT)
+        screen.until_shown(lambda lines: "q quits" in lines[-1] and ENTERS in screen.text[seen:])
+        screen.type("q")
+        assert screen.ended() == 0
+        assert_left(screen)
+
+
+def test_catches_up_with_a_terminal_that_reads_again(root: Path) -> None:
+    with on_terminal(root, "status", columns=300, rows=100) as screen:
+        screen.until_full()
+        screen.until_shown(lambda lines: "q quits" in lines[-1] and any("confinement" in line for line in lines))
+        screen.type("q")
+        assert screen.ended() == 0
+        assert_left(screen)
+
+
+def test_a_signal_ends_a_sandbox_check_that_hangs(root: Path) -> None:
+    hangs = "import ava_server.cli.doctor.machine as m, time; m.sandbox = lambda mode: time.sleep(600)"
+    with on_terminal(root, "status", command=faulty(hangs)) as screen:
+        screen.until("not known yet")
+        begun = time.monotonic()
+        screen.process.send_signal(signal.SIGTERM)
+        assert screen.ended() == 143
+        assert time.monotonic() - begun < ENDS_WITHIN_S
+        assert_left(screen)
+
+
+# -- faults -----------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     "fault",
     [
@@ -163,8 +320,10 @@ def test_a_dumb_terminal_gets_one_plain_copy(root: Path, term: str) -> None:
 
 def test_says_the_same_without_colors(root: Path) -> None:
     texts: list[str] = []
+    patient = faulty("import ava_server.cli.status as s; s.SHOWN_WITHIN_S = 20")  # on a busy machine too
     for env in ({}, {"NO_COLOR": "1"}):
-        with on_terminal(root, "status", "--once", columns=80, env={"TERM": "xterm-256color", **env}) as screen:
+        terminal = {"TERM": "xterm-256color", **env}
+        with on_terminal(root, "status", "--once", columns=80, env=terminal, command=patient) as screen:
             assert screen.ended() == 0
         texts.append(screen.text)
     colours = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")

@@ -88,6 +88,21 @@ class Screen:
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.process.send_signal(signal.SIGWINCH)
 
+    def vanish(self) -> None:
+        """What closing the window does."""
+        with Path(os.devnull).open("rb") as nothing:
+            os.dup2(nothing.fileno(), self._descriptor)
+
+    def until_full(self) -> None:
+        """Wait, without reading, until the terminal can take no more output."""
+        deadline = time.monotonic() + WITHIN_S
+        while self.echoes or self._unread() < 4_095:
+            assert time.monotonic() < deadline and self.process.poll() is None, "the terminal never filled"
+            time.sleep(0.01)
+
+    def _unread(self) -> int:
+        return int(struct.unpack("i", fcntl.ioctl(self._descriptor, termios.FIONREAD, b"\0" * 4))[0])
+
     @property
     def lines(self) -> list[str]:
         """What stands on the screen now, as it is read."""
@@ -132,15 +147,19 @@ def on_terminal(
     rows: int = 24,
     env: Mapping[str, str] | None = None,
     command: Sequence[str] = COMMAND,
+    stdin: int | None = None,
 ) -> Generator[Screen]:
-    """Run a command on a terminal of its own; killed if it has not ended when the block does."""
+    """Run a command on a terminal of its own, of which another may replace the input.
+
+    It is killed if it has not ended when the block does.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     process = subprocess.Popen(
         [*command, *args],
         env=environment(root, **(env or {})),
         cwd=cwd,
-        stdin=theirs,
+        stdin=theirs if stdin is None else stdin,
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
@@ -18,15 +21,21 @@ from textual.widgets import Static
 from ava_audit.units import format_ts
 from ava_server.cli.dashboard.health import health
 from ava_server.cli.dashboard.page import Page, joined
+from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
 
 LOOK_EVERY_S = 1.0
+ENDS_WITHIN_S = 2.0
+"""A signal, or a terminal that is gone, ends the process within this time whatever hangs."""
 STALLED_S = 3.0
 """A look that takes longer is reported; the screen keeps what was there before."""
-_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_HUNG_UP = 128 + 1
+"""The exit code of a terminal that is gone, whether SIGHUP comes too or not."""
 
 
 class StatusApp(App[int]):
@@ -54,13 +63,14 @@ class StatusApp(App[int]):
     ]
 
     def __init__(self, reader: OverviewReader, probe: SandboxProbe) -> None:
-        super().__init__(ansi_color=True)
+        super().__init__(driver_class=_driver_class(), ansi_color=True)
         self.fault: Exception | None = None
         self._reader = reader
         self._probe = probe
         self._overview: Overview | None = None
         self._read_us: int | None = None
         self._shown: dict[str, Text] = {}
+        self._ends = False
         self._asked_s = time.monotonic()
 
     def compose(self) -> ComposeResult:
@@ -84,6 +94,20 @@ class StatusApp(App[int]):
         """End with an exit code."""
         self.exit(code)
 
+    def end_soon(self, code: int) -> None:
+        """End the process with an exit code, within `ENDS_WITHIN_S` whatever hangs."""
+        if not self._ends:
+            self._ends = True
+            deadline = threading.Timer(ENDS_WITHIN_S, os._exit, (code,))
+            deadline.daemon = True
+            deadline.start()
+            self.exit(code)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the terminal is gone."""
+        return getattr(self._driver, "lost", False)
+
     @work
     async def _look(self) -> None:
         try:
@@ -106,6 +130,10 @@ class StatusApp(App[int]):
         self._overview = found
 
     def _draw(self) -> None:
+        if self.lost:
+            return self.end_soon(_HUNG_UP)
+        if getattr(self._driver, "behind", False):
+            return None
         settings, trouble = self._reader.settings, self._trouble()
         head = [joined(f"Data root: {settings.data_root}"), joined(trouble or "Looking …")]
         body: list[Text] = []
@@ -137,20 +165,29 @@ class StatusApp(App[int]):
         self.exit()
 
 
+def _driver_class() -> type[Driver] | None:
+    """Return the driver of POSIX terminals; None for textual's own choice elsewhere."""
+    if sys.platform == "win32":
+        return None
+    from ava_server.cli.dashboard.driver import TerminalDriver
+
+    return TerminalDriver
+
+
 async def show(reader: OverviewReader, probe: SandboxProbe) -> int:
     """Show the screen until it is quit, and return the exit code: 0 for `q`, 128 and its number for a signal."""
     app = StatusApp(reader, probe)
     code: int | None = None
-    with received(*_ENDING) as signals:
+    with received(*ending_signals()) as signals:
         async with anyio.create_task_group() as tasks:
 
             async def on_signals() -> None:
                 async for number in signals:
-                    app.exit(128 + number)
+                    app.end_soon(128 + number)
 
             tasks.start_soon(on_signals)
             code = await app.run_async(mouse=False)  # so that the terminal can still select text
             tasks.cancel_scope.cancel()
-    if app.fault is not None:
+    if app.fault is not None and not app.lost:
         raise app.fault
     return code or 0

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.units import cents
+from ava_audit.units import cents, format_bytes
 from ava_server.cli.doctor.data import LITTLE_BYTES
 from ava_server.cli.doctor.finding import State
 from ava_server.service.run_view import RunView, run_answer
@@ -53,14 +53,6 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
     ]
 
 
-def size(count: int) -> str:
-    """Return a number of bytes in a fitting unit: `1.5 kB`."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
-
-
 def _processes(overview: Overview) -> list[Health]:
     count = overview.processes
     if not count:
@@ -80,17 +72,16 @@ def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:
         return [Health("log", "fault", trouble, "log unreadable")]
     if log is None:
         return [Health("log", "note", "none yet; the first start makes it", "no log yet")]
-    large = size(log.database_bytes + log.wal_bytes)
+    large = format_bytes(log.database_bytes + log.wal_bytes)
     text = f"{log.entries:,} entries, {large}"
     if log.partial:
         text += "; a process died while writing, and the next start recovers its last entries"
     lags = {"text index": log.index_lag, **({} if log.mirror_lag is None else {"mirror": log.mirror_lag})}
-    behind = [f"{name} {count:,} behind" for name, count in lags.items() if count > 0]
     upkeep = f"{' and '.join(lags)} up to date" + ("" if log.mirror_lag is not None else "; no mirror is kept")
-    if not behind:
-        copies = Health("upkeep", "ok", upkeep, "up to date")
-    else:
-        worst = max(lags.values())
+    copies = Health("upkeep", "ok", upkeep, "up to date")
+    worst = max(lags.values())
+    if worst > 0:
+        behind = [f"{name} {count:,} behind" for name, count in lags.items() if count > 0]
         state: State = "warning" if keeper and worst > LAGS_MUCH else "ok" if keeper else "note"
         copies = Health("upkeep", state, f"{', '.join(behind)} (entries)", f"{worst:,} entries behind")
     return [Health("log", "note" if log.partial else "ok", text, large), copies]
@@ -100,8 +91,8 @@ def _disk(free: int | None) -> list[Health]:
     if free is None:
         return []
     little = free < LITTLE_BYTES
-    text = f"{size(free)} free for the data root"
-    return [Health("disk", "warning" if little else "ok", text, f"{size(free)} free" if little else "")]
+    text = f"{format_bytes(free)} free for the data root"
+    return [Health("disk", "warning" if little else "ok", text, f"{format_bytes(free)} free" if little else "")]
 
 
 _CONFINEMENT: dict[str | None, tuple[State, str, str]] = {

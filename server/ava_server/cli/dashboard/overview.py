@@ -5,19 +5,20 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.store.schema import SCHEMA_VERSION
-from ava_audit.units import HOUR_US
-from ava_audit.view import View
+from ava_audit.units import HOUR_US, now_us
 from ava_server.budget.caps import day_caps, installation_scope, user_scope, utc_day
+from ava_server.cli.doctor.finding import nearest_folder
 from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
@@ -119,47 +120,37 @@ class OverviewReader:
             providers = {name: bool(one.api_key) for name, one in usable.items()}
         except AvaError as error:
             faults.append(str(error))
-        root, now_us = self.settings.paths, time.time_ns() // 1000
-        locks = root.instances.glob("*.lock") if root.instances.is_dir() else ()
-        processes = sum(map(_is_held, locks))
-        found: dict[str, Any] = {}
-        try:
-            found = self._read(root.db, now_us, processes > 0) if has_log(root) else {}
-        except (AuditError, AvaError) as error:
-            found = {"trouble": error}
+        root = self.settings.paths
         caps = day_caps(self.settings, self._user)
-        whose = ((self._user, caps.user_micros), ("everybody", caps.installation_micros))
-        amounts = found.pop("spent", ((0, 0), (0, 0)))
-        return Overview(
-            at_us=now_us,
-            budgets=tuple(
-                Budget(name, spent, held, cap) for (name, cap), (spent, held) in zip(whose, amounts, strict=True)
-            ),
-            processes=processes,
+        overview = Overview(
+            at_us=now_us(),
+            budgets=(Budget(self._user, 0, 0, caps.user_micros), Budget("everybody", 0, 0, caps.installation_micros)),
+            processes=sum(map(_is_held, root.instances.glob("*.lock"))),
             keeper=_is_held(root.path / "keeper.lock"),
             free_bytes=_free(root.path),
             providers=providers,
             faults=tuple(faults),
-            **found,
         )
-
-    def _read(self, path: Path, now_us: int, serving: bool) -> dict[str, Any]:
         try:
-            return self._read_once(path, now_us, serving)
+            return self._read(root.db, overview) if has_log(root) else overview
+        except (AuditError, AvaError) as error:
+            return replace(overview, trouble=error)
+
+    def _read(self, path: Path, overview: Overview, *, again: bool = False) -> Overview:
+        try:
+            return self._read_once(path, overview)
         except (sqlite3.Error, OSError) as error:
-            if "locked" not in str(error):
-                try:  # a process that started or ended meanwhile has made or removed the files beside it
-                    return self._read_once(path, now_us, serving)
-                except (sqlite3.Error, OSError) as again:
-                    error = again
+            if not again and "locked" not in str(error):
+                # A process that started or ended meanwhile has made or removed the files beside it.
+                return self._read(path, overview, again=True)
             raise StoreUnavailable(
                 f"the log cannot be read: {error}; see that no other program holds ava.db (`ava doctor` tells more)"
             ) from error
 
-    def _read_once(self, path: Path, now_us: int, serving: bool) -> dict[str, Any]:
+    def _read_once(self, path: Path, overview: Overview) -> Overview:
         with open_snapshot(path) as found:
             if found.schema == 0 and path.stat().st_size == 0:  # another process is about to make it
-                return {}
+                return overview
             if found.schema > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
             if found.schema == 0:
@@ -168,35 +159,43 @@ class OverviewReader:
                 raise DataRootRefused(
                     "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
                 )
-            return self._found(found, path, now_us, serving)
+            return self._found(found, path, overview)
 
-    def _found(self, found: LogSnapshot, path: Path, now_us: int, serving: bool) -> dict[str, Any]:
-        view, known = found.view, dict[str, bool]()
+    def _found(self, found: LogSnapshot, path: Path, overview: Overview) -> Overview:
+        view, at_us = found.view, overview.at_us
 
+        @cache
         def alive(name: str) -> bool:
-            if name not in known:
-                known[name] = _is_held(self.settings.paths.instances / f"{name}.lock")
-            return known[name]
+            return _is_held(self.settings.paths.instances / f"{name}.lock")
 
         def state(row: RunRow) -> str:
             proposal = view.proposal(row.pending_id) if row.state == WAITING else None
-            expired = proposal is not None and proposal.expires_us <= now_us
+            expired = proposal is not None and proposal.expires_us <= at_us
             return EXPIRED if expired else shown_state(row, alive)
+
+        def shown(row: RunRow) -> RunView:
+            return view_run(view, row, alive, at_us, served=lambda: overview.processes > 0, result=False, task=True)
 
         whose = None if self.everybody else self._user
         unended = [(state(row), row) for row in view.runs(user=whose, states=UNENDED, limit=-1)]
         unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
-        ended = [row for row in _ended_since(view, now_us - RECENT_US) if whose in (None, row.user_id)]
+        # Found by their endings, the newest first, so that the number of all runs does not matter.
+        endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
+        recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
+        rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
+        ended = [row for row in rows_or_none if row is not None and whose in (None, row.user_id)]
         rows = [row for _state, row in unended[: self._most]] + ended[: self._most]
-        scopes = user_scope(self._user, utc_day(now_us)), installation_scope(utc_day(now_us))
+        scopes = user_scope(self._user, utc_day(at_us)), installation_scope(utc_day(at_us))
         head = view.head()
-        return {
-            "counts": {**Counter(state for state, _row in unended), "ended": len(ended)},
-            "runs": tuple(
-                view_run(view, row, alive, now_us, served=lambda: serving, result=False, task=True) for row in rows
+        return replace(
+            overview,
+            counts={**Counter(state for state, _row in unended), "ended": len(ended)},
+            runs=tuple(map(shown, rows)),
+            budgets=tuple(
+                replace(budget, spent=bucket.spent_micros, held=bucket.held_micros)
+                for budget, bucket in zip(overview.budgets, map(view.bucket, scopes), strict=True)
             ),
-            "spent": tuple((bucket.spent_micros, bucket.held_micros) for bucket in map(view.bucket, scopes)),
-            "log": LogFacts(
+            log=LogFacts(
                 entries=head,
                 database_bytes=_size(path),
                 wal_bytes=_size(path.with_name(f"{path.name}-wal")),
@@ -204,17 +203,7 @@ class OverviewReader:
                 mirror_lag=head - view.progress("mirror") if self.settings.mirror else None,
                 partial=found.partial,
             ),
-        }
-
-
-def _ended_since(view: View, since_us: int) -> Iterator[RunRow]:
-    """Yield the runs that have ended since then, the newest first; found by their endings, however many runs are."""
-    for run_id, ts_us in view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC"):
-        if ts_us < since_us:
-            return
-        row = view.run(run_id) if run_id is not None else None
-        if row is not None:
-            yield row
+        )
 
 
 def _is_held(lock: Path) -> bool:
@@ -233,7 +222,7 @@ def _size(path: Path) -> int:
 
 def _free(path: Path) -> int | None:
     try:
-        return shutil.disk_usage(next(folder for folder in (path, *path.parents) if folder.exists())).free
+        return shutil.disk_usage(nearest_folder(path)).free
     except OSError:
         return None
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -69,8 +70,13 @@ class Page:
 
         There is everything where that fits, else less of each run, of today's spending and of the health.
         """
-        head = [self._root(), self._counts(), *self._trouble()]
-        foot = [both_ends(Text(self._unlisted()), KEYS, self.width)]
+        counts = self.overview.counts
+        words = [f"{counts[state]} {_SHORT.get(state, state)}" for state in (*ORDER, "ended") if counts.get(state)]
+        now = both_ends(Text(" · ".join(words) or "nothing is going on"), format_ts(now_us())[11:], self.width)
+        head = [self._root(), now, *self._trouble()]
+        unlisted = sum(counts.values()) - len(self.overview.runs)
+        more = f"… and {unlisted} more: ava status --once" if unlisted > 0 else ""
+        foot = [both_ends(Text(more), KEYS, self.width)]
         body = self._body()
         if len(head) + len(body) + len(foot) > height:
             summary = [*self._today(brief=True), *self._health(brief=True)]
@@ -90,15 +96,6 @@ class Page:
             line = "Data root: …" + line[len(line) - self.width + len("Data root: …") :]
         return joined((line, "bold"))
 
-    def _counts(self) -> Text:
-        counts = self.overview.counts
-        words = [f"{counts[state]} {_SHORT.get(state, state)}" for state in (*ORDER, "ended") if counts.get(state)]
-        return both_ends(Text(" · ".join(words) or "nothing is going on"), format_ts(now_us())[11:], self.width)
-
-    def _unlisted(self) -> str:
-        more = sum(self.overview.counts.values()) - len(self.overview.runs)
-        return f"… and {more} more: ava status --once" if more > 0 else ""
-
     def _trouble(self) -> list[Text]:
         lines = wrapped(_plain(f"! {self.trouble}"), self.width).split("\n") if self.trouble else []
         return [joined((line, "bold red")) for line in lines[:MOST_TROUBLE]]
@@ -112,15 +109,14 @@ class Page:
         runs = self.overview.runs
         if not runs:
             return [] if self.trouble else [Text(NO_RUNS)]
-        say = _RunLines(self.width, runs, owners=self.everybody)
         unended = [run for run in runs if not run.row.ended]
         ended = [run for run in runs if run.row.ended]
-        lines = [line for run in unended for line in (say.brief(run) if brief else say.full(run))]
+        lines = [line for run in unended for line in (self._brief(run) if brief else self._full(run))]
         if unended and ended and not brief:
             lines.append(Text())
         if ended:
             lines.append(joined(("Ended within the last hour:", "bold")))
-        return lines + [line for run in ended for line in (say.full(run) if endings else [say.ending(run)])]
+        return lines + [line for run in ended for line in (self._full(run) if endings else [self._ending(run)])]
 
     def _today(self, *, brief: bool = False) -> Iterator[Text]:
         if not brief:
@@ -131,10 +127,12 @@ class Page:
     def _budget(self, budget: Budget) -> Text:
         held = f", {format_usd(budget.held)} held" if budget.held else ""
         over = "; nothing more is spent today" if budget.spent + budget.held >= budget.cap else ""
-        whose = fitted(joined(budget.whose), WHOSE_CHARS)
-        whose.pad_right(WHOSE_CHARS - whose.cell_len + 1)
+        whose = joined(budget.whose)
+        whose.align("left", WHOSE_CHARS)
         drawn = bar(budget.spent, budget.cap, max(8, min(self.width // 5, self.width - 64)), budget.held)
-        return Text.assemble(whose, drawn, f" {format_usd(budget.spent)} of {format_usd(budget.cap)} spent{held}{over}")
+        return Text.assemble(
+            whose, " ", drawn, f" {format_usd(budget.spent)} of {format_usd(budget.cap)} spent{held}{over}"
+        )
 
     def _health(self, *, brief: bool = False) -> Iterator[Text]:
         if brief:
@@ -149,24 +147,15 @@ class Page:
             yield joined("  ", (f"{one.state:<8}", _HEALTH[one.state]), f"{one.name:<12} {text}")
             yield from (joined(" " * _HEALTH_INDENT + line.strip()) for line in more)
 
+    # -- runs ---------------------------------------------------------------------------------------------------------
 
-class _RunLines:
-    """Renders runs that stand below each other.
+    @cached_property
+    def _state_widths(self) -> tuple[int, int]:
+        """The columns of the longest state, and of the longest where runs are brief."""
+        brief = (_SHORT.get(run.state, run.state) for run in self.overview.runs if not run.row.ended)
+        return max(len(run.state) for run in self.overview.runs), max(map(len, brief), default=0)
 
-    Args:
-        width: Columns.
-        runs: All of them.
-        owners: Name the user of each.
-    """
-
-    def __init__(self, width: int, runs: Sequence[RunView], *, owners: bool) -> None:
-        self._width = width
-        self._states = max((len(run.state) for run in runs), default=0)
-        unended = [_SHORT.get(run.state, run.state) for run in runs if not run.row.ended]
-        self._short_states = max(map(len, unended), default=0)
-        self._owners = owners
-
-    def full(self, run: RunView) -> Iterator[Text]:
+    def _full(self, run: RunView) -> Iterator[Text]:
         """Yield all that there is to say of a run."""
         row = run.row
         ended = f", ended {clock(row.ended_us)}" if row.ended_us is not None else ""
@@ -184,10 +173,10 @@ class _RunLines:
         elif not row.ended and run.state != "queued":
             yield from self._bars(run.caps)
         words = run.wait.for_people() if run.wait is not None else why_ended(run)
-        for line in wrapped(_plain(words), self._width - GAP).split("\n") if words else ():
+        for line in wrapped(_plain(words), self.width - GAP).split("\n") if words else ():
             yield joined("  " + line)
 
-    def brief(self, run: RunView) -> Iterator[Text]:
+    def _brief(self, run: RunView) -> Iterator[Text]:
         """Yield a run in a line or two."""
         if run.state in (WAITING, EXPIRED):
             how = "ava approve " if self._can_decide(run) else ""
@@ -199,7 +188,7 @@ class _RunLines:
         if run.state != "queued":
             yield from self._bars(run.caps, brief=True)
 
-    def ending(self, run: RunView) -> Text:
+    def _ending(self, run: RunView) -> Text:
         """Return an ended run in a line: its duration and cost, and why it ended if that was not well."""
         cost = "free" if run.free else format_usd(run.row.cost_micros)
         took = format_duration(run.row.active_us / 1e6)
@@ -209,16 +198,14 @@ class _RunLines:
         return self._head(run, more, before=f"{clock(run.row.ended_us)} · {figures}")
 
     def _can_decide(self, run: RunView) -> bool:
-        return run.state != EXPIRED and not self._owners
+        return run.state != EXPIRED and not self.everybody
 
     def _head(self, run: RunView, more: str, *, before: str = "", brief: bool = False) -> Text:
         row = run.row
         name = f" ({row.name})" if row.name else ""
-        owner = f" of {row.user_id}" if self._owners else ""
+        owner = f" of {row.user_id}" if self.everybody else ""
         style = _STATES.get(run.state, "" if run.state == "success" else "yellow" if row.ended else "dim")
-        state = f"{run.state:<{self._states}}"
-        if brief:
-            state = f"{_SHORT.get(run.state, run.state):<{self._short_states}}"
+        state = (_SHORT.get(run.state, run.state) if brief else run.state).ljust(self._state_widths[brief])
         return joined((f"{row.id}  ", "bold"), (f"{state}  ", style), f"{before}{row.role}{name}{owner}{more}")
 
     def _bars(self, caps: Sequence[Cap], *, brief: bool = False) -> Iterator[Text]:
@@ -226,17 +213,17 @@ class _RunLines:
         if not caps:
             return
         figures = [cap_text(cap, brief=brief) for cap in caps]
-        column = (self._width - GAP * len(caps)) // len(caps)
+        column = (self.width - GAP * len(caps)) // len(caps)
         longest = max(8 if brief else 13, *map(len, figures))  # figures of several runs stand below each other
-        if brief or column - longest > BESIDE:
-            cells = [
-                Text.assemble(f"{figure:<{longest}} ", _cap_bar(cap, column - longest - 1))
-                for figure, cap in zip(figures, caps, strict=True)
-            ]
-            yield _row(cells, column)
+        beside = brief or column - longest > BESIDE
+        width = column - longest - 1 if beside else column
+        bars = [bar(cap.used, cap.most, width, cap.held) if cap.most > 0 else Text() for cap in caps]
+        if beside:
+            pairs = zip(figures, bars, strict=True)
+            yield _row((Text.assemble(f"{figure:<{longest}} ", drawn) for figure, drawn in pairs), column)
         else:
-            yield _row([Text(figure) for figure in figures], column)
-            yield _row([_cap_bar(cap, column) for cap in caps], column)
+            yield _row(map(Text, figures), column)
+            yield _row(bars, column)
 
 
 def cap_text(cap: Cap, *, brief: bool = False) -> str:
@@ -278,10 +265,6 @@ def bar(used: float, most: float, width: int, held: float = 0) -> Text:
     return Text.assemble((full * filled, style), (reserved * (both - filled), style), (empty * (width - both), "dim"))
 
 
-def _cap_bar(cap: Cap, width: int) -> Text:
-    return bar(cap.used, cap.most, width, cap.held) if cap.most > 0 else Text()
-
-
 def _part(amount: float, most: float, width: int) -> int:
     if most <= 0 or amount >= most:
         return width
@@ -296,7 +279,7 @@ def _can_write(chars: str) -> bool:
     return True
 
 
-def _row(cells: Sequence[Text], column: int) -> Text:
+def _row(cells: Iterable[Text], column: int) -> Text:
     row = Text()
     for cell in cells:
         cell.truncate(column, overflow="ellipsis", pad=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from ava_audit.mirror import mirror_faults
 from ava_audit.store.locks import network_file_system
 from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
-from ava_audit.units import MICROS_PER_CENT, format_usd, micros_from_cents
+from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd, micros_from_cents
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.doctor.finding import Finding, Setup, from_error, nearest_folder
 from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
@@ -88,20 +88,13 @@ def space(setup: Setup) -> Iterator[Finding]:
         free = shutil.disk_usage(nearest_folder(root.path)).free
     except OSError:  # the data root's own check reports this
         return
-    text = f"{_size(free)} free for the data root"
+    text = f"{format_bytes(free)} free for the data root"
     if free < NOTHING_FITS_BYTES:
         yield Finding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
     elif free < LITTLE_BYTES:
         yield Finding(name, "warning", text, "Free some space: without any, new subagents are held.")
     else:
         yield Finding(name, "ok", text)
-
-
-def _size(count: int) -> str:
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
 
 
 def settings(setup: Setup) -> Iterator[Finding]:
