@@ -16,9 +16,9 @@ ALL, _WITHOUT_SLOW = "--all", "PYTEST_WITHOUT_SLOW"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half as many again as processors: tests wait for other processes and for deadlines much of their time."""
+    """Twice as many as processors: most of their time tests wait, for other processes, the disk and deadlines."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(here + here // 2, 2)
+    return 2 * here
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

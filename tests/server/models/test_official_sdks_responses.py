@@ -5,20 +5,10 @@ The SDK checks every event and every whole answer against its own types (`_stric
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from openai import APIStatusError, OpenAI
-from openai.types.responses import (
-    Response,
-    ResponseCompletedEvent,
-    ResponseFunctionToolCall,
-    ResponseIncompleteEvent,
-    ResponseOutputItem,
-    ResponseReasoningItem,
-    ResponseStreamEvent,
-)
 from pydantic import TypeAdapter
 from support import responses_format
 from support.model_server import ModelServer, Say, running_model_server
@@ -30,6 +20,9 @@ from ava_server.models.http_model import HttpModel
 from ava_server.models.json_text import as_object
 from ava_server.models.selection import thinking_of
 from ava_server.models.wires.responses import ResponsesWire
+
+if TYPE_CHECKING:  # the SDK takes a second to import, which each process of the tests would wait for
+    from openai.types.responses import Response, ResponseOutputItem
 
 MODEL = "gpt-6.1-sol"
 SEARCH = ToolSchema("search", "Finds things.", {"type": "object", "properties": {"q": {"type": "string"}}})
@@ -72,6 +65,9 @@ async def ours(server: ModelServer, request: Request, *, streaming: bool) -> Com
 
 def theirs(server: ModelServer, request: Request, *, streaming: bool) -> Response:
     """Ask with the SDK's own arguments, from the body that ours would send."""
+    from openai import OpenAI
+    from openai.types.responses import Response, ResponseCompletedEvent, ResponseIncompleteEvent
+
     client = OpenAI(base_url=server.base_url, api_key="key", max_retries=0, _strict_response_validation=True)
     with client:
         given = {name: value for name, value in wire(streaming).body(request).items() if name != "stream"}
@@ -89,12 +85,16 @@ def theirs(server: ModelServer, request: Request, *, streaming: bool) -> Respons
 
 
 def calls_in(output: list[ResponseOutputItem]) -> list[tuple[str, str, str]]:
+    from openai.types.responses import ResponseFunctionToolCall
+
     return [(item.call_id, item.name, item.arguments) for item in output if isinstance(item, ResponseFunctionToolCall)]
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("name", SAYS)
 async def test_the_openai_sdk_reads_the_same_as_ava(name: str, streaming: bool) -> None:
+    from openai.types.responses import ResponseReasoningItem
+
     say = SAYS[name]
     with anyio.fail_after(20), running_model_server([say, say]) as server:
         known = await anyio.to_thread.run_sync(lambda: theirs(server, ASK, streaming=streaming))
@@ -122,6 +122,8 @@ async def test_the_openai_sdk_reads_the_same_as_ava(name: str, streaming: bool) 
 
 
 def test_the_openai_sdk_knows_every_event_including_thinking_summaries() -> None:
+    from openai.types.responses import ResponseStreamEvent
+
     kinds: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
     request = {"model": MODEL, "input": [], "reasoning": {"summary": "auto"}}
     events = [data for say in SAYS.values() for data in responses_format.events(say, request)]
@@ -150,6 +152,8 @@ async def test_the_openai_sdk_sends_back_the_same_json_as_ava() -> None:
 
 
 async def test_the_scripted_server_rejects_for_the_sdk_what_the_api_would_reject() -> None:
+    from openai import APIStatusError, OpenAI
+
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAAA"}
     with running_model_server([]) as server:
         client = OpenAI(base_url=server.base_url, api_key="key", max_retries=0)
