@@ -1,249 +1,28 @@
-"""Makes callable models: from a choice, from the parameters that the log keeps, or from a script for the demo."""
+"""Makes callable models, from a choice or from the parameters that the log keeps."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-import anyio
-import anyio.lowlevel
-
-from ava_audit.events import Usage
-from ava_server.core.errors import ConfigError, ModelError
-from ava_server.models import json_text, offline
-from ava_server.models import tokens as bounds
-from ava_server.models.base import (
-    AssistantTurn,
-    Bound,
-    Completion,
-    Delta,
-    Model,
-    ReportedUsage,
-    Request,
-    ToolTurn,
-    ToolUse,
-    Turn,
-    UserTurn,
-)
+from ava_server.core.errors import ConfigError
+from ava_server.models.base import Model
 from ava_server.models.clients import ClientPool
-from ava_server.models.selection import KNOWN_URLS, UNKNOWN, Choice, Thinking, host_of, marks_cache, thinking_of
-from ava_server.models.wires import chat
-from ava_server.models.wires.base import tool_use
+from ava_server.models.selection import (
+    KNOWN_URLS,
+    OFFLINE,
+    SCRIPTED,
+    UNKNOWN,
+    Choice,
+    Thinking,
+    host_of,
+    marks_cache,
+    thinking_of,
+)
 
 if TYPE_CHECKING:
     from ava_server.models.wires.base import Wire
-
-
-NO_TOKENS = Usage()
-_PLACE = re.compile(r"\{(?:words|source)\}")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A tool call that the script asks for; `raw`, instead of the arguments, makes a broken one."""
-
-    name: str
-    args: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    raw: str | None = None
-
-
-@dataclass(frozen=True)
-class Step:
-    """One answer of the script.
-
-    Attributes:
-        text: The model's words; each line is one delta.
-        calls: The tools it asks for.
-        usage: Tokens that it reports; None reports none.
-        cost_micros: The cost that it reports, in micro-USD.
-        thinking: Shown as a delta before the words.
-        error: Raised instead of an answer.
-        reached: Set when the call has begun.
-        until: The answer waits for this event.
-        stop_reason: Why the answer ended; by default `tool_calls` with calls and `stop` without.
-    """
-
-    text: str = ""
-    calls: tuple[Call, ...] = ()
-    usage: Usage | None = NO_TOKENS
-    cost_micros: int | None = None
-    thinking: str = ""
-    error: ModelError | None = None
-    reached: anyio.Event | None = field(default=None, compare=False)
-    until: anyio.Event | None = field(default=None, compare=False)
-    stop_reason: str | None = None
-
-
-ScriptStep = Step | Callable[[Request], Step]
-Script = Sequence[ScriptStep | Sequence[ScriptStep]]
-
-
-class ScriptedModel:
-    """Plays a script, and records the requests that it gets."""
-
-    def __init__(self, steps: Script, *, name: str = "scripted:demo") -> None:
-        """Take the script.
-
-        Args:
-            steps: One entry for each turn: a step, a function of the request that makes one, or a list of
-                those for the attempts of that turn (the last one stays).
-            name: `provider:id`, as the log has it.
-        """
-        self._steps = tuple(steps)
-        self._name = name
-        self._attempts: Counter[int] = Counter()
-        self.requests: list[Request] = []
-
-    @property
-    def name(self) -> str:
-        """`provider:id`."""
-        return self._name
-
-    def encode(self, request: Request) -> bytes:
-        """Return the request's body as a chat endpoint would get it."""
-        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
-
-    def may_think(self, turns: Sequence[Turn]) -> bool:
-        """It never thinks."""
-        return False
-
-    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
-        """Return an upper bound of what the call can use."""
-        return bounds.bound(request, chat.message, known)
-
-    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer with this text and these calls as the provider would have sent it."""
-        return chat.assistant_message(text, calls)
-
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncGenerator[ScriptedStream]:
-        """Play the step for this request.
-
-        Raises:
-            ModelError: The step is an error, or the script is over.
-        """
-        self.requests.append(request)
-        turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
-        step = self._step(turn, request)
-        if step.reached is not None:
-            step.reached.set()
-        if step.until is not None:
-            await step.until.wait()
-        await anyio.lowlevel.checkpoint()
-        if step.error is not None:
-            raise step.error
-        yield ScriptedStream(step, turn)
-
-    def _step(self, turn: int, request: Request) -> Step:
-        if turn >= len(self._steps):
-            raise ModelError(
-                f"The script of {self._name} has {len(self._steps)} steps and was asked for step {turn + 1}.",
-                kind="bad_request",
-                sent=False,
-                answered=False,
-                retryable=False,
-                what_to_do="Write a longer script.",
-            )
-        entry = self._steps[turn]
-        if not isinstance(entry, Step) and not callable(entry):
-            entry = entry[min(self._attempts[turn], len(entry) - 1)]
-            self._attempts[turn] += 1
-        return entry if isinstance(entry, Step) else entry(request)
-
-
-class ScriptedStream:
-    """The deltas of a scripted answer, and then the answer."""
-
-    def __init__(self, step: Step, turn: int) -> None:
-        """Take the step and how many answers came before it."""
-        self._step = step
-        self._turn = turn
-        self._completion: Completion | None = None
-
-    @property
-    def completion(self) -> Completion:
-        """The answer; only after the iteration has ended."""
-        if self._completion is None:
-            raise RuntimeError("the answer is complete only after the stream was read to its end")
-        return self._completion
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        """Yield the step's thinking and words."""
-        step = self._step
-        if step.thinking:
-            yield Delta(thinking=step.thinking)
-        for line in step.text.splitlines(keepends=True):
-            await anyio.lowlevel.checkpoint()
-            yield Delta(text=line)
-        self._completion = complete(step, self._turn)
-
-
-def demo_script() -> Script:
-    """Return the script of `ava demo --scripted`: `demo_script.json`, filled in with what the tools returned."""
-    steps = json.loads(files("ava_server.models").joinpath("demo_script.json").read_text(encoding="utf-8"))
-    return [partial(_filled_in, step) for step in steps]
-
-
-def _filled_in(step: Mapping[str, Any], request: Request) -> Step:
-    """Return a step of the demo with `{words}`, `{source}` and `{findings}` replaced. Blocks for a moment."""
-    task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
-    results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
-    words = offline.salient(task)[:8]
-    pieces = offline.quotes(piece for turn in results for piece in offline.passages(turn.name, turn.text))
-    best = offline.best_passages(pieces, words, most=4, per_source=2)
-    findings = [
-        {
-            "claim": f"{piece.source} has a passage about it",
-            "quote": piece.text,
-            "source_url": piece.location,
-            "source_name": f"{piece.source}, {piece.place}" if piece.place else piece.source,
-        }
-        for piece in best
-    ]
-    values: dict[str, Any] = {
-        "{words}": " ".join(words) or task[:80],
-        "{source}": best[0].source if best else "no file",
-        "{findings}": findings,
-    }
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, str):
-            if value in values:
-                return values[value]
-            return _PLACE.sub(lambda found: str(values[found[0]]), value)
-        if isinstance(value, dict):
-            return {key: fill(item) for key, item in cast("dict[str, Any]", value).items()}
-        if isinstance(value, list):
-            return [fill(item) for item in cast("list[Any]", value)]
-        return value
-
-    filled = fill(dict(step))
-    return Step(text=filled["text"], calls=tuple(Call(call["name"], call["args"]) for call in filled["calls"]))
-
-
-def complete(step: Step, turn: int) -> Completion:
-    """Return the answer of a step; `turn` makes the ids of its calls unique."""
-    written = [json_text.encode(dict(call.args)).decode() if call.raw is None else call.raw for call in step.calls]
-    calls = tuple(
-        tool_use(f"call_{turn}_{number}", call.name, raw_args)
-        for number, (call, raw_args) in enumerate(zip(step.calls, written, strict=True))
-    )
-    return Completion(
-        text=step.text,
-        calls=calls,
-        raw=chat.assistant_message(step.text, calls),
-        usage=step.usage,
-        cost_micros=step.cost_micros,
-        stop_reason=step.stop_reason or ("tool_calls" if calls else "stop"),
-        request_id=f"scripted-{turn}",
-    )
 
 
 _OPENROUTER, _OPENAI, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "openai", "anthropic"))
@@ -297,14 +76,12 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
     Raises:
         ConfigError: The parameters are those of another version of Ava.
     """
-    if parameters == {"wire": "scripted"}:
-        pass
+    if parameters in ({"wire": "scripted"}, {"wire": "offline"}):
+        from ava_server.models import demo, offline
+        from ava_server.models.local import LocalModel
 
-        return ScriptedModel(demo_script())
-    if parameters == {"wire": "offline"}:
-        from ava_server.models.offline import OfflineModel
-
-        return OfflineModel()
+        scripted = parameters["wire"] == "scripted"
+        return LocalModel(SCRIPTED, demo.answer) if scripted else LocalModel(OFFLINE, offline.answer)
     wire, base_url = _wire(parameters), parameters.get("base_url")
     if wire is None or not isinstance(base_url, str):
         raise ConfigError(

@@ -8,34 +8,18 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-import anyio.to_thread
-
-from ava_audit.events import Usage
-from ava_server.models import json_text
-from ava_server.models.base import (
-    AssistantTurn,
-    Bound,
-    Completion,
-    Delta,
-    ReportedUsage,
-    Request,
-    ToolTurn,
-    ToolUse,
-    Turn,
-    UserTurn,
-)
-from ava_server.models.selection import OFFLINE, SET_A_MODEL
-from ava_server.models.wires import chat
-from ava_server.models.wires.base import tool_use
+from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
+from ava_server.models.local import answers_before, complete
+from ava_server.models.selection import SET_A_MODEL
 
 QUOTE_CHARS = 300
 FAR_BELOW = 1 / 3
@@ -288,61 +272,17 @@ FOR_A_MODEL = (
 )
 
 
-class OfflineModel:
-    """A model without network, tokens or cost, and without understanding."""
-
-    @property
-    def name(self) -> str:
-        """`offline/extractive`."""
-        return OFFLINE
-
-    def encode(self, request: Request) -> bytes:
-        """Return the request's body as a chat endpoint would get it."""
-        return json_text.encode({**chat.body(request), "max_tokens": request.max_output})
-
-    def may_think(self, turns: Sequence[Turn]) -> bool:
-        """It never thinks."""
-        return False
-
-    def bound(self, request: Request, known: ReportedUsage | None) -> Bound:
-        """Return nothing: no token is ever used."""
-        del request, known
-        return Bound(0, 0)
-
-    def assistant_message(self, text: str | None, calls: Sequence[ToolUse]) -> Mapping[str, Any]:
-        """Return an answer with this text and these calls as the provider would have sent it."""
-        return chat.assistant_message(text, calls)
-
-    @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncGenerator[OfflineStream]:
-        """Answer; ranking happens in a thread."""
-        yield OfflineStream(await anyio.to_thread.run_sync(partial(answer, request)))
-
-
-class OfflineStream:
-    """An answer that is complete at once."""
-
-    def __init__(self, completion: Completion) -> None:
-        """Take the answer."""
-        self.completion = completion
-
-    async def __aiter__(self) -> AsyncIterator[Delta]:
-        """Yield the words."""
-        yield Delta(text=self.completion.text)
-
-
 def answer(request: Request) -> Completion:
     """Return the next answer: first tool calls, then the result. Blocks for a moment."""
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
-    asked = any(isinstance(turn, AssistantTurn) for turn in request.turns)
     last = request.turns[-1] if request.turns else None
     ends = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
-    calls = [] if asked or ends else _first_calls(task, request)
+    calls = [] if answers_before(request) or ends else _first_calls(task, request)
     if calls:
         words = ", ".join(salient(task)[:8]) or "what the task names"
-        return _completion(f"Looking for {words}.", calls, request)
+        return complete(f"Looking for {words}.", calls, request)
     result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
-    return _completion(result["summary"], [(SUBMIT, result)], request)
+    return complete(result["summary"], [(SUBMIT, result)], request)
 
 
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
@@ -444,22 +384,6 @@ def _failures(results: list[ToolTurn]) -> list[str]:
 
 def _tools(results: list[ToolTurn]) -> str:
     return " and ".join(dict.fromkeys(result.name for result in results))
-
-
-def _completion(text: str, asked: list[tuple[str, Mapping[str, Any]]], request: Request) -> Completion:
-    turn = sum(isinstance(turn, AssistantTurn) for turn in request.turns)
-    calls = tuple(
-        tool_use(f"call_{turn}_{number}", name, json_text.encode(dict(args)).decode())
-        for number, (name, args) in enumerate(asked)
-    )
-    return Completion(
-        text=text,
-        calls=calls,
-        raw=chat.assistant_message(text, calls),
-        usage=Usage(),
-        cost_micros=0,
-        stop_reason="tool_calls",
-    )
 
 
 def _s(things: list[Passage] | dict[str, list[Passage]]) -> str:

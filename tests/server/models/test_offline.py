@@ -20,7 +20,9 @@ from ava_server.models.base import (
     Turn,
     UserTurn,
 )
-from ava_server.models.offline import OfflineModel, answer
+from ava_server.models.local import LocalModel
+from ava_server.models.offline import answer
+from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
 GUIDE = """# Refunds
@@ -60,7 +62,7 @@ def request(task: str, *later: Turn, system: str = "", names: Sequence[str] = NA
 
 async def ask(asked: Request) -> Completion:
     with anyio.fail_after(5):
-        async with OfflineModel().stream(asked) as stream:
+        async with LocalModel(OFFLINE, answer).stream(asked) as stream:
             deltas = [delta.text async for delta in stream]
         assert "".join(deltas) == stream.completion.text
         return stream.completion

@@ -1,73 +1,47 @@
 import anyio
 import pytest
 
-from ava_audit.events import Usage
 from ava_server.core.errors import ModelError
-from ava_server.models.base import AssistantTurn, Completion, Request, ToolTurn, Turn, UserTurn
-from ava_server.models.factory import Call, ScriptedModel, Step
+from ava_server.models.base import AssistantTurn, Completion, Model, Request, ToolTurn, Turn, UserTurn
+from ava_server.models.clients import ClientPool
+from ava_server.models.factory import model_of
 
-BUSY = ModelError("busy", kind="overloaded", sent=True, answered=False, retryable=True)
+FOUND = "1 files fit best (3 searched)\n## harbour.md\n\nline 3:\nThe pier of the harbour is old.\n"
 
 
-async def ask(model: ScriptedModel, *turns: Turn) -> Completion:
+def scripted() -> Model:
+    return model_of("scripted:demo", {"wire": "scripted"}, None, ClientPool())
+
+
+async def ask(*turns: Turn) -> Completion:
     with anyio.fail_after(5):
-        async with model.stream(Request("demo", "", (), (UserTurn("go"), *turns), 100)) as stream:
-            async for _ in stream:
-                pass
+        async with scripted().stream(Request("demo", "", (), (UserTurn("Old piers"), *turns), 100)) as stream:
+            deltas = [delta.text async for delta in stream]
+        assert "".join(deltas) == stream.completion.text
         return stream.completion
 
 
-async def test_each_turn_gets_its_own_step() -> None:
-    model = ScriptedModel(
-        [
-            Step("first", (Call("search", {"q": "x"}),)),
-            lambda request: Step(f"{len(request.turns)} turns so far"),
-        ]
-    )
-    first = await ask(model)
-    assert [(call.name, call.args) for call in first.calls] == [("search", {"q": "x"})]
-    second = await ask(model, AssistantTurn(first.raw), ToolTurn(first.calls[0].call_id, "search", "y"))
-    assert second.text == "3 turns so far"
-    assert second.stop_reason == "stop"
-    assert len(model.requests) == 2
+async def test_each_turn_gets_its_own_step_filled_in_with_what_was_found() -> None:
+    first = await ask()
+    assert [(call.name, call.args) for call in first.calls] == [("search_and_read", {"query": "old piers"})]
+    turns = AssistantTurn(first.raw), ToolTurn(first.calls[0].call_id, "search_and_read", FOUND)
+    second = await ask(*turns)
+    assert second.text.startswith("harbour.md looks best.")
+    third = await ask(*turns, AssistantTurn(second.raw))
+    (submitted,) = third.calls
+    assert submitted.args is not None
+    assert [finding["quote"] for finding in submitted.args["findings"]] == ["The pier of the harbour is old."]
+    assert len({call.call_id for answer in (first, second, third) for call in answer.calls}) == 3
 
 
-async def test_another_process_continues_where_the_history_ends() -> None:
-    script = [Step("one"), Step("two")]
-    first = await ask(ScriptedModel(script))
-    assert (await ask(ScriptedModel(script), AssistantTurn(first.raw))).text == "two"
-
-
-async def test_the_attempts_of_one_turn_run_in_order() -> None:
-    model = ScriptedModel([[Step(error=BUSY), Step("at last", cost_micros=7, usage=Usage(output_tokens=3))]])
-    with pytest.raises(ModelError, match="busy"):
-        await ask(model)
-    completion = await ask(model)
-    assert (completion.text, completion.cost_micros, completion.usage) == (
-        "at last",
-        7,
-        Usage(output_tokens=3),
-    )
-    assert (await ask(model)).text == "at last"
+async def test_a_task_with_quotes_and_placeholders_is_only_text() -> None:
+    with anyio.fail_after(5):
+        asked = Request("demo", "", (), (UserTurn('"{findings}" \\ {words}'),), 100)
+        async with scripted().stream(asked) as stream:
+            assert stream.completion.calls[0].args == {"query": "findings words"}
 
 
 async def test_an_exhausted_script_says_so() -> None:
-    with pytest.raises(ModelError, match="has 1 steps and was asked for step 2"):
-        await ask(ScriptedModel([Step("one")]), AssistantTurn({"role": "assistant", "content": "one"}))
-
-
-async def test_a_step_can_wait_to_be_released_or_cancelled() -> None:
-    reached, release = anyio.Event(), anyio.Event()
-    model = ScriptedModel([Step("later", reached=reached, until=release)])
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, model)
-            await reached.wait()
-            tasks.cancel_scope.cancel()
-        release.set()
-        assert (await ask(model)).text == "later"
-
-
-async def test_sends_a_malformed_call_unchanged() -> None:
-    completion = await ask(ScriptedModel([Step(calls=(Call("search", raw="{oops"),))]))
-    assert (completion.calls[0].args, completion.calls[0].raw_args) == (None, "{oops")
+    answered = AssistantTurn({"role": "assistant", "content": "one"})
+    with pytest.raises(ModelError, match="has 3 steps and was asked for step 4"):
+        await ask(answered, answered, answered)

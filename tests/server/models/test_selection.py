@@ -10,7 +10,7 @@ from ava_server.models.base import AssistantTurn, Request, ToolSchema, ToolTurn,
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import build_model, model_of, parameters
 from ava_server.models.http_model import HttpModel
-from ava_server.models.offline import OfflineModel
+from ava_server.models.local import LocalModel
 from ava_server.models.prices import Price, Unpriced, UserPrice
 from ava_server.models.selection import (
     KNOWN_URLS,
@@ -53,7 +53,7 @@ def test_with_several_keys_the_first_provider_in_tiers_toml_wins() -> None:
 def test_without_a_key_or_endpoint_the_offline_reader_answers() -> None:
     choice = choose(None, "balanced", ModelSettings())
     assert (choice.name, choice.wire, choice.price.free) == ("offline/extractive", "offline", True)
-    assert isinstance(build_model(choice, ClientPool()), OfflineModel)
+    assert isinstance(build_model(choice, ClientPool()), LocalModel)
     assert choose("offline/extractive", "fast", ModelSettings(providers=ROUTER)).name == choice.name
 
 
