@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -30,6 +29,7 @@ from ava_server.approval.coding import worktree_spec
 from ava_server.budget.run_config import Coding, config_of
 from ava_server.runs.changes import LATE, KeptChanges, commit_message, describe_command
 from ava_server.runs.log import RunLog, ms_since
+from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
 
@@ -256,7 +256,7 @@ class CodingWork:
     # -- words --------------------------------------------------------------------------------------------------------
 
     def _ready_words(self, notes: str, setup: CommandRun | None, verify: CommandRun | None) -> str:
-        coding, texts = self._coding, _texts()
+        coding, texts = self._coding, prompts("coding")
         paths = ", ".join(f"`{path}`" for path in coding.namespace)
         whole = coding.namespace == (".",)
         parts = [
@@ -283,7 +283,7 @@ class CodingWork:
         return "\n".join(part for part in parts if part)
 
     def _failed_words(self, verify: CommandRun, number: int) -> str:
-        texts, left = _texts(), RETRIES + 1 - number
+        texts, left = prompts("coding"), RETRIES + 1 - number
         words = texts["none_left"] if left == 0 else texts["one_more"] if left == 1 else texts["more"]
         said = texts["failed"].format(
             verify=self._coding.verify, how=describe_command(verify), left=words.format(count=left)
@@ -326,11 +326,3 @@ def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
         error_message=kept.fault,
         what_to_do="Fix what the error says; the next start of Ava commits the work to its branch.",
     )
-
-
-@cache
-def _texts() -> dict[str, str]:
-    return {
-        name: str(text).strip()
-        for name, text in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
-    }

@@ -8,13 +8,14 @@ it is, or dropped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ava_audit.events import AssistantMessage, ToolResult
 from ava_server.models.base import ToolUse
 from ava_server.models.text_tool_calls import EXAMPLE, TextToolCalls
+from ava_server.runs.prompts import prompts
 
 REPAIRS = 2
 """Invalid answers in a row before the one that ends the run."""
@@ -26,41 +27,6 @@ SHOWN = 1_000
 """Characters of an answer that an ending shows."""
 
 InvalidKind = Literal["calls", "draft", "printed", "cut", "empty", "refusal"]
-
-_EMPTY = "Your answer was empty. Go on with a tool call, or call submit_result with what you have."
-_DECLINED = (
-    "You declined. If a part of the task can be done, do that part, and say in caveats what you left out; if none can,"
-    " call submit_result and say why."
-)
-_FILTERED = (
-    "The provider's filter ended your answer, and nothing of it was taken. If a part of the task can be done, do that"
-    " part in other words, and say in caveats what you left out; if none can, call submit_result and say why."
-)
-_WORDS: dict[InvalidKind, tuple[str, str, str]] = {
-    "calls": (
-        "a tool call that could not be made", "tool calls that could not be made",
-        "Try another model: this one does not call its tools as they are.",
-    ),
-    "draft": (
-        "a result in the wrong form", "results in the wrong form",
-        "Ask again with a simpler output_schema, or without one.",
-    ),
-    "printed": (
-        "a tool call printed as text", "tool calls printed as text",
-        "Have the model's server read its tool calls (vLLM: --enable-auto-tool-choice and --tool-call-parser;"
-        " llama.cpp: --jinja), or try another model.",
-    ),
-    "cut": (
-        "an answer cut at its length", "answers cut at their length",
-        "Ask for a shorter answer, or for less in one run.",
-    ),
-    "empty": ("an empty answer", "empty answers", "Try another model."),
-    "refusal": (
-        "a refusal", "refusals",
-        "Ask for the part that the model does, say what it is for, or try another model.",
-    ),
-}  # fmt: skip
-"""By kind: the singular, the plural, and what to do about it."""
 
 _TAIL = 4_000
 _REPEATS, _REPEATED = 5, 120
@@ -96,9 +62,11 @@ def check_answer(said: AssistantMessage, tokens: int, printed: TextToolCalls | N
     if said.stop_reason in CUT:
         return InvalidAnswer("cut", said.text[-SHOWN:], _cut(said.text, tokens))
     if not said.text.strip():
-        return InvalidAnswer("empty", "", _EMPTY)
+        return InvalidAnswer("empty", "", _texts()["empty"])
     if printed is not None:
-        return InvalidAnswer("printed", said.text[-SHOWN:], _printed(printed.why))
+        return InvalidAnswer(
+            "printed", said.text[-SHOWN:], _texts()["printed"].format(why=printed.why, example=EXAMPLE)
+        )
     return None
 
 
@@ -133,14 +101,14 @@ def explain_cut_call(said: AssistantMessage, calls: Sequence[ToolUse], call: Too
 def error_of(kinds: Sequence[InvalidKind]) -> tuple[str, str, str]:
     """Return how such answers in a row end a run: the stop reason, the kind of error, and what to do."""
     most = max(reversed(kinds), key=lambda kind: kinds.count(kind))
-    _one, many, what_to_do = _WORDS[most]
+    texts = _texts()
     if len(set(kinds)) == 1:
-        reason = f"{len(kinds)} {many} in a row"
+        reason = f"{len(kinds)} {texts[f'many_{most}']} in a row"
     else:
         counts = Counter(kinds).items()
-        parts = [_WORDS[kind][0] if count == 1 else f"{count} {_WORDS[kind][1]}" for kind, count in counts]
+        parts = [texts[f"one_{kind}"] if count == 1 else f"{count} {texts[f'many_{kind}']}" for kind, count in counts]
         reason = f"{len(kinds)} answers in a row of which nothing could be used: {', '.join(parts)}"
-    return reason, "refusal" if most == "refusal" else "bad_output", what_to_do
+    return reason, "refusal" if most == "refusal" else "bad_output", texts[f"to_do_{most}"]
 
 
 def cut_caveat(tokens: int) -> str:
@@ -148,35 +116,20 @@ def cut_caveat(tokens: int) -> str:
     return f"The answer was cut at {tokens} tokens."
 
 
+def _texts() -> Mapping[str, str]:
+    return prompts("invalid_answers")
+
+
 def _declined(said: AssistantMessage) -> str:
-    return _FILTERED if said.stop_reason == "content_filter" else _DECLINED
+    return _texts()["filtered" if said.stop_reason == "content_filter" else "declined"]
 
 
 def _cut(text: str, tokens: int) -> str:
     if not text.strip():
-        return (
-            f"Your answer was cut at {tokens} tokens, before it said anything. Think less before you answer, and go on"
-            " with a tool call, or call submit_result with what you have."
-        )
-    again = find_repetition(text)
-    if again is not None:
-        return (
-            f"Your answer was cut at {tokens} tokens: at its end it repeated {again!r} over and over. It was not taken."
-            " Do not go on with it; call submit_result with what you have, and say each thing once."
-        )
-    return (
-        f"Your answer was cut at {tokens} tokens, and was not taken. Hand over a shorter one with submit_result; or go"
-        " on with a tool call, if the work is not done."
-    )
-
-
-def _printed(why: str) -> str:
-    return (
-        f"Your answer has what looks like a tool call, written as text: {why}. Nothing was called, and the answer was"
-        " not taken. Call tools as tools, not in your words; if that is not open to you, let your answer end with"
-        f" {EXAMPLE}, with a tool that you have, and nothing after it. If you meant to call nothing, hand the answer"
-        " over with submit_result."
-    )
+        return _texts()["cut_at_once"].format(tokens=tokens)
+    if (again := find_repetition(text)) is not None:
+        return _texts()["cut_repeating"].format(tokens=tokens, again=again)
+    return _texts()["cut"].format(tokens=tokens)
 
 
 def find_repetition(text: str) -> str | None:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
@@ -30,6 +27,7 @@ from ava_server.models.prices import reserve_micros
 from ava_server.runs.context import RunContext
 from ava_server.runs.history import Recipe
 from ava_server.runs.log import RunLog
+from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 
 DOING: Mapping[PlanPhase, str] = {
@@ -69,7 +67,7 @@ class Planner:
         """Return the prompt of a planning call, with the names of the run's tools."""
         assert self._history.prefix is not None, "a run starts with its prefix"
         tools = ", ".join(str(tool["name"]) for tool in self._history.prefix.tools)
-        return _texts()[phase].replace("{tools}", tools)
+        return prompts("planning")[phase].replace("{tools}", tools)
 
     async def record_start(self, reserved: CostReserved) -> None:
         """Record that a step has begun, where the reserved call is one."""
@@ -84,19 +82,6 @@ class Planner:
             return True
         await self.settle(leaving=True)
         return answer.status == "error"
-
-
-def to_work() -> str:
-    """Return what the first turn of work tells the model about its plan."""
-    return _texts()["work"]
-
-
-@cache
-def _texts() -> dict[str, str]:
-    return {
-        name: str(text).strip()
-        for name, text in tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8")).items()
-    }
 
 
 LEAST_TO_THINK = 2_048
@@ -286,7 +271,9 @@ class Reservations:
         ready = self._history.planning.ready
         if ready is not None and ready.plan and TO_WORK not in self._history.notices_sent:
             left = self._eighty()
-            return _Notice("\n\n".join([to_work(), *([left.text] if left.text else [])]), (TO_WORK, *left.about))
+            return _Notice(
+                "\n\n".join([prompts("planning")["work"], *([left.text] if left.text else [])]), (TO_WORK, *left.about)
+            )
         fault = self._history.invalid_answer
         if fault is not None and fault.notice:
             return _Notice(fault.notice, (fault.kind,))
