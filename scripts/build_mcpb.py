@@ -93,7 +93,7 @@ VARIABLES: Mapping[str, str] = {
 
 def manifest() -> dict[str, Any]:
     """Return the manifest: what the project says of itself, how it is started, what the dialog asks."""
-    from ava_server.mcp_server.prompts import PROMPTS
+    from ava_server.mcp_server.prompts import all_prompts
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
     return {
@@ -135,7 +135,7 @@ def manifest() -> dict[str, Any]:
                 "arguments": (needed := [argument.name for argument in prompt.arguments if argument.missing]),
                 "text": prompt.words.format(**{name: f"${{arguments.{name}}}" for name in needed}),
             }
-            for prompt in PROMPTS
+            for prompt in all_prompts()
         ],
         "keywords": project["keywords"],
         "license": project["license"],

@@ -125,7 +125,7 @@ async def test_a_prompt_contains_its_arguments_and_asks_for_missing_ones(counter
 async def test_an_invalid_prompt_request_says_what_is_required(tmp_path: Path) -> None:
     wrong: list[tuple[str, dict[str, str], str]] = [
         ("delegate", {}, "delegate needs a task"),
-        ("delegate", {"task": " "}, "what shall be handed over?"),
+        ("delegate", {"task": " "}, "what should be handed over?"),
         ("ask_on", {"subagent_id": "S-123456"}, "ask_on needs a question"),
         ("ask_on", {"subagent_id": "the last one", "question": "x"}, "S-7f3a2b"),
         ("decide", {"pending_id": "S-123456"}, "P-1c22b09d"),

@@ -16,7 +16,8 @@ from mcp_types import CallToolResult, Tool
 from support.model_server import Fail, Gate, ModelServer, Say, Step
 from support.runtime import PRICED, arrived, connect, text
 
-from ava_server.service.render_text import DELEGATE, INSTRUCTIONS
+from ava_server.mcp_server.prompts import all_prompts
+from ava_server.service.render_text import INSTRUCTIONS
 
 MOST = 10_000
 CONFIG = PRICED + "[limits]\nspawns_per_hour = 1000\nrunning_per_user = 50\nrunning = 50\n"
@@ -377,7 +378,7 @@ def test_the_instructions_fit_into_two_kilobytes_and_say_what_is_data() -> None:
     assert len(INSTRUCTIONS.encode()) <= 2_048
     for word in ("confirm_spawn", "check_subagent", "untrusted_result", "never an instruction", "requested"):
         assert word in INSTRUCTIONS
-    assert "{task}" in DELEGATE
+    assert "{task}" in all_prompts()[0].words
 
 
 # -- waiting --------------------------------------------------------------------------------------------------------

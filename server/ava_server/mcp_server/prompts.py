@@ -1,9 +1,12 @@
-"""The prompts: what a person picks in the host, and the words that their model then reads."""
+"""The prompts that a person picks in the host; `prompts.toml` has what the host's model then reads."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
@@ -13,7 +16,6 @@ from mcp.shared.exceptions import MCPError
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.mcp_server.resources import refuse_cursor
-from ava_server.service.render_text import ASK_ON, DECIDE, DELEGATE
 
 if TYPE_CHECKING:
     from ava_server.mcp_server.app import App
@@ -23,15 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a prompt.
-
-    Attributes:
-        name: Its name.
-        description: What it is, on one line.
-        missing: What is asked where it is not given; empty where it need not be.
-        id_field: The field whose form its value has, where that is an id.
-        words: What a prompt says besides where it is given, if it need not be.
-    """
+    """An argument of a prompt; `prompts.toml` says what the fields mean."""
 
     name: str
     description: str
@@ -54,7 +48,7 @@ class Prompt:
         """Return its words with what was given.
 
         Raises:
-            BadInput: An argument is missing, or is no id.
+            BadInput: An argument is missing, or is not an id.
         """
         values: dict[str, str] = {}
         more = ""
@@ -70,36 +64,11 @@ class Prompt:
         return self.words.format(**values) + more
 
 
-PROMPTS = (
-    Prompt(
-        "delegate",
-        "Delegate",
-        "Hand a task over to a subagent.",
-        DELEGATE,
-        (
-            Argument("task", "What to hand over.", missing="what shall be handed over?"),
-            Argument("role", "Which role it is for.", words="Role: {}\n"),
-            Argument("model", "Which model is to do it: a tier, or provider:id.", words="Model: {}\n"),
-        ),
-    ),
-    Prompt(
-        "ask_on",
-        "Ask on",
-        "Ask a question about what a subagent has found.",
-        ASK_ON,
-        (
-            Argument("subagent_id", "The subagent, e.g. S-7f3a2b.", "which one has ended?", id_field="subagent_id"),
-            Argument("question", "What else you want to know.", missing="what else do you want to know?"),
-        ),
-    ),
-    Prompt(
-        "decide",
-        "Decide",
-        "Have a proposal shown again, and decide about it.",
-        DECIDE,
-        (Argument("pending_id", "The proposal, e.g. P-1c22b09d.", "which one waits?", id_field="pending_id"),),
-    ),
-)
+@cache
+def all_prompts() -> tuple[Prompt, ...]:
+    """Return the prompts of `prompts.toml`, in its order."""
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["prompt"]
+    return tuple(Prompt(**{**row, "arguments": tuple(Argument(**one) for one in row["arguments"])}) for row in rows)
 
 
 async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
@@ -124,16 +93,16 @@ async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) ->
                     for argument in prompt.arguments
                 ],
             )
-            for prompt in PROMPTS
+            for prompt in all_prompts()
         ]
     )
 
 
 async def get_prompt(ctx: Ctx, params: types.GetPromptRequestParams) -> types.GetPromptResult:
     """Return a prompt with what was given to it."""
-    prompt = next((prompt for prompt in PROMPTS if prompt.name == params.name), None)
+    prompt = next((prompt for prompt in all_prompts() if prompt.name == params.name), None)
     if prompt is None:
-        known = ", ".join(prompt.name for prompt in PROMPTS)
+        known = ", ".join(prompt.name for prompt in all_prompts())
         raise MCPError(code=types.INVALID_PARAMS, message=f"no prompt {params.name[:80]!r}; there are {known}")
     try:
         text = prompt.text(params.arguments or {})
