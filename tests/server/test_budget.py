@@ -29,6 +29,7 @@ from ava_server.budget.caps import (
     CapReached,
     CapRequest,
     DayCaps,
+    HeldCall,
     Reservation,
     installation_scope,
     reserve,
@@ -94,10 +95,8 @@ class Player:
 
     def settled(self, settlement: Settlement, reported: int) -> Event:
         assert self.held is not None
-        held = self.held.fact
-        event, _spend = settlement_event(
-            self.fence, self.run_id, self.who, MODEL, PRICE, turn=held.turn, attempt=1,
-            reserved_micros=held.micros, reserved_tokens=self.held.tokens, settlement=settlement,
+        event = settlement_event(
+            self.fence, self.run_id, self.who, MODEL, PRICE, self.held.held, settlement,
             usage=Usage(input_tokens=1, output_tokens=1), reported_micros=reported,
         )  # fmt: skip
         self.held = None
@@ -190,11 +189,11 @@ def test_an_unbilled_call_costs_nothing_and_an_unknown_one_costs_its_reservation
 def test_the_reported_cost_counts_and_its_parts_sum_to_it() -> None:
     usage = Usage(input_tokens=333, output_tokens=77, cache_read_tokens=1_001, thinking_tokens=50)
     player = players()[3]
-    event, spend = settlement_event(
-        player.fence, player.run_id, player.who, MODEL, PRICE, turn=1, attempt=1, reserved_micros=10**6,
-        reserved_tokens=10**6, settlement="billed", usage=usage, reported_micros=12_345,
+    event = settlement_event(
+        player.fence, player.run_id, player.who, MODEL, PRICE, HeldCall(1, 1, 10**6, 10**6), "billed",
+        usage=usage, reported_micros=12_345,
     )  # fmt: skip
-    assert spend.micros == event.cost_micros == 12_345
+    assert event.cost_micros == 12_345
     assert sum(getattr(event.fact, "cost_by", {}).values()) == 12_345
 
 

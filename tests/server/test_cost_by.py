@@ -15,7 +15,7 @@ from support.runtime import PRICED, USER, arrived, hand_over, open_lab
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_server.budget.caps import Purpose, settlement_event
+from ava_server.budget.caps import HeldCall, Purpose, settlement_event
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import COST_PARTS, Price
 from ava_server.runs.history import History
@@ -76,18 +76,18 @@ def test_the_parts_of_a_result_sum_to_the_cost_of_the_run_however_calls_were_set
             upto_seq=0, request_sha="0" * 64,
         )  # fmt: skip
         history.add(seq, held)
-        event, spend = settlement_event(
-            None, "S-000001", WHO, "far:model", price, turn=turn, attempt=attempt, reserved_micros=reserved,
-            reserved_tokens=2, settlement=settlement, usage=usage, reported_micros=reported,
-            purpose=purpose or history.purpose,
+        event = settlement_event(
+            None, "S-000001", WHO, "far:model", price, HeldCall(turn, attempt, reserved, 2), settlement,
+            usage=usage, reported_micros=reported, purpose=purpose or history.purpose,
         )  # fmt: skip
         assert isinstance(event.fact, CostUpdate)
-        assert sum(event.fact.cost_by.values()) == event.cost_micros == spend.micros
-        if spend.micros and (purpose or history.purpose):
+        assert event.cost_micros is not None
+        assert sum(event.fact.cost_by.values()) == event.cost_micros
+        if event.cost_micros and (purpose or history.purpose):
             assert list(event.fact.cost_by) == [purpose or history.purpose]
         history.add(seq, event.fact, event.usage)
-        cost += spend.micros
-        uncosted += spend.micros if event.fact.settlement == "unknown" else 0
+        cost += event.cost_micros
+        uncosted += event.cost_micros if event.fact.settlement == "unknown" else 0
 
     result = build_result(run_row(cost, uncosted), history, RunResult("success", "done"), [], 1.0)
 

@@ -73,7 +73,7 @@ class Offering:
 
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.runtime.manager._factory = Offering(lab.runtime.run_setup, tool)
+    lab.runtime.manager._setup = Offering(lab.runtime.run_setup, tool)
 
 
 async def test_read_only_calls_of_one_turn_run_concurrently(tmp_path: Path) -> None:

@@ -47,9 +47,9 @@ from ava_server.config.tokens import Token
 from ava_server.mcp_server.app import HTTP, App, session_over_http
 from ava_server.models.factory import model_of, parameters
 from ava_server.runs import setup
+from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import NotClaimed, claim
-from ava_server.runs.manager import ConfigNotSupported
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 

@@ -423,10 +423,9 @@ class Processes(RuleBasedStateMachine):
             "reported": int(held.micros * share), "reported in full": held.micros,
             "overrun in money": held.micros + 1 + int(3_000 * share), "unknown, and dear": held.micros + 7,
         }.get(how)  # fmt: skip
-        event, _spend = settlement_event(
-            owner.log.fence, owner.run_id, owner.log.who, "far:model", PRICE, turn=held.turn, attempt=1,
-            reserved_micros=held.micros, reserved_tokens=owner.held.tokens,
-            settlement="not_billed" if how == "not billed" else "unknown" if how.startswith("unknown") else "billed",
+        event = settlement_event(
+            owner.log.fence, owner.run_id, owner.log.who, "far:model", PRICE, owner.held.held,
+            "not_billed" if how == "not billed" else "unknown" if how.startswith("unknown") else "billed",
             usage=usage, reported_micros=reported,
         )  # fmt: skip
         if how == "not billed":

@@ -23,7 +23,7 @@ from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
 from ava_server.runs import worker_process
-from ava_server.runs.manager import ConfigNotSupported
+from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.worker_process import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 

@@ -69,6 +69,11 @@ class Reservation:
     tokens: int
     seq: int
 
+    @property
+    def held(self) -> HeldCall:
+        """What is reserved for the call."""
+        return HeldCall(self.fact.turn, self.fact.attempt, self.fact.micros, self.tokens)
+
 
 @dataclass(frozen=True)
 class UnreadMessages:
@@ -167,11 +172,13 @@ def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T |
 
 
 @dataclass(frozen=True)
-class Spend:
-    """What a settled call cost, in micro-USD, and whether that is more than was reserved."""
+class HeldCall:
+    """A call in flight, and what is reserved for it, in micro-USD and in tokens."""
 
+    turn: int
+    attempt: int
     micros: int
-    overrun: bool
+    tokens: int
 
 
 def settlement_event(
@@ -180,64 +187,57 @@ def settlement_event(
     who: Who,
     model: str,
     price: Price,
-    *,
-    turn: int,
-    attempt: int,
-    reserved_micros: int,
-    reserved_tokens: int,
+    held: HeldCall,
     settlement: Settlement,
+    *,
     usage: Usage | None = None,
     reported_micros: int | None = None,
     request_id: str | None = None,
     duration_ms: int | None = None,
     purpose: Purpose | None = None,
-) -> tuple[Event, Spend]:
+) -> Event:
     """Return the event that settles a call.
 
     `billed` books what the provider reported, else the price table's figure; `not_billed` books nothing; `unknown`
     books the full reservation, in money and tokens. More than was reserved is booked in full and flagged. With a
     `purpose` the whole cost is booked under it.
     """
-    parts: dict[str, int] = {}
-    if settlement == "not_billed":
-        cost, tokens, usage = 0, 0, None
-    elif settlement == "unknown" or usage is None:
+    if settlement != "billed":
+        usage = None
+    elif usage is None:
         settlement = "unknown"
-        cost, tokens, usage = max(reserved_micros, reported_micros or 0), reserved_tokens, None
-        parts = {"uncosted": cost}
-    else:
-        # A gateway that reports 0 for a model with a price does not know the price; the table does.
-        cost = reported_micros or cost_micros(price, usage)
-        tokens = usage.counted
-        parts = cost_by(price, usage, cost)
+    cost, tokens, parts = _booked(price, held, settlement, usage, reported_micros)
     if purpose is not None:
         parts = {purpose: cost}
-    overrun = cost > reserved_micros or tokens > reserved_tokens
     fact = CostUpdate(
-        turn=turn,
-        attempt=attempt,
+        turn=held.turn,
+        attempt=held.attempt,
         settlement=settlement,
         tokens=tokens,
         cost_cents=cost / 10_000,
-        reserved_micros=reserved_micros,
+        reserved_micros=held.micros,
         thinking_tokens=usage.thinking_tokens if usage else 0,
         price_source="provider" if reported_micros else price.source,
         request_id=request_id,
-        overrun=overrun,
+        overrun=cost > held.micros or tokens > held.tokens,
         free=price.free and cost == 0,
         cost_by={name: parts[name] for name in COST_PARTS if parts.get(name)},
     )
-    event = Event(
-        who=who,
-        fact=fact,
-        fence=fence,
-        run_id=run_id,
-        usage=usage,
-        cost_micros=cost,
-        model=model,
-        duration_ms=duration_ms,
-    )
-    return event, Spend(cost, overrun)
+    return Event(who, fact, run_id, fence, usage=usage, cost_micros=cost, model=model, duration_ms=duration_ms)
+
+
+def _booked(
+    price: Price, held: HeldCall, settlement: Settlement, usage: Usage | None, reported_micros: int | None
+) -> tuple[int, int, dict[str, int]]:
+    """Return the cost in micro-USD, the tokens, and what the cost is for."""
+    if settlement == "not_billed":
+        return 0, 0, {}
+    if usage is None:
+        cost = max(held.micros, reported_micros or 0)
+        return cost, held.tokens, {"uncosted": cost}
+    # A gateway that reports 0 for a model with a price does not know the price; the table does.
+    cost = reported_micros or cost_micros(price, usage)
+    return cost, usage.counted, cost_by(price, usage, cost)
 
 
 def may_have_cost(fact: CostUpdate) -> bool:
@@ -267,14 +267,9 @@ def settle_unknown(
     held = loads(run.in_flight)
     if held is None:
         return ()
-    config = config_of(run.config)
-    event, _spend = settlement_event(
-        fence, run.id, who, run.model, config.to_price(),
-        turn=held["turn"], attempt=held["attempt"], reserved_micros=held["micros"],
-        reserved_tokens=held["prompt_tokens"] + held["max_output"], settlement="unknown",
-        purpose=purpose,
-    )  # fmt: skip
-    return (event,)
+    call = HeldCall(held["turn"], held["attempt"], held["micros"], held["prompt_tokens"] + held["max_output"])
+    price = config_of(run.config).to_price()
+    return (settlement_event(fence, run.id, who, run.model, price, call, "unknown", purpose=purpose),)
 
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")

@@ -154,7 +154,7 @@ class LocalApprovals:
 
     async def _start_worker(self) -> None:
         """Start a worker if runs belong to one: there may be no host."""
-        from ava_server.runs.manager import ConfigNotSupported
+        from ava_server.runs.context import ConfigNotSupported
         from ava_server.runs.worker_process import WorkerProcesses
 
         if not self._runtime.settings.background:

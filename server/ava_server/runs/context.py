@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.secrets")
 
 
+class ConfigNotSupported(Exception):
+    """Raised when this instance cannot run a run as it was approved; says what the run waits for."""
+
+
 class SecretRefused(Exception):
     """Raised when a call may not use the secrets that its placeholders name; the text goes to the model."""
 

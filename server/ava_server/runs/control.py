@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.to_thread
@@ -19,7 +19,6 @@ from ava_server.approval.proposals import SpawnLimits, texts_of
 from ava_server.budget.run_config import config_of
 from ava_server.runs.changes import LATE, KeptChanges
 from ava_server.runs.lifecycle import (
-    Artifact,
     NotResumed,
     RunFiles,
     cancel,
@@ -29,6 +28,9 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.loop import ON_REQUEST
 from ava_server.runs.result import RunResult
+
+if TYPE_CHECKING:
+    from ava_server.runs.setup import RunSetup
 
 log = logging.getLogger("ava.control")
 
@@ -40,22 +42,6 @@ KEEP_S = 8.0
 """Seconds that saving a run's changes on their branch may take where nobody waits for an answer."""
 
 
-class RunCleanup(Protocol):
-    """Looks up and removes what a run has left in files. Every method blocks."""
-
-    def artifacts(self, run_id: str) -> list[Artifact]:
-        """Return the files that a run has handed over."""
-        ...
-
-    def keep_changes(self, run: RunRow, task: str) -> KeptChanges | None:
-        """Commit the changes of a run without an owner to its branch; None for a run that changes no files."""
-        ...
-
-    def remove_folders(self, run: RunRow) -> None:
-        """Remove the folders of an ended run."""
-        ...
-
-
 class RunControl:
     """Ends and resumes runs, whoever owns them.
 
@@ -63,14 +49,14 @@ class RunControl:
         store: The log.
         instances: The live processes on the data root.
         instance: This process.
-        cleanup: Looks up and removes what runs have left in files.
+        setup: Looks up and removes what runs have left in files.
     """
 
-    def __init__(self, store: Store, instances: Instances, instance: str, cleanup: RunCleanup) -> None:
+    def __init__(self, store: Store, instances: Instances, instance: str, setup: RunSetup) -> None:
         self._store = store
         self._instances = instances
         self._instance = instance
-        self._cleanup = cleanup
+        self._setup = setup
 
     def gone(self, rows: Sequence[RunRow]) -> frozenset[str]:
         """Return those owners of these runs that are no longer alive: their locks are free. Blocking."""
@@ -98,19 +84,19 @@ class RunControl:
 
     async def _files(self, run: RunRow, until: float) -> RunFiles:
         """Return what a run has handed over and changed; its changes are committed if that is done in time."""
-        artifacts = await anyio.to_thread.run_sync(self._cleanup.artifacts, run.id)
+        artifacts = await anyio.to_thread.run_sync(self._setup.artifacts, run.id)
         if config_of(run.config).coding is None:
             return RunFiles(artifacts)
         texts = await self._store.read(lambda view: texts_of(view, run))
         task = texts.task if texts is not None else ""
         with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
-            kept = await anyio.to_thread.run_sync(self._cleanup.keep_changes, run, task, abandon_on_cancel=True)
+            kept = await anyio.to_thread.run_sync(self._setup.keep_changes, run, task, abandon_on_cancel=True)
             return RunFiles(artifacts, kept)
         return RunFiles(artifacts, KeptChanges(fault=LATE))
 
     async def _remove_folders(self, run: RunRow, until: float) -> None:
         with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
-            await anyio.to_thread.run_sync(self._cleanup.remove_folders, run, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(self._setup.remove_folders, run, abandon_on_cancel=True)
 
     async def end(
         self,

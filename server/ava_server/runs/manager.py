@@ -10,7 +10,7 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -26,8 +26,8 @@ from ava_audit.view import View
 from ava_server import telemetry
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
-from ava_server.runs.context import RunContext
-from ava_server.runs.control import RunCleanup, RunControl
+from ava_server.runs.context import ConfigNotSupported, RunContext
+from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     NotClaimed,
@@ -43,6 +43,9 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.result import RunResult
+
+if TYPE_CHECKING:
+    from ava_server.runs.setup import RunSetup
 
 log = logging.getLogger("ava.manager")
 
@@ -63,30 +66,6 @@ FAULTS = 2
 """Internal errors after which this process gives up a run."""
 
 
-class ConfigNotSupported(Exception):
-    """Raised when this instance cannot run a run as it was approved; says what the run waits for."""
-
-
-class RunContextFactory(RunCleanup, Protocol):
-    """Makes what a run works with, and removes it again."""
-
-    async def check_config(self, run: RunRow) -> None:
-        """Check that a run can be run here as it was approved; opens nothing.
-
-        Raises:
-            ConfigNotSupported: It cannot; says what the run waits for.
-        """
-        ...
-
-    async def prepare(self, run: RunRow, history: History) -> RunContext:
-        """Make everything that a claimed run works with.
-
-        Raises:
-            ConfigNotSupported: It cannot be run here after all.
-        """
-        ...
-
-
 class Manager:
     """Claims and drives the runs of one process.
 
@@ -96,7 +75,7 @@ class Manager:
         instance: This process's id among them.
         serves: Tells which runs this process serves.
         slots: How many runs may be running.
-        context_factory: Makes what runs work with.
+        setup: Makes what runs work with, and removes it again.
         start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
         grace_s: How long another process has to claim what it approved.
 
@@ -114,20 +93,20 @@ class Manager:
         instance: str,
         serves: Callable[[RunRow], bool],
         slots: Slots,
-        context_factory: RunContextFactory,
+        setup: RunSetup,
         *,
         start_worker: Callable[[], Awaitable[None]] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
-        self.control = RunControl(store, instances, instance, context_factory)
+        self.control = RunControl(store, instances, instance, setup)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self._store = store
         self._serves = serves
         self._slots = slots
-        self._factory = context_factory
+        self._setup = setup
         self._start_worker = start_worker
         self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
@@ -288,7 +267,7 @@ class Manager:
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""
         try:
-            await self._factory.check_config(row)
+            await self._setup.check_config(row)
             if self._start_worker is not None:
                 await self._start_worker()
                 return False
@@ -388,7 +367,7 @@ class Manager:
             return False
         history = History(run.id)
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
-        context = await self._factory.prepare(run, history)
+        context = await self._setup.prepare(run, history)
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         owned = AgentRun(self._store, run, agent, history, context, tasks)
         self._owned[run.id] = owned

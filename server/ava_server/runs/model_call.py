@@ -228,16 +228,13 @@ class ModelCalls:
     def _settlement(
         self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
     ) -> Event:
-        held = reserved.fact
-        event, _spend = settlement_event(
-            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price,
-            turn=held.turn, attempt=held.attempt, reserved_micros=held.micros, reserved_tokens=reserved.tokens,
-            settlement=settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
+        return settlement_event(
+            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price, reserved.held,
+            settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
             usage=completion.usage if completion is not None else None,
             reported_micros=completion.cost_micros if completion is not None else None,
             request_id=completion.request_id if completion is not None else None,
         )  # fmt: skip
-        return event
 
 
 def _back_off(attempt: int) -> float:

@@ -6,11 +6,12 @@ import contextlib
 import hashlib
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -18,44 +19,43 @@ import anyio.to_thread
 from ava_audit.events import RunStarted
 from ava_audit.rows import RunRow
 from ava_audit.units import format_usd
+from ava_roles.memory import Memory
 from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.tool import Tool, ToolContext
-from ava_roles.tools.registry import specs_of
+from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import worktree_spec
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import list_earlier
-from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, strength
+from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
 from ava_server.approval.summary import minutes
+from ava_server.budget import caps
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
+from ava_server.config.credentials import Credentials
 from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.selection import Choice, choose
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import Worktrees
-from ava_server.runs.context import RunContext, SecretInjection
+from ava_server.runs.context import ConfigNotSupported, RunContext, SecretInjection
 from ava_server.runs.history import History
-from ava_server.runs.manager import ConfigNotSupported
-from ava_server.runs.run_tools import ReadSubagentResult, foreign_tools, run_tools
+from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
 from ava_server.runs.submit import schema as submit_schema
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_roles.mcp_client.run_servers import RunMcpServers
-    from ava_roles.memory import Memory
     from ava_roles.net.fetch import Fetcher
     from ava_server.budget.caps import DayCaps
-    from ava_server.config.credentials import Credentials
     from ava_server.config.settings import Settings
     from ava_server.models.clients import ClientPool
-    from ava_server.runs.run_tools import McpServers
 
 log = logging.getLogger("ava.setup")
 
@@ -69,52 +69,68 @@ OPEN_THREADS = 4
 T = TypeVar("T")
 
 
-class RunResources(Protocol):
-    """What a process has open, as far as runs use it. The service's `Runtime` implements it."""
+@dataclass
+class RunResources(ABC):
+    """What a process has open, as far as runs use it. The service's `Runtime` has the rest.
+
+    Attributes:
+        settings: The settings, read at start.
+        store: The log.
+        user: The OS user.
+        clients: The model connections.
+        credentials: Providers and keys.
+    """
 
     settings: Settings
     store: Store
+    user: str
     clients: ClientPool
-    credentials: Credentials
+    credentials: Credentials = field(init=False)
 
-    @property
+    def __post_init__(self) -> None:
+        """Make the shared objects now: two threads that need one at the same time would make two."""
+        self.credentials = Credentials(self.settings)
+
+    @cached_property
     def tools(self) -> Mapping[str, Tool]:
-        """The built-in tools, by name."""
-        ...
+        """The built-in tools; one set for all runs."""
+        return builtin_tools()
 
-    @property
+    @cached_property
     def fetcher(self) -> Fetcher:
-        """Fetches public pages."""
-        ...
+        """The guarded fetcher; one for all runs, because it spaces out the requests to a host."""
+        from ava_roles.net.fetch import Fetcher
 
-    @property
+        return Fetcher(proxy=self.settings.fetch.proxy or None)
+
+    @cached_property
     def foreign(self) -> McpServers:
         """The configured MCP servers."""
-        ...
+        return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
 
+    @abstractmethod
     def render_result(self, result: dict[str, Any]) -> str:
         """Return a stored result as text, for a run that reads an earlier run's result."""
-        ...
 
     def sandbox(self) -> Sandbox | Unavailable:
-        """Return the sandbox for commands, or why there is none. Blocking."""
-        ...
+        """Return the sandbox for commands, or why there is none. The first call may take a second."""
+        return sandbox_here(self.settings)
 
     def memory(self, user: str) -> Memory | None:
-        """Return a user's notes, or None."""
-        ...
+        """Return the notes of a user; only the owner of the data root has any."""
+        return Memory(self.settings.paths.memory) if user == self.user else None
 
     def day_caps(self, user: str) -> DayCaps:
         """Return what may be spent in a UTC day: by this user, and by all users."""
-        ...
+        return caps.day_caps(self.settings, user)
 
 
 class RunSetup:
     """Makes what runs work with, from what a process has open."""
 
-    def __init__(self, runtime: RunResources) -> None:
-        self.worktrees = Worktrees(runtime.settings.paths.worktrees, Path.home())
-        self._resources = runtime
+    def __init__(self, resources: RunResources) -> None:
+        self.worktrees = Worktrees(resources.settings.paths.worktrees, Path.home())
+        self._resources = resources
         self._opening = anyio.CapacityLimiter(OPEN_THREADS)
 
     async def check_config(self, run: RunRow) -> None:

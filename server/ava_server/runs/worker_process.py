@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from ava_audit.store.locks import HeldLock, try_hold
 from ava_server.core.data_root import DataRoot
-from ava_server.runs.manager import ConfigNotSupported
+from ava_server.runs.context import ConfigNotSupported
 
 log = logging.getLogger("ava.worker")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -24,15 +24,11 @@ from ava_audit.totals import Tally
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
-from ava_roles.tool import Tool
-from ava_roles.tools.registry import builtin_tools
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
-from ava_server.approval.scope import remove_workbenches, sandbox_here
+from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import caps
-from ava_server.budget.caps import DayCaps
 from ava_server.config import role_folders
-from ava_server.config.credentials import Credentials
 from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import without_search
 from ava_server.config.settings import record_settings
@@ -43,18 +39,14 @@ from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
 from ava_server.runs.manager import GRACE_S, Manager
-from ava_server.runs.run_tools import McpServers
-from ava_server.runs.setup import RunSetup
+from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
 from ava_server.service.render_text import result_words
 from ava_server.service.responses import Untrusted
 
 if TYPE_CHECKING:
-    from ava_roles.net.fetch import Fetcher
-    from ava_roles.sandbox.sandbox import Sandbox, Unavailable
     from ava_server.config.settings import Policy, Settings
-    from ava_server.runs.setup import RunResources
 
 log = logging.getLogger("ava.runtime")
 
@@ -65,68 +57,34 @@ def stored_result_words(result: dict[str, Any]) -> str:
 
 
 @dataclass
-class Runtime:
+class Runtime(RunResources):
     """What one process has open.
 
     Attributes:
-        settings: The settings, read at start.
-        store: The log.
-        user: The OS user.
+        instances: The live processes on the data root.
         manager: The run manager.
-        clients: The model connections.
-        credentials: Providers and keys.
         tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
-    settings: Settings
-    store: Store
-    user: str
-    clients: ClientPool
     instances: Instances
     manager: Manager = field(init=False)
-    credentials: Credentials = field(init=False)
     closing: Drain = field(default_factory=Drain)
     tally: Tally = field(init=False)
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
     def __post_init__(self) -> None:
         """Make the shared objects now: two threads that need one at the same time would make two."""
-        self.credentials = Credentials(self.settings)
+        super().__post_init__()
         self.tally = Tally(since=self.store.head)
-
-    @cached_property
-    def tools(self) -> Mapping[str, Tool]:
-        """The built-in tools; one set for all runs."""
-        return builtin_tools()
-
-    @cached_property
-    def fetcher(self) -> Fetcher:
-        """The guarded fetcher; one for all runs, because it spaces out the requests to a host."""
-        from ava_roles.net.fetch import Fetcher
-
-        return Fetcher(proxy=self.settings.fetch.proxy or None)
-
-    def sandbox(self) -> Sandbox | Unavailable:
-        """Return the sandbox for commands, or why there is none. The first call may take a second."""
-        return sandbox_here(self.settings)
-
-    @cached_property
-    def foreign(self) -> McpServers:
-        """The configured MCP servers."""
-        return McpServers(self.settings, lambda: self.credentials.secrets, self.sandbox)
 
     @cached_property
     def run_setup(self) -> RunSetup:
         """Makes what runs work with."""
-        return RunSetup(cast("RunResources", self))  # pyright knows no protocol that a cached property fulfils
+        return RunSetup(self)
 
     def render_result(self, result: dict[str, Any]) -> str:
         """Return a stored result as text, for a run that reads an earlier one's."""
         return stored_result_words(result)
-
-    def day_caps(self, user: str) -> DayCaps:
-        """Return what may be spent in a day: by this user, and by all users."""
-        return caps.day_caps(self.settings, user)
 
     @property
     def spawn_limits(self) -> SpawnLimits:
@@ -155,10 +113,6 @@ class Runtime:
         """
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
         return caps.stricter_policy(self.settings, user or self.user, in_force)
-
-    def memory(self, user: str) -> Memory | None:
-        """Return the notes of a user; only the owner of the data root has any."""
-        return Memory(self.settings.paths.memory) if user == self.user else None
 
     async def catalog(
         self, client_roots: Sequence[str], workspace: str | None = None, *, remote: str | None = None
