@@ -23,7 +23,7 @@ from ava_audit.rows import RunRow
 from ava_roles.tool import Tool, ToolArgs, ToolContext, ToolOutput, ToolSpec
 from ava_server.runs.context import RunContext
 from ava_server.runs.history import History
-from ava_server.runs.setup import RunSetup
+from ava_server.runs.setup import RunResources, RunSetup
 
 NOTED = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -55,17 +55,15 @@ class Waiting:
         return ToolOutput("waited")
 
 
-class Offering:
-    """An outfitter that offers a tool to the runs of a runtime, beside those that they have."""
+class Offering(RunSetup):
+    """A run setup that offers a tool to the runs of a runtime, beside those that they have."""
 
-    def __init__(self, run_setup: RunSetup, tool: Tool) -> None:
-        self._outfitting = run_setup
+    def __init__(self, resources: RunResources, tool: Tool) -> None:
+        super().__init__(resources)
         self._tool = tool
-        self.check_config, self.artifacts = run_setup.check_config, run_setup.artifacts
-        self.keep_changes, self.remove_folders = run_setup.keep_changes, run_setup.remove_folders
 
     async def prepare(self, run: RunRow, history: History) -> RunContext:
-        prepared, spec = await self._outfitting.prepare(run, history), self._tool.spec
+        prepared, spec = await super().prepare(run, history), self._tool.spec
         schema = {"name": spec.name, "description": spec.description, "parameters": spec.schema()}
         started = prepared.started.model_copy(update={"tools": (*prepared.started.tools, schema)})
         return replace(prepared, tools={**prepared.tools, spec.name: self._tool}, started=started)
@@ -73,7 +71,7 @@ class Offering:
 
 def with_tool(lab: Lab, tool: Tool) -> None:
     """Offer a tool to the runs of a lab, beside those that they have."""
-    lab.runtime.manager._setup = Offering(lab.runtime.run_setup, tool)
+    lab.runtime.manager._setup = Offering(lab.runtime, tool)
 
 
 async def test_read_only_calls_of_one_turn_run_concurrently(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from ava_server.approval.scope import (
 )
 from ava_server.approval.summary import RunReach, reach
 from ava_server.budget.caps import workspace_over_http
-from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, EarlierRun, RunConfig, Texts
+from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, EarlierRun, RunConfig, Texts, cap_fields, role_caps
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
@@ -59,28 +59,24 @@ WRAP_OUTPUT_THINKING = 2_048
 
 def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the run's caps, lowered to the hard caps, and a sentence for each that was lowered."""
-    most_tokens = hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens
-    asked: dict[str, tuple[float, float]] = {
-        "timeout": (args.timeout or role.timeout_s, hard.max_timeout_s),
-        "max_cost_cents": (args.max_cost_cents or role.max_cost_cents, hard.max_cost_cents),
-        "max_tokens": (args.max_tokens or role.max_tokens, most_tokens),
-        "max_iterations": (args.max_iterations or role.max_iterations, hard.max_iterations),
-        "max_tool_calls": (args.max_tool_calls or role.max_tool_calls, hard.max_tool_calls),
+    most: dict[str, float] = {
+        "timeout": hard.max_timeout_s,
+        "max_cost_cents": hard.max_cost_cents,
+        "max_tokens": hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens,
+        "max_iterations": hard.max_iterations,
+        "max_tool_calls": hard.max_tool_calls,
     }
+    caps: dict[str, float] = {}
     notes: list[str] = []
-    for name, (wanted, most) in asked.items():
-        if wanted > most:
+    for name, default in role_caps(role).items():
+        given: float | None = getattr(args, name)
+        wanted = given or default
+        caps[name] = min(wanted, most[name])
+        if wanted > most[name]:
             as_shown = _usd if name == "max_cost_cents" else _number
-            whose = "was asked as" if getattr(args, name) else f"of role {role.name} is"
-            notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most)}")
-    got = {name: min(pair) for name, pair in asked.items()}
-    return {
-        "timeout_s": got["timeout"],
-        "max_cost_micros": micros_from_cents(got["max_cost_cents"]),
-        "max_tokens": int(got["max_tokens"]),
-        "max_iterations": int(got["max_iterations"]),
-        "max_tool_calls": int(got["max_tool_calls"]),
-    }, tuple(notes)
+            whose = "was asked as" if given else f"of role {role.name} is"
+            notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most[name])}")
+    return cap_fields(caps), tuple(notes)
 
 
 def _usd(cents: float) -> str:

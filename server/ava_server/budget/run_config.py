@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ava_audit.units import micros_from_cents
 from ava_roles.mcp_client.tools import OfferedTool
+from ava_roles.role import Role
 from ava_roles.tools.records import RUN_SPECS
 from ava_server.models.prices import Price
 
@@ -205,8 +208,34 @@ def config_of(stored: str) -> RunConfig:
     return RunConfig.model_validate_json(stored)
 
 
-CAPS = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations", "max_tool_calls")
-"""The caps of a run, as fields of its configuration."""
+CAPS: Mapping[str, str] = {
+    "timeout_s": "timeout",
+    "max_cost_micros": "max_cost_cents",
+    "max_tokens": "max_tokens",
+    "max_iterations": "max_iterations",
+    "max_tool_calls": "max_tool_calls",
+}
+"""The caps of a run: the field of its configuration, and the argument of a spawn."""
+
+
+def cap_fields(caps: Mapping[str, float]) -> dict[str, Any]:
+    """Return caps, given by argument, as fields of a configuration."""
+    return {
+        field: micros_from_cents(caps[name]) if name == "max_cost_cents" else caps[name]
+        for field, name in CAPS.items()
+        if name in caps
+    }
+
+
+def role_caps(role: Role) -> dict[str, float]:
+    """Return the caps that a role sets, by argument."""
+    return {
+        "timeout": role.timeout_s,
+        "max_cost_cents": role.max_cost_cents,
+        "max_tokens": role.max_tokens,
+        "max_iterations": role.max_iterations,
+        "max_tool_calls": role.max_tool_calls,
+    }
 
 
 def digest(config: RunConfig, texts: Texts) -> str:

@@ -27,21 +27,13 @@ from ava_audit.rows import RunRow
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
-from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.budget.run_config import CAPS, RunConfig, config_of, role_caps
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
 from ava_server.runs.history import History, Recipe
 
 _DAYS = ("limits.user_daily_cents", "limits.installation_daily_cents")
-_CAPS = {
-    "timeout_s": "timeout",
-    "max_cost_micros": "max_cost_cents",
-    "max_tokens": "max_tokens",
-    "max_iterations": "max_iterations",
-    "max_tool_calls": "max_tool_calls",
-}
-"""The caps of a run: the name in its configuration, and the name in a spawn."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +74,7 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
         role = parse_role(config.role_text, config.role_source, config.role)
     except RolesError:  # of a newer program: the role's own caps are not known
         return notes
-    own: dict[str, float] = {
-        "timeout": role.timeout_s,
-        "max_cost_cents": role.max_cost_cents,
-        "max_tokens": role.max_tokens,
-        "max_iterations": role.max_iterations,
-        "max_tool_calls": role.max_tool_calls,
-    }
-    for name, default in own.items():
+    for name, default in role_caps(role).items():
         asked = config.asked.get(name)
         if asked is None or asked == default:
             continue
@@ -107,7 +92,7 @@ def _at_the_approval(entry: Entry, fact: SpawnDecided) -> list[CapNote]:
     how = f"at the approval ({fact.channel})"
     notes = [
         CapNote(entry.ts_us, f"{name} lowered to {_cap(name, _asked(field, fact.changes[field]))} {how}")
-        for field, name in _CAPS.items()
+        for field, name in CAPS.items()
         if field in fact.changes
     ]
     if fact.group_id is not None and fact.group_max_cost_micros is not None:

@@ -14,6 +14,7 @@ from ava_audit.units import format_ts, micros_from_cents
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, check_approval, refuse, reject
 from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
+from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.runs.lifecycle import NotResumed, resume_line
@@ -177,11 +178,7 @@ def _left(args: ConfirmArgs, began: float) -> float:
 
 
 def _caps_of(changes: Changes) -> dict[str, Any]:
-    caps = changes.caps.model_dump(exclude_none=True) if changes.caps else {}
-    if "timeout" in caps:
-        caps["timeout_s"] = caps.pop("timeout")
-    if "max_cost_cents" in caps:
-        caps["max_cost_micros"] = micros_from_cents(caps.pop("max_cost_cents"))
+    caps = cap_fields(changes.caps.model_dump(exclude_none=True)) if changes.caps else {}
     if changes.blocked_tools:
         caps["blocked_tools"] = list(changes.blocked_tools)
     return caps
