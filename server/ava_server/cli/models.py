@@ -18,7 +18,7 @@ from ava_server.core.errors import AvaError, BadInput
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ava_server.models.listing import ModelCatalog, Offer, TierMeaning
+    from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel
     from ava_server.models.prices import Price, Step
     from ava_server.models.selection import ModelSettings
 
@@ -70,12 +70,12 @@ def models_command(
     """
     from ava_server.config.credentials import model_settings
     from ava_server.config.settings import load_settings
-    from ava_server.models.listing import tier_meanings
+    from ava_server.models.listing import resolve_tiers
 
     root = checked_root(show=False)
     settings = load_settings()
     models = model_settings(settings)
-    tiers = tier_meanings(models, settings)
+    tiers = resolve_tiers(models, settings)
     shown = anyio.run(_read_providers, models, tiers, provider, search)
     if as_json:
         say_json({"data_root": str(settings.data_root), **_as_json(tiers, shown)})
@@ -85,7 +85,7 @@ def models_command(
 
 
 async def _read_providers(
-    models: ModelSettings, tiers: Sequence[TierMeaning], provider: str | None, search: str | None
+    models: ModelSettings, tiers: Sequence[ResolvedModel], provider: str | None, search: str | None
 ) -> list[ProviderModels]:
     """Return the wanted providers with their models.
 
@@ -94,9 +94,9 @@ async def _read_providers(
         ConfigError: A configured provider has an invalid name.
     """
     from ava_server.models.clients import ClientPool
-    from ava_server.models.listing import ask_endpoint, named_ids, offers, sellers, table_ids
+    from ava_server.models.listing import ask_endpoint, model_catalogs, named_ids, offers, table_ids
 
-    known = sellers(models)
+    known = model_catalogs(models)
     if provider is not None:
         wanted = [_find_provider(provider.strip(), known)]
     else:
@@ -146,12 +146,12 @@ def _advice(error: AvaError | None) -> str:
     return key_advice(error.needs_key, None) if error is not None and error.needs_key else ""
 
 
-def _as_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -> dict[str, Any]:
-    from ava_server.models.listing import facts
-    from ava_server.models.prices import price_facts
+def _as_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels]) -> dict[str, Any]:
+    from ava_server.models.listing import model_json
+    from ava_server.models.prices import price_json
 
     return {
-        "tiers": [{"tier": meant.wanted, **facts(meant, _advice(meant.error))} for meant in tiers],
+        "tiers": [{"tier": meant.wanted, **model_json(meant, _advice(meant.error))} for meant in tiers],
         "providers": [
             {
                 "provider": one.seller.name,
@@ -163,7 +163,7 @@ def _as_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -> d
                         "id": offer.model_id,
                         "model": f"{one.seller.name}:{offer.model_id}",
                         "tiers": list(offer.tiers),
-                        "price": price_facts(offer.price) if offer.price else None,
+                        "price": price_json(offer.price) if offer.price else None,
                         "window": offer.price.window if offer.price else None,
                         "problem": offer.unpriced or None,
                     }
@@ -179,12 +179,12 @@ def _as_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -> d
 # -- the screen, in 80 columns ----------------------------------------------------------------------------------------
 
 
-def _screen(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels], search: str | None) -> list[str]:
+def _screen(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels], search: str | None) -> list[str]:
     from ava_server.models.listing import NOBODY
     from ava_server.models.selection import SET_A_MODEL
 
     lines = ["", "Tiers, as roles ask for them (USD per million tokens):"]
-    same: dict[str, tuple[list[str], TierMeaning]] = {}
+    same: dict[str, tuple[list[str], ResolvedModel]] = {}
     for meant in tiers:
         key = f"{meant.choice.name if meant.choice else meant.error} {meant.said_by}"
         same.setdefault(key, ([], meant))[0].append(meant.wanted)
@@ -197,7 +197,7 @@ def _screen(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels], searc
     return lines
 
 
-def _tier(names: str, meant: TierMeaning) -> list[str]:
+def _tier(names: str, meant: ResolvedModel) -> list[str]:
     from ava_server.models.prices import price_lines
 
     if meant.choice is None:

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from ava_roles.role import Role
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
-    from ava_server.models.listing import TierMeaning
+    from ava_server.models.listing import ResolvedModel
 
 WIDTH = 80
 
 Specs = Mapping[str, ToolSpec]
 
 
-def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> list[str]:
+def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedModel], known: Specs) -> list[str]:
     """Return the list, without its first line."""
     models = dict(zip((role.name for role in catalog.roles), means, strict=False))
     lines = [f"Project: {places.project}" if places.project else "No project: this folder is not in a repository."]
@@ -46,7 +46,7 @@ def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeanin
     return lines
 
 
-def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[TierMeaning], known: Specs) -> dict[str, Any]:
+def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedModel], known: Specs) -> dict[str, Any]:
     """Return the list as plain JSON."""
     models = dict(zip((role.name for role in catalog.roles), means, strict=False))
     return {
@@ -65,7 +65,7 @@ def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[TierMean
     }  # fmt: skip
 
 
-def role_screen(role: Role, meant: TierMeaning | None, settings: Settings, why: str, known: Specs) -> list[str]:
+def role_screen(role: Role, meant: ResolvedModel | None, settings: Settings, why: str, known: Specs) -> list[str]:
     """Return one role: what it means here, its file, and the system prompt of a subagent."""
     lines = [f"{role.name}  ({role.source})"]
     lines += _indent(why) if why else []
@@ -121,7 +121,7 @@ def tools_here(settings: Settings) -> Specs:
     return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
 
 
-def _role_as_json(role: Role, meant: TierMeaning | None, known: Specs) -> dict[str, Any]:
+def _role_as_json(role: Role, meant: ResolvedModel | None, known: Specs) -> dict[str, Any]:
     return {
         "name": role.name,
         "description": role.description,
@@ -139,7 +139,7 @@ def _role_as_json(role: Role, meant: TierMeaning | None, known: Specs) -> dict[s
     }
 
 
-def _model(role: Role, meant: TierMeaning | None) -> str:
+def _model(role: Role, meant: ResolvedModel | None) -> str:
     if meant is None:
         return role.model
     name = meant.choice.name if meant.choice is not None else "not available here"
@@ -180,7 +180,7 @@ def _features(role: Role) -> list[str]:
     ]
 
 
-def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[str, ...]:
+def _clamps(role: Role, meant: ResolvedModel | None, settings: Settings) -> tuple[str, ...]:
     from ava_server.approval.requests import SpawnArgs
     from ava_server.approval.resolve import caps_of
 
@@ -189,7 +189,7 @@ def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[
     return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
 
 
-def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Specs) -> str:
+def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: Specs) -> str:
     from ava_roles.memory import Memory
     from ava_roles.prompt import system_prompt
 

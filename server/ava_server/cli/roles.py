@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ava_roles.role_files import Remark
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
-    from ava_server.models.listing import TierMeaning
+    from ava_server.models.listing import ResolvedModel
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 FAULT_FOUND = 1
@@ -161,13 +161,13 @@ def _open() -> tuple[DataRoot, Settings, RolePlaces]:
     return root, settings, places_here(root, settings)
 
 
-def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[TierMeaning]:
+def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedModel]:
     """Return the model of each role; none if the keys cannot be read, which is told."""
     from ava_server.config.credentials import model_settings
-    from ava_server.models.listing import meanings
+    from ava_server.models.listing import resolve_models
 
     try:
-        return meanings((role.model for role in roles), model_settings(settings), settings)
+        return resolve_models((role.model for role in roles), model_settings(settings), settings)
     except AvaError as error:  # roles do not depend on keys
         tell(f"Their models are unknown: {error}")
         return []

@@ -198,14 +198,14 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
 def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, Any]:
     """Return the roles, each with the model that it means here now and its price, and the tiers. Blocking."""
     from ava_server.hosts.launching import key_advice
-    from ava_server.models.listing import TierMeaning, facts, meanings
+    from ava_server.models.listing import ResolvedModel, model_json, resolve_models
     from ava_server.models.selection import TIERS
 
-    means: dict[str, TierMeaning] = {}
+    means: dict[str, ResolvedModel] = {}
     problems = [problem.text for problem in catalog.problems]
     try:
         wanted = dict.fromkeys((*TIERS, *(role.model for role in catalog.roles)))
-        means = {meant.wanted: meant for meant in meanings(wanted, runtime.credentials.models, runtime.settings)}
+        means = {meant.wanted: meant for meant in resolve_models(wanted, runtime.credentials.models, runtime.settings)}
     except AvaError as error:  # which roles there are does not depend on keys
         problems.append(str(error))
 
@@ -214,7 +214,7 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
             return {}
         error = means[model].error
         needs_key = error.needs_key if error is not None else None
-        return facts(means[model], key_advice(needs_key, session.client) if needs_key else "")
+        return model_json(means[model], key_advice(needs_key, session.client) if needs_key else "")
 
     return {
         "roles": [
@@ -291,13 +291,13 @@ async def _role_names(own: Access, _given: Given) -> list[str]:
 
 async def _models(own: Access, _given: Given) -> list[str]:
     """Return the tiers, what they mean here, and the models of the providers that are configured."""
-    from ava_server.models.listing import named_ids, sellers, table_ids, tier_meanings
+    from ava_server.models.listing import model_catalogs, named_ids, resolve_tiers, table_ids
     from ava_server.models.selection import TIERS
 
     def read() -> list[str]:
         models = own.runtime.credentials.models
-        meant = tier_meanings(models, own.runtime.settings)
-        usable = [seller for seller in sellers(models).values() if seller.configured]
+        meant = resolve_tiers(models, own.runtime.settings)
+        usable = [catalog for catalog in model_catalogs(models).values() if catalog.configured]
         return [
             *TIERS,
             *(each.choice.name for each in meant if each.choice is not None),

@@ -14,7 +14,7 @@ import anyio
 
 from ava_server.core.errors import AvaError, ModelError, ModelErrorKind
 from ava_server.models.errors import Endpoint
-from ava_server.models.prices import Price, Unpriced, known_ids, price_facts
+from ava_server.models.prices import Price, Unpriced, known_ids, price_json
 from ava_server.models.selection import (
     CUSTOM,
     KNOWN_URLS,
@@ -56,7 +56,7 @@ class SettingPlaces(Protocol):
 
 
 @dataclass(frozen=True)
-class TierMeaning:
+class ResolvedModel:
     """What a tier, or a role's `model`, means here now.
 
     Attributes:
@@ -110,26 +110,26 @@ class ModelCatalog:
     in_table: bool
 
 
-def meanings(wanted: Iterable[str], models: ModelSettings, settings: SettingPlaces) -> list[TierMeaning]:
+def resolve_models(wanted: Iterable[str], models: ModelSettings, settings: SettingPlaces) -> list[ResolvedModel]:
     """Return what tiers or roles' models mean here now.
 
     Reads the price table, whose import takes a while: call it in a thread.
     """
-    return [_meaning(one, models, settings) for one in wanted]
+    return [_resolved(one, models, settings) for one in wanted]
 
 
-def tier_meanings(models: ModelSettings, settings: SettingPlaces) -> list[TierMeaning]:
-    """Return what each tier means here now; reads the price table as `meanings` does."""
-    return meanings(TIERS, models, settings)
+def resolve_tiers(models: ModelSettings, settings: SettingPlaces) -> list[ResolvedModel]:
+    """Return what each tier means here now; reads the price table as `resolve_models` does."""
+    return resolve_models(TIERS, models, settings)
 
 
-def _meaning(wanted: str, models: ModelSettings, settings: SettingPlaces) -> TierMeaning:
+def _resolved(wanted: str, models: ModelSettings, settings: SettingPlaces) -> ResolvedModel:
     said_by = ""
     try:
         said_by = _said_by(wanted, models, settings)
-        return TierMeaning(wanted, choose(None, wanted, models), said_by)
+        return ResolvedModel(wanted, choose(None, wanted, models), said_by)
     except AvaError as error:
-        return TierMeaning(wanted, None, said_by, error)
+        return ResolvedModel(wanted, None, said_by, error)
 
 
 def _said_by(wanted: str, models: ModelSettings, settings: SettingPlaces) -> str:
@@ -145,21 +145,21 @@ def _said_by(wanted: str, models: ModelSettings, settings: SettingPlaces) -> str
     return texts[meant_by(wanted, models, configured(models))[1]]
 
 
-def facts(meant: TierMeaning, what_to_do: str = "") -> dict[str, Any]:
+def model_json(meant: ResolvedModel, what_to_do: str = "") -> dict[str, Any]:
     """Return a meaning as plain JSON; `what_to_do` is the next step where the model cannot be used."""
     if meant.choice is None:
         return {"model": None, "problem": str(meant.error), "what_to_do": what_to_do, "chosen_by": meant.said_by}
     price = meant.choice.price
     return {
         "model": meant.choice.name,
-        "price": price_facts(price),
+        "price": price_json(price),
         "window": price.window,
         "chosen_by": meant.said_by,
         **({"what_to_do": SET_A_MODEL} if meant.said_by == NOBODY else {}),
     }
 
 
-def sellers(models: ModelSettings) -> dict[str, ModelCatalog]:
+def model_catalogs(models: ModelSettings) -> dict[str, ModelCatalog]:
     """Return the providers whose models can be listed: the configured ones, and those that Ava knows by name.
 
     Raises:
@@ -174,34 +174,34 @@ def sellers(models: ModelSettings) -> dict[str, ModelCatalog]:
     return found
 
 
-def named_ids(seller: ModelCatalog, models: ModelSettings, tiers: Iterable[TierMeaning]) -> list[str]:
+def named_ids(catalog: ModelCatalog, models: ModelSettings, tiers: Iterable[ResolvedModel]) -> list[str]:
     """Return the ids of a provider's models that serve tiers, then those that the user has named or priced."""
-    chosen = [meant.choice.model_id for meant in tiers if meant.choice and meant.choice.provider == seller.name]
-    named = [models.model] if seller.name == CUSTOM and models.base_url else []
+    chosen = [meant.choice.model_id for meant in tiers if meant.choice and meant.choice.provider == catalog.name]
+    named = [models.model] if catalog.name == CUSTOM and models.base_url else []
     own = [*models.tiers.values(), *models.prices, *([] if models.base_url else [models.model])]
-    prefixed = [name.removeprefix(f"{seller.name}:") for name in own if name and name.startswith(f"{seller.name}:")]
-    return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_priced_ids(seller, models)) if one))
+    prefixed = [name.removeprefix(f"{catalog.name}:") for name in own if name and name.startswith(f"{catalog.name}:")]
+    return list(dict.fromkeys(one for one in (*chosen, *named, *prefixed, *_priced_ids(catalog, models)) if one))
 
 
-def _priced_ids(seller: ModelCatalog, models: ModelSettings) -> Iterator[str]:
+def _priced_ids(catalog: ModelCatalog, models: ModelSettings) -> Iterator[str]:
     """Yield the user's prices by id alone: those in the provider's table, or without a table, those in no table."""
     names = {*KNOWN_URLS, *configured(models)}
     alone = [key for key in models.prices if key.partition(":")[0] not in names]
-    if seller.in_table:
-        known = known_ids(seller.name, seller.base_url)
+    if catalog.in_table:
+        known = known_ids(catalog.name, catalog.base_url)
         yield from (model_id for model_id in alone if model_id in known)
     else:
         elsewhere = frozenset[str]().union(*(known_ids(name, url) for name, url in KNOWN_URLS.items()))
         yield from (model_id for model_id in alone if model_id not in elsewhere)
 
 
-def table_ids(seller: ModelCatalog) -> list[str]:
+def table_ids(catalog: ModelCatalog) -> list[str]:
     """Return the ids that the price table has for a provider, in alphabetical order."""
-    return sorted(known_ids(seller.name, seller.base_url))
+    return sorted(known_ids(catalog.name, catalog.base_url))
 
 
 def offers(
-    seller: ModelCatalog, ids: Iterable[str], models: ModelSettings, tiers: Iterable[TierMeaning]
+    catalog: ModelCatalog, ids: Iterable[str], models: ModelSettings, tiers: Iterable[ResolvedModel]
 ) -> list[Offer]:
     """Return models of a provider with their prices, and the tiers that mean them."""
     serve: dict[str, list[str]] = {}
@@ -212,10 +212,10 @@ def offers(
     for model_id in ids:
         price, unpriced = None, ""
         try:
-            price = price_over(seller.wire, seller.name, model_id, seller.base_url, models.prices)
+            price = price_over(catalog.wire, catalog.name, model_id, catalog.base_url, models.prices)
         except Unpriced as error:
             unpriced = str(error)
-        found.append(Offer(model_id, price, unpriced, tuple(serve.get(f"{seller.name}:{model_id}", ()))))
+        found.append(Offer(model_id, price, unpriced, tuple(serve.get(f"{catalog.name}:{model_id}", ()))))
     return found
 
 
@@ -225,7 +225,7 @@ MOST_BYTES = 4_000_000
 LONGEST_ID = 200
 
 
-async def ask_endpoint(seller: ModelCatalog, clients: ClientPool) -> list[str]:
+async def ask_endpoint(catalog: ModelCatalog, clients: ClientPool) -> list[str]:
     """Return the ids of the models that an endpoint lists, in its own order.
 
     Raises:
@@ -233,10 +233,10 @@ async def ask_endpoint(seller: ModelCatalog, clients: ClientPool) -> list[str]:
     """
     import httpx2
 
-    check_address(seller.name, seller.base_url, seller.api_key)
+    check_address(catalog.name, catalog.base_url, catalog.api_key)
     wires: dict[str, Wire] = {"messages": MessagesWire(bearer=True), "responses": ResponsesWire()}
-    wire = wires.get(seller.wire, ChatWire())
-    endpoint = Endpoint(models_url(wire, seller.base_url), "", seller.api_key)
+    wire = wires.get(catalog.wire, ChatWire())
+    endpoint = Endpoint(models_url(wire, catalog.base_url), "", catalog.api_key)
     with anyio.move_on_after(DEADLINE_S):
         try:
             async with clients.client() as client:

@@ -40,16 +40,15 @@ def look_up(provider: str, model_id: str, *, base_url: str | None, now: datetime
     from genai_prices import __version__
     from genai_prices.data_snapshot import get_snapshot
 
-    known = get_snapshot().providers
-    seller = next((one for one in known if _sells(one, provider, base_url)), None)
-    if seller is None:
+    known = next((one for one in get_snapshot().providers if _has(one, provider, base_url)), None)
+    if known is None:
         return f"the table knows no provider {base_url or provider}"
     wanted = model_id.lower()
-    model = next((one for one in seller.models if one.id.lower() == wanted), None)
-    model = model or next((one for one in seller.models if _names(one.match, wanted)), None)
+    model = next((one for one in known.models if one.id.lower() == wanted), None)
+    model = model or next((one for one in known.models if _names(one.match, wanted)), None)
     if model is None:
-        near = next((one.id for one in seller.models if one.match.is_match(wanted)), None)
-        return f"the table has only the similar {near}" if near else f"{seller.name} sells none in the table"
+        near = next((one.id for one in known.models if one.match.is_match(wanted)), None)
+        return f"the table has only the similar {near}" if near else f"{known.name} sells none in the table"
     prices = _prices_at(model, now or datetime.now(UTC))
     if any(price.input_mtok is None or price.output_mtok is None for price in prices):  # the table counts that as 0
         return f"the table's entry {model.id} lacks an input or output price"
@@ -60,14 +59,14 @@ def known_ids(provider: str, base_url: str | None = None) -> frozenset[str]:
     """Return the ids that the table has for a provider."""
     from genai_prices.data_snapshot import get_snapshot
 
-    sellers = (one for one in get_snapshot().providers if _sells(one, provider, base_url))
-    return frozenset(model.id for seller in sellers for model in seller.models)
+    found = (one for one in get_snapshot().providers if _has(one, provider, base_url))
+    return frozenset(model.id for known in found for model in known.models)
 
 
-def _sells(seller: Provider, provider: str, base_url: str | None) -> bool:
+def _has(known: Provider, provider: str, base_url: str | None) -> bool:
     if base_url is None:
-        return seller.id == provider
-    return re.match(seller.api_pattern, base_url) is not None
+        return known.id == provider
+    return re.match(known.api_pattern, base_url) is not None
 
 
 def _names(clause: Any, wanted: str) -> bool:
@@ -379,14 +378,14 @@ def usd(nanos: int) -> str:
     return format_usd(nanos * 1000, exact=True).removeprefix("$")
 
 
-def price_facts(price: Price) -> dict[str, Any]:
+def price_json(price: Price) -> dict[str, Any]:
     """Return a price as plain JSON: its highest step, and the cheaper ones for shorter prompts."""
     return {
-        **_facts(price),
+        **_rates_json(price),
         "per_request": price.per_request / 10**9,
         "source": price.source,
         "free": price.free,
-        "steps": [{"up_to": step.up_to, **_facts(step)} for step in price.steps],
+        "steps": [{"up_to": step.up_to, **_rates_json(step)} for step in price.steps],
     }
 
 
@@ -400,7 +399,7 @@ def per_call(price: Price) -> str:
     return f"{format_usd(price.per_request // 1000)} a call"
 
 
-def _facts(price: Price | Step) -> dict[str, float]:
+def _rates_json(price: Price | Step) -> dict[str, float]:
     return {
         "input": price.input / 1000,
         "output": price.output / 1000,

@@ -197,6 +197,16 @@ class Access:
         return Who(self.session.id, run.id, run.user_id, parent_agent_id=AGENT)
 
 
+class Operations:
+    """Base of what handles the tools for one session."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._runtime = access.runtime
+        self._store = access.store
+        self._session = access.session
+
+
 Progress = Callable[[str], Awaitable[None]]
 """Tells the host that a call still waits, with a status line."""
 

@@ -17,7 +17,7 @@ from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, par
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
-from ava_server.service.access import Access, CallContext, Progress
+from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.run_view import (
     EXPIRED,
@@ -37,13 +37,8 @@ LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
 
 
-class RunChecks:
+class RunChecks(Operations):
     """Shows runs, and waits for their end."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._runtime = access.runtime
-        self._store = access.store
 
     async def check(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `check_subagent`.
@@ -74,8 +69,8 @@ class RunChecks:
     async def _going_on(self) -> list[RunAnswer]:
         """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
         now_us = time.time_ns() // 1000
-        user, alive = self._access.session.user, self._runtime.instances.alive
-        whose = None if self._access.session.audits else user
+        user, alive = self._session.user, self._runtime.instances.alive
+        whose = None if self._session.audits else user
 
         def query(view: View) -> list[RunAnswer]:
             rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
@@ -187,13 +182,11 @@ _WHEN = {
 }
 
 
-class RunSteering:
+class RunSteering(Operations):
     """Sends messages to runs, and cancels them."""
 
     def __init__(self, access: Access, checks: RunChecks) -> None:
-        self._access = access
-        self._runtime = access.runtime
-        self._store = access.store
+        super().__init__(access)
         self._checks = checks
 
     async def message(self, given: dict[str, Any], _caller: CallContext) -> Answer:
@@ -237,7 +230,7 @@ class RunSteering:
         elif args.pending_id is not None:
             pending_id = parse_id("pending_id", args.pending_id)
             row = await self._store.read(lambda view: view.proposal(pending_id))
-            if row is None or row.user_id != self._access.session.user:
+            if row is None or row.user_id != self._session.user:
                 raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
             targets = [row.run_id]
         else:
@@ -247,9 +240,7 @@ class RunSteering:
 
         async def cancel(run_id: str) -> None:
             try:
-                await self._runtime.manager.cancel(
-                    run_id, self._access.session.who, args.reason, self._access.session.by
-                )
+                await self._runtime.manager.cancel(run_id, self._session.who, args.reason, self._session.by)
             except Exception as error:  # the others are cancelled too; the first error is raised below
                 failed.append(error)
 

@@ -18,7 +18,7 @@ from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.runs.lifecycle import NotResumed, resume_line
-from ava_server.service.access import Access, CallContext, Progress
+from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.service.spawn import Spawns, started_next
@@ -33,14 +33,11 @@ NOT_ASKED = (
 )
 
 
-class Confirmations:
+class Confirmations(Operations):
     """Carries out decisions on proposals."""
 
     def __init__(self, access: Access, checks: RunChecks, spawns: Spawns) -> None:
-        self._access = access
-        self._runtime = access.runtime
-        self._store = access.store
-        self._session = access.session
+        super().__init__(access)
         self._checks = checks
         self._spawns = spawns
         self._resumptions = Resumptions(access)
@@ -216,13 +213,8 @@ def _next(started: list[str], decided: ConfirmOutcome) -> str:
 ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
 
 
-class Resumptions:
+class Resumptions(Operations):
     """Resumes interrupted runs."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._runtime = access.runtime
-        self._session = access.session
 
     async def interrupted(self, args: ConfirmArgs) -> RunRow | None:
         """Return the interrupted run that the ids name, or None where they name proposals.
@@ -265,7 +257,7 @@ class Resumptions:
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
-        line = await self._runtime.store.read(lambda view: resume_line(view, run))
+        line = await self._store.read(lambda view: resume_line(view, run))
         if person is not None and approving == line:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)

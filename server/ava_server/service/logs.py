@@ -34,7 +34,7 @@ from ava_roles.wrap import clean, escape_result
 from ava_server.approval.requests import LogArgs, parse, shown
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
-from ava_server.service.access import Access, CallContext
+from ava_server.service.access import CallContext, Operations
 from ava_server.service.render_text import compact
 from ava_server.service.responses import Answer, LogAnswer
 from ava_server.service.run_view import json_chars
@@ -159,11 +159,8 @@ LINE_CHARS = 900
 SEQ_DIGITS = 18
 
 
-class LogReader:
+class LogReader(Operations):
     """Reads entries back, newest last, a page at a time."""
-
-    def __init__(self, own: Access) -> None:
-        self._own = own
 
     async def read(self, given: dict[str, Any], _caller: CallContext) -> Answer:
         """Answer `read_ava_logs`.
@@ -175,7 +172,7 @@ class LogReader:
         now_us = time.time_ns() // 1000
         agents: tuple[str, ...] = ()
         if args.subagent_id is not None:
-            agents = ((await self._own.run(args.subagent_id, "subagent_id", reading=True)).id,)
+            agents = ((await self._access.run(args.subagent_id, "subagent_id", reading=True)).id,)
         elif args.search is None and args.types is None:
             agents = (AGENT,)
         # All pages use the times of the first: "1h" would mean another hour on each.
@@ -186,7 +183,7 @@ class LogReader:
             place = _place(args.cursor, asked)
         query = LogQuery(
             agents=agents,
-            users=() if self._own.session.audits else (self._own.session.user,),
+            users=() if self._session.audits else (self._session.user,),
             sessions=(args.session,) if args.session else (),
             types=tuple(args.types or ()),
             since_us=place.since_us,
@@ -197,15 +194,15 @@ class LogReader:
             upto_seq=place.upto,
         )
         try:
-            page = await search(self._own.store, query)
+            page = await search(self._store, query)
         except BadQuery as error:
             raise BadInput(f"types: {error}") from error
-        names = await self._own.store.read(lambda view: names_of(view, page.entries))
+        names = await self._store.read(lambda view: names_of(view, page.entries))
         lines: list[str] = []
         size, older = 0, page.next
         for entry in page.entries:
             line = entry_line(entry, names=names, utc=True, width=LINE_CHARS)
-            if entry.who.user_id != self._own.session.user:  # an auditor reads entries of other users
+            if entry.who.user_id != self._session.user:  # an auditor reads entries of other users
                 line = f"[{entry.who.user_id}] {line}"
             size += max(json_chars(line) + 2, len(escape_result(line)) + 1)
             if lines and size > LOG_CHARS:

@@ -38,7 +38,7 @@ from ava_server.service.responses import (
 from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
-from ava_server.service.tools import TOOLS, Operations
+from ava_server.service.tools import TOOLS, Handlers
 
 log = logging.getLogger("ava.service")
 NOTICES = 5
@@ -58,10 +58,10 @@ class Service:
         self.session = self._session = session
         self._access = access = Access(runtime, session)
         checks, spawns = RunChecks(access), Spawns(access)
-        operations = Operations(
+        handlers = Handlers(
             spawns, Confirmations(access, checks, spawns), checks, RunSteering(access, checks), LogReader(access)
         )
-        self._handlers = {name: tool.handler(operations) for name, tool in TOOLS.items()}
+        self._handlers = {name: tool.handler(handlers) for name, tool in TOOLS.items()}
 
     async def call(
         self,

@@ -21,7 +21,7 @@ from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
-from ava_server.service.access import Access, CallContext
+from ava_server.service.access import CallContext, Operations
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
 _BY_PIN = (
@@ -36,14 +36,8 @@ CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
 
 
-class Spawns:
+class Spawns(Operations):
     """Makes proposals."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._runtime = access.runtime
-        self._store = access.store
-        self._session = access.session
 
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`.

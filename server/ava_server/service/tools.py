@@ -27,8 +27,8 @@ that is news."""
 
 
 @dataclass(frozen=True)
-class Operations:
-    """The handlers of the tools for one caller."""
+class Handlers:
+    """What handles the tools for one caller."""
 
     spawns: Spawns
     confirmations: Confirmations
@@ -62,7 +62,7 @@ class ServiceTool:
     args: type[requests.Arguments]
     answer: type[responses.Answer]
     scope: Scope
-    handler: Callable[[Operations], Handler]
+    handler: Callable[[Handlers], Handler]
     recorded: Recorded = "before"
     read_only: bool = False
     destructive: bool = False
@@ -82,12 +82,12 @@ TOOLS: Mapping[str, ServiceTool] = {
     for tool in (
         ServiceTool(
             "Propose a subagent",
-            "Propose a subagent that works in the background. Starts nothing: it returns a price tag to show the"
-            " person, and confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
+            "Propose a subagent that works in the background. Starts nothing: show the person the proposal that"
+            " it returns; confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
             requests.SpawnArgs,
             responses.SpawnAnswer,
             "spawn",
-            lambda operations: operations.spawns.spawn,
+            lambda handlers: handlers.spawns.spawn,
             idempotent=False,
             loaded=True,
         ),
@@ -99,7 +99,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.ConfirmArgs,
             responses.ConfirmAnswer,
             "spawn",
-            lambda operations: operations.confirmations.confirm,
+            lambda handlers: handlers.confirmations.confirm,
             destructive=True,
             idempotent=False,
             open_world=True,
@@ -112,7 +112,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.CheckArgs,
             responses.CheckAnswer,
             "read",
-            lambda operations: operations.checks.check,
+            lambda handlers: handlers.checks.check,
             recorded="after",
             read_only=True,
             loaded=True,
@@ -123,7 +123,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.MessageArgs,
             responses.MessageAnswer,
             "spawn",
-            lambda operations: operations.steering.message,
+            lambda handlers: handlers.steering.message,
         ),
         ServiceTool(
             "Cancel a subagent",
@@ -131,7 +131,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.CancelArgs,
             responses.CancelAnswer,
             "spawn",
-            lambda operations: operations.steering.cancel,
+            lambda handlers: handlers.steering.cancel,
             recorded="meanwhile",
             idempotent=True,
         ),
@@ -141,7 +141,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.LogArgs,
             responses.LogAnswer,
             "read",
-            lambda operations: operations.logs.read,
+            lambda handlers: handlers.logs.read,
             recorded="after",
             read_only=True,
         ),

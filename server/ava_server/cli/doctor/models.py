@@ -13,7 +13,7 @@ from ava_server.config.keys import SEARCHES, list_keys, read_keys
 from ava_server.config.search_engines import engine_of, search_cost
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
-from ava_server.models.listing import tier_meanings
+from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
 from ava_server.models.selection import (
     CUSTOM,
@@ -90,7 +90,7 @@ def tiers(setup: Setup) -> Iterator[Finding]:
     if models is None or setup.settings is None:
         return
     same: dict[tuple[State, str, str], list[str]] = {}
-    for meant in tier_meanings(models, setup.settings):
+    for meant in resolve_tiers(models, setup.settings):
         if meant.choice is not None:
             found = Finding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
         else:

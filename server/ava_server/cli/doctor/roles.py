@@ -23,7 +23,7 @@ from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
-from ava_server.models.listing import meanings
+from ava_server.models.listing import resolve_models
 from ava_server.models.selection import Choice
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
     models = models_of(setup)
     if models is None or setup.settings is None:
         return {role.name: None for role in catalog.roles}
-    means = meanings((role.model for role in catalog.roles), models, setup.settings)
+    means = resolve_models((role.model for role in catalog.roles), models, setup.settings)
     return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
 
 
