@@ -25,6 +25,7 @@ from ava_server.approval.decisions import Ceilings
 from ava_server.budget.run_config import RunConfig
 from ava_server.config.secrets import set_secret
 from ava_server.core.errors import ConfigError
+from ava_server.models.prices import FREE_LOCAL
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
@@ -318,7 +319,7 @@ def test_a_tool_that_may_change_something_never_starts_automatically() -> None:
     tools: dict[str, Tool] = {**builtin_tools(), "paint": Painter()}
     config = RunConfig(
         role="painter", role_source="x", role_text="x", model="custom:test", provider="custom", model_id="test",
-        price={"free": True}, timeout_s=1, max_cost_micros=1, max_tokens=1, max_iterations=1, max_tool_calls=1,
+        price=FREE_LOCAL, timeout_s=1, max_cost_micros=1, max_tokens=1, max_iterations=1, max_tool_calls=1,
         tools=("read_file", "save_artifact"), reach="x", estimated_minutes=(1, 1),
     )  # fmt: skip
     assert auto_start_refusal(config, tools) is None

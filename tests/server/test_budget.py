@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import anyio
@@ -49,7 +49,7 @@ MODEL = "far:model"
 def config(cap: int, price: Price = PRICE) -> dict[str, object]:
     return {
         "role": "researcher", "role_source": "built in", "role_text": "", "model": MODEL, "provider": "far",
-        "model_id": "model", "price": price.as_dict(), "timeout_s": 60, "max_cost_micros": cap, "max_tokens": 10**6,
+        "model_id": "model", "price": asdict(price), "timeout_s": 60, "max_cost_micros": cap, "max_tokens": 10**6,
         "max_iterations": 20, "max_tool_calls": 20, "tools": (),
         "reach": "can reach nothing", "estimated_minutes": (1, 2),
     }  # fmt: skip

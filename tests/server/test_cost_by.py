@@ -17,7 +17,7 @@ from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_server.budget.caps import HeldCall, Purpose, settlement_event
 from ava_server.budget.run_config import RunConfig
-from ava_server.models.prices import COST_PARTS, Price
+from ava_server.models.prices import COST_PARTS, FREE_LOCAL, Price
 from ava_server.runs.history import History
 from ava_server.runs.result import RunResult, build_result
 from ava_server.service.render_text import run_text
@@ -50,7 +50,7 @@ attempts = st.tuples(
 
 CONFIG = RunConfig(
     role="researcher", role_source="built in", role_text="", model="custom:test", provider="custom", model_id="test",
-    price={}, timeout_s=600, max_cost_micros=500_000, max_tokens=100_000, max_iterations=20, max_tool_calls=25,
+    price=FREE_LOCAL, timeout_s=600, max_cost_micros=500_000, max_tokens=100_000, max_iterations=20, max_tool_calls=25,
     tools=(), reach="can reach neither files nor the web", estimated_minutes=(1, 2),
 ).model_dump_json()  # fmt: skip
 

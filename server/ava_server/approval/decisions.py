@@ -102,7 +102,7 @@ class CheckedApproval:
     @property
     def free(self) -> bool:
         """Whether all of them are free."""
-        return all(member.config.price.get("free") for member in self.members)
+        return all(member.config.price.free for member in self.members)
 
 
 def check_approval(
@@ -329,7 +329,7 @@ class Ceilings:
 
 def committed_micros(config: RunConfig) -> int:
     """Return what an approval commits, in micro-USD: the run's cap, or one cent for a free run."""
-    return MICROS_PER_CENT if config.price.get("free") else config.max_cost_micros
+    return MICROS_PER_CENT if config.price.free else config.max_cost_micros
 
 
 def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:

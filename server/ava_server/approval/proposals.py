@@ -97,7 +97,7 @@ def propose(
                 row = view.proposal(run.pending_id)
                 if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
                     return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.price.get("free") and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
+        if not config.price.free and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
             return Outcome(ProposalRefusal(why))
         superseded, ends = _superseded(view, who, config.task_id)
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
@@ -239,7 +239,7 @@ def pending_proposal(view: View, run: RunRow) -> Pending | str:
         approval_line=approval_line(config, texts),
         digest=proposal.digest,
         max_cost_micros=config.max_cost_micros,
-        free=bool(config.price.get("free")),
+        free=config.price.free,
         expires_us=proposal.expires_us,
     )
 

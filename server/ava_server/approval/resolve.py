@@ -240,7 +240,7 @@ def resolve_run_config(
         model_id=choice.model_id,
         tier=choice.tier,
         base_url=choice.base_url,
-        price=choice.price.as_dict(),
+        price=choice.price,
         max_output=LONG_OUTPUT if thinking or coding is not None else OUTPUT,
         wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
         tools=tools,

@@ -38,7 +38,7 @@ _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u280
 
 def approval_line(config: RunConfig, texts: Texts) -> str:
     """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
-    cost = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    cost = "free" if config.price.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     and_time = (
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
@@ -191,7 +191,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     """Return the task, the reach, and the time and cost."""
     low, high = config.estimated_minutes
-    free = bool(config.price.get("free"))
+    free = config.price.free
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
     can = config.reach
     sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
@@ -244,7 +244,7 @@ def _limit_lines(config: RunConfig) -> list[str]:
         )
     else:
         thinks = ", which is told to think before it answers" if config.extended_thinking else ""
-        free = " (free)" if config.price.get("free") else ""
+        free = " (free)" if config.price.free else ""
         lines.append(f"Model: {config.model}{free}{thinks}.")
     if config.thinking_note:
         lines.append(f"It does not think first: {config.thinking_note}.")

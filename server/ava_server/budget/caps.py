@@ -268,7 +268,7 @@ def settle_unknown(
     if held is None:
         return ()
     call = HeldCall(held["turn"], held["attempt"], held["micros"], held["prompt_tokens"] + held["max_output"])
-    price = config_of(run.config).to_price()
+    price = config_of(run.config).price
     return (settlement_event(fence, run.id, who, run.model, price, call, "unknown", purpose=purpose),)
 
 

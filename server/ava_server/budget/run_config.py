@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from ava_audit.units import micros_from_cents
 from ava_roles.mcp_client.tools import OfferedTool
@@ -120,7 +121,7 @@ class RunConfig(BaseModel):
     Attributes:
         role_text: The role file's content, read once, at the proposal.
         model: `provider:id`, as it stands in the log.
-        price: The price per token, as a mapping of `prices.Price`.
+        price: What its tokens cost.
         lacks: Tools that its role needs and that are missing; a person at a terminal accepted that.
         workspace_given: The call gave the workspace, so a role with network access may read it.
         workspace_named: Not only the call, but also a setting or the client names a folder that contains it.
@@ -156,7 +157,7 @@ class RunConfig(BaseModel):
     model_id: str
     tier: str | None = None
     base_url: str | None = None
-    price: dict[str, Any]
+    price: Annotated[Price, PlainSerializer(asdict, return_type=dict[str, Any])]  # with its nulls, in the log too
     timeout_s: float
     max_cost_micros: int
     max_tokens: int
@@ -196,10 +197,6 @@ class RunConfig(BaseModel):
     def plans(self) -> bool:
         """Whether it plans before it works; the offline reader has no language model for that."""
         return self.plan and not self.model.startswith("offline/")
-
-    def to_price(self) -> Price:
-        """Return the price that was approved."""
-        return Price.from_dict(self.price)
 
 
 @lru_cache(maxsize=128)

@@ -181,7 +181,7 @@ def _changes(changes: dict[str, Any]) -> str:
 def _limits(config: RunConfig) -> str:
     from ava_server.approval.summary import minutes
 
-    money = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    money = "free" if config.price.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     return (
         f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
         f"{config.max_tool_calls} tool calls"

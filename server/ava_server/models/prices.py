@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
@@ -206,16 +206,6 @@ class Price:
     free: bool = False
     window: int | None = None
     steps: tuple[Step, ...] = ()
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON, for a proposal's digest and for the log."""
-        return {**asdict(self), "steps": [asdict(step) for step in self.steps]}
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Price:
-        """Return the price that `as_dict` stored."""
-        fields: dict[str, Any] = {**stored, "steps": tuple(Step(**step) for step in stored["steps"])}
-        return cls(**fields)
 
 
 FREE_LOCAL = Price(0, 0, 0, 0, source="free (local)", free=True)

@@ -62,7 +62,7 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
                 notes += _at_the_approval(entry, decided)
             case _:
                 pass
-    if not config.price.get("free"):
+    if not config.price.free:
         notes += _days(run, config, changed)
     return sorted(notes, key=lambda note: note.at_us)
 
@@ -216,7 +216,7 @@ def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (
         changed: The changes of settings in the whole log.
     """
     config = config_of(run.config)
-    price = config.to_price()
+    price = config.price
     walk = _Walk(run.id, price)
     for entry in entries:
         walk.add(entry)

@@ -112,7 +112,7 @@ class ModelCalls:
     ) -> None:
         self._log = run_log
         self._config = config
-        self._price = config.to_price()
+        self._price = config.price
         self._model = model
         self._say = say
         self._left_s = left_s

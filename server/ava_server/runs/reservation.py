@@ -130,7 +130,7 @@ class Reservations:
         self._log = run_log
         self._history = run_log.history
         self._config = config
-        self._price = config.to_price()
+        self._price = config.price
         self._model = context.model
         self._caps = context.caps
         self._window = context.window

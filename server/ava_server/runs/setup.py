@@ -8,7 +8,7 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -166,7 +166,7 @@ class RunSetup:
         texts = await self._resources.store.read(lambda view: texts_of(view, run))
         if texts is None:
             raise ConfigNotSupported("its task was erased")
-        choice = replace(await self._choice(config), price=config.to_price())  # the price that was approved
+        choice = replace(await self._choice(config), price=config.price)  # the price that was approved
         scratch = self._resources.settings.paths.scratch / run.id
         sandbox = await self._sandbox(config.confinement)
         servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
@@ -408,7 +408,7 @@ def _started(
 ) -> RunStarted:
     """Return the rendered prefix of a new run."""
     role = parse_role(config.role_text, config.role_source, config.role)
-    free = bool(config.price.get("free"))
+    free = config.price.free
     limits = {
         "time": minutes(config.timeout_s),
         "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
@@ -437,7 +437,7 @@ def _started(
         system=text,
         tools=schemas,
         model=config.model,
-        price=config.price,
+        price=asdict(config.price),
         limits=limits,
         parameters=dict(wire),
         max_output=config.max_output,
