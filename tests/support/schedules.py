@@ -26,7 +26,7 @@ from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
 from ava_server.approval.decisions import Approval, approve, reject
-from ava_server.approval.proposals import Proposal, ProposalRefusal, SpawnLimits, propose
+from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import group_line
 from ava_server.budget.caps import (
     CapReached,
@@ -44,7 +44,6 @@ from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,
-    NotClaimed,
     NotResumed,
     cancel,
     claim,
@@ -205,7 +204,7 @@ class Processes(RuleBasedStateMachine):
         ids = [(f"P-{number:08x}", f"S-{number:06x}") for number in (max(self.made - 1, 1), self.made)]
         texts = Texts(task=f"number {self.made}")
         answer = self.do("propose", propose(config(cap, max_tokens), texts, self.who(user), tuple(ids), self.limits()))
-        assert isinstance(answer, ProposalRefusal) is self.ledger.exhausted(user, self.now_us)
+        assert isinstance(answer, str) is self.ledger.exhausted(user, self.now_us)
         if isinstance(answer, Proposal):
             run = Run(answer.subagent_id, answer.pending_id, user, cap, max_tokens, self.now_us + TTL_US, answer.line)
             assert run.id not in self.ledger.runs
@@ -285,8 +284,8 @@ class Processes(RuleBasedStateMachine):
         command = claim(run.id, instance.name, self.who(run.user), gone, self.slots)
         command = self.moving("claim", command, run, gone=gone, instance=instance.name)
         answer = self.do("claim", command, instance.store)
-        assert isinstance(answer, NotClaimed) is not (mine and room)
-        if isinstance(answer, NotClaimed):
+        assert isinstance(answer, str) is not (mine and room)
+        if isinstance(answer, str):
             return
         came["start" if not run.generation else "resume" if run.state == "queued" else "takeover"] += 1
         self.dispossess(run)

@@ -60,13 +60,6 @@ class Proposal:
     expires_us: int
 
 
-@dataclass(frozen=True)
-class ProposalRefusal:
-    """Why no proposal was made, and what to do."""
-
-    why: str
-
-
 def propose(
     config: RunConfig,
     texts: Texts,
@@ -75,10 +68,11 @@ def propose(
     limits: SpawnLimits,
     *,
     retry_of: str | None = None,
-) -> Command[Proposal | ProposalRefusal]:
-    """Make a proposal. The same `task_id` and configuration returns the first one, until its run has ended.
+) -> Command[Proposal | str]:
+    """Make a proposal, or return why not.
 
-    The same `task_id` with another configuration supersedes a proposal that still waits.
+    The same `task_id` and configuration returns the first one, until its run has ended. The same `task_id` with another
+    configuration supersedes a proposal that still waits.
 
     Args:
         config: The resolved configuration.
@@ -91,21 +85,19 @@ def propose(
     sha = digest(config, texts)
     line, message = approval_line(config, texts), proposal_message(config, texts)
 
-    def command(view: View, now_us: int) -> Outcome[Proposal | ProposalRefusal]:
+    def command(view: View, now_us: int) -> Outcome[Proposal | str]:
         if config.task_id is not None:
             for run in view.with_task_id(who.user_id, config.task_id):
                 row = view.proposal(run.pending_id)
                 if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
                     return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
         if not config.price.free and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
-            return Outcome(ProposalRefusal(why))
+            return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
             return Outcome(
-                ProposalRefusal(
-                    f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some"
-                    " with confirm_spawn, or wait until they expire"
-                )
+                f"{MOST_WAITING} proposals of {who.user_id} are waiting, which is the most. Confirm or reject some with"
+                " confirm_spawn, or wait until they expire"
             )
         pending_id, run_id = next(
             pair for pair in candidates if view.proposal(pair[0]) is None and view.run(pair[1]) is None

@@ -75,7 +75,7 @@ def models_command(
     root = checked_root(show=False)
     settings = load_settings()
     models = model_settings(settings)
-    tiers = resolve_tiers(models, settings)
+    tiers = resolve_tiers(models, settings.where)
     shown = anyio.run(_read_providers, models, tiers, provider, search)
     if as_json:
         say_json({"data_root": str(settings.data_root), **_as_json(tiers, shown)})

@@ -167,7 +167,7 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
     from ava_server.models.listing import resolve_models
 
     try:
-        return resolve_models((role.model for role in roles), model_settings(settings), settings)
+        return resolve_models((role.model for role in roles), model_settings(settings), settings.where)
     except AvaError as error:  # roles do not depend on keys
         tell(f"Their models are unknown: {error}")
         return []

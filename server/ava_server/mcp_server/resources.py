@@ -18,13 +18,16 @@ from mcp.shared.exceptions import MCPError
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.core.ids import label
+from ava_server.core.ids import label, parse_id
 
 if TYPE_CHECKING:
     from ava_audit.view import View
+    from ava_roles.catalog import Catalog
     from ava_server.mcp_server.app import App
-    from ava_server.service.access import Access
+    from ava_server.service.access import Access, Session
+    from ava_server.service.runtime import Runtime
 
+    Ctx = ServerRequestContext[App, Any]
 
 PAGE = 50
 _PLACE = re.compile(r"(\d{1,18})/(S-[0-9a-f]{6})")
@@ -74,14 +77,6 @@ def _bad(cursor: str) -> MCPError:
         message=f"cursor: {cursor[:40]!r} is not a cursor of this list; give the nextCursor of its last page, or none",
     )
 
-
-if TYPE_CHECKING:
-    from ava_roles.catalog import Catalog
-    from ava_server.mcp_server.app import App
-    from ava_server.service.access import Access, Session
-    from ava_server.service.runtime import Runtime
-
-    Ctx = ServerRequestContext[App, Any]
 
 _ARTIFACT_BYTES = 1_000_000
 _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?P<name>[^/]+)))?\Z")
@@ -163,8 +158,6 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
     Raises:
         BadInput: There is none of this address for this user.
     """
-    from ava_server.core.errors import BadInput
-    from ava_server.core.ids import parse_id
     from ava_server.service.logs import entry_line, names_of
     from ava_server.service.run_view import run_answer, view_run
 
@@ -205,7 +198,9 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
     problems = [problem.text for problem in catalog.problems]
     try:
         wanted = dict.fromkeys((*TIERS, *(role.model for role in catalog.roles)))
-        means = {meant.wanted: meant for meant in resolve_models(wanted, runtime.credentials.models, runtime.settings)}
+        means = {
+            meant.wanted: meant for meant in resolve_models(wanted, runtime.credentials.models, runtime.settings.where)
+        }
     except AvaError as error:  # which roles there are does not depend on keys
         problems.append(str(error))
 
@@ -238,7 +233,6 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
 def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
     from ava_roles.errors import RolesError
     from ava_roles.sandbox.paths import Root
-    from ava_server.core.errors import BadInput
 
     folder = runtime.settings.paths.artifacts / run_id
     try:
@@ -260,7 +254,7 @@ Given = Mapping[str, str]
 """What the other arguments are already."""
 
 
-async def complete(ctx: ServerRequestContext[App, Any], params: types.CompleteRequestParams) -> types.CompleteResult:
+async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.CompleteResult:
     """Return the values that go with what was typed: those that begin with it, then those that have it within."""
     reference = params.ref.name if isinstance(params.ref, types.PromptReference) else params.ref.uri
     source = _SOURCES.get((reference, params.argument.name))
@@ -296,7 +290,7 @@ async def _models(own: Access, _given: Given) -> list[str]:
 
     def read() -> list[str]:
         models = own.runtime.credentials.models
-        meant = resolve_tiers(models, own.runtime.settings)
+        meant = resolve_tiers(models, own.runtime.settings.where)
         usable = [catalog for catalog in model_catalogs(models).values() if catalog.configured]
         return [
             *TIERS,

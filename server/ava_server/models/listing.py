@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -43,16 +43,10 @@ if TYPE_CHECKING:
     from ava_server.models.wires.base import Wire
 
 
+Where = Callable[..., str]
+"""Returns a setting, given as the steps of its path, with the place in which to change it."""
 NOBODY = "nobody: no key and no endpoint is configured"
 """What says so where a tier leads to the offline reader."""
-
-
-class SettingPlaces(Protocol):
-    """Knows where each setting stands."""
-
-    def where(self, *path: str) -> str:
-        """Return a setting with the place in which to change it."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,35 +104,35 @@ class ModelCatalog:
     in_table: bool
 
 
-def resolve_models(wanted: Iterable[str], models: ModelSettings, settings: SettingPlaces) -> list[ResolvedModel]:
+def resolve_models(wanted: Iterable[str], models: ModelSettings, where: Where) -> list[ResolvedModel]:
     """Return what tiers or roles' models mean here now.
 
     Reads the price table, whose import takes a while: call it in a thread.
     """
-    return [_resolved(one, models, settings) for one in wanted]
+    return [_resolved(one, models, where) for one in wanted]
 
 
-def resolve_tiers(models: ModelSettings, settings: SettingPlaces) -> list[ResolvedModel]:
+def resolve_tiers(models: ModelSettings, where: Where) -> list[ResolvedModel]:
     """Return what each tier means here now; reads the price table as `resolve_models` does."""
-    return resolve_models(TIERS, models, settings)
+    return resolve_models(TIERS, models, where)
 
 
-def _resolved(wanted: str, models: ModelSettings, settings: SettingPlaces) -> ResolvedModel:
+def _resolved(wanted: str, models: ModelSettings, where: Where) -> ResolvedModel:
     said_by = ""
     try:
-        said_by = _said_by(wanted, models, settings)
+        said_by = _said_by(wanted, models, where)
         return ResolvedModel(wanted, choose(None, wanted, models), said_by)
     except AvaError as error:
         return ResolvedModel(wanted, None, said_by, error)
 
 
-def _said_by(wanted: str, models: ModelSettings, settings: SettingPlaces) -> str:
+def _said_by(wanted: str, models: ModelSettings, where: Where) -> str:
     if wanted not in TIERS:
         return "its name"
     texts = {
         "AVA_MODEL_BASE_URL": "AVA_MODEL_BASE_URL and AVA_MODEL",
         "AVA_MODEL": "AVA_MODEL",
-        "settings": settings.where("models", wanted),
+        "settings": where("models", wanted),
         "tiers.toml": f"tiers.toml of {tiers_reviewed()}",
         "nobody": NOBODY,
     }

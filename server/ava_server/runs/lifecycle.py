@@ -212,15 +212,8 @@ def left_to_be_resumed(run: RunRow, now_us: int) -> bool:
 # -- taking a run -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NotClaimed:
-    """Why a claim was not granted."""
-
-    why: str
-
-
-def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots) -> Command[RunRow | NotClaimed]:
-    """Claim a run for an instance; raises the run's generation.
+def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slots) -> Command[RunRow | str]:
+    """Claim a run for an instance, or return why not; a claim raises the run's generation.
 
     A call that the last owner left in flight is settled as unknown in the same transaction.
 
@@ -232,17 +225,17 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         slots: How many runs may be running; those of instances that are gone do not count.
     """
 
-    def command(view: View, now_us: int) -> Outcome[RunRow | NotClaimed]:
+    def command(view: View, now_us: int) -> Outcome[RunRow | str]:
         run = view.run(run_id)
         where = situation(run, now_us, gone=gone, instance=instance) if run is not None else "ended"
         if run is None or transition(run, "claim", where) is None:
             if run is not None and where == "paused":
-                return Outcome(NotClaimed(pause_words(run)))
+                return Outcome(pause_words(run))
             if run is not None and where == "running elsewhere":
-                return Outcome(NotClaimed(f"instance {run.instance} has it"))
-            return Outcome(NotClaimed("it has ended or waits for approval"))
+                return Outcome(f"instance {run.instance} has it")
+            return Outcome("it has ended or waits for approval")
         if full := slots.full(view.running(gone, but=run_id), run.user_id):
-            return Outcome(NotClaimed(full))
+            return Outcome(full)
         agent = Who(who.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         reason: ClaimReason = "start" if run.generation == 0 else "resume" if run.state == QUEUED else "takeover"
         purpose = in_flight_purpose(view, run)

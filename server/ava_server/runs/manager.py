@@ -30,7 +30,6 @@ from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
-    NotClaimed,
     blocked_note,
     cancel_reason,
     claim,
@@ -354,8 +353,8 @@ class Manager:
         """
         who = Who(row.session_id, AGENT, row.user_id)
         got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
-        if isinstance(got, NotClaimed):
-            self._waits(row.id, got.why)
+        if isinstance(got, str):
+            self._waits(row.id, got)
             return False
         self.waiting_for.pop(row.id, None)
         self._store.set_live(row.id, "Starting")  # in place of what it waited for

@@ -14,7 +14,7 @@ from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool
 from ava_server.approval.decisions import Ceilings, auto_approve
-from ava_server.approval.proposals import Proposal, ProposalRefusal, propose, texts_of
+from ava_server.approval.proposals import Proposal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import resolve_run_config
 from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
@@ -82,8 +82,8 @@ class Spawns(Operations):
         limits = self._runtime.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
         made = await self._store.do(command)
-        if isinstance(made, ProposalRefusal):
-            raise Refused(made.why)
+        if isinstance(made, str):
+            raise Refused(made)
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
             answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)

@@ -110,11 +110,10 @@ async def test_the_next_call_reuses_the_connection(clients: ClientPool) -> None:
         assert server.connections == 1
 
 
-async def test_calls_beyond_the_limit_of_a_client_get_another_client() -> None:
-    clients = ClientPool(calls_per_client=2)
-    async with clients.client() as first, clients.client() as second, clients.client() as third:
-        assert first is second
-        assert third is not first
+async def test_calls_at_the_same_time_get_a_client_each() -> None:
+    clients = ClientPool()
+    async with clients.client() as first, clients.client() as second:
+        assert first is not second
     assert clients.size == 2
     async with clients.client() as again:
         assert again is first

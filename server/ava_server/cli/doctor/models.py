@@ -90,7 +90,7 @@ def tiers(setup: Setup) -> Iterator[Finding]:
     if models is None or setup.settings is None:
         return
     same: dict[tuple[State, str, str], list[str]] = {}
-    for meant in resolve_tiers(models, setup.settings):
+    for meant in resolve_tiers(models, setup.settings.where):
         if meant.choice is not None:
             found = Finding("", "ok", f"{meant.choice.name}, {price_words(meant.choice.price)}")
         else:
