@@ -15,6 +15,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
+from ava_server.models.json_text import deeper_than
+
 if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
@@ -115,7 +117,7 @@ def _mismatch(value: Any, schema: Mapping[str, Any]) -> str | None:
 
 def _refused(schema: Mapping[str, Any]) -> str | None:
     """Return why a schema is not safe to use, from its structure alone."""
-    if _deeper_than(schema, DEPTH):
+    if deeper_than(schema, DEPTH + 1):
         return f"it is nested deeper than {DEPTH}; make it flatter"
     try:
         size = len(json.dumps(schema, ensure_ascii=False, allow_nan=False).encode())
@@ -233,21 +235,6 @@ def _moved(part: Any, at: str) -> Any:
         else:
             moved[key] = _moved(value, at) if key in _SINGLE else value
     return moved
-
-
-def _deeper_than(value: Any, most: int) -> bool:
-    level: list[Any] = [value]
-    for _ in range(most + 1):
-        below: list[Any] = []
-        for each in level:
-            if isinstance(each, dict):
-                below.extend(cast("dict[str, Any]", each).values())
-            elif isinstance(each, list):
-                below.extend(cast("list[Any]", each))
-        if not below:
-            return False
-        level = below
-    return any(isinstance(each, dict | list) for each in level)
 
 
 def _shown(path: _Path) -> str:

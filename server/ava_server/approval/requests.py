@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -17,6 +17,7 @@ from ava_roles.tools.records import READ_SUBAGENT_RESULT
 from ava_roles.wrap import clean
 from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
+from ava_server.models.json_text import deeper_than
 
 WAIT_LIMIT_S = 45
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
@@ -215,17 +216,8 @@ def refuse_deep(given: dict[str, Any]) -> None:
     Raises:
         BadInput: They are.
     """
-    level: list[Any] = [given]
-    for _depth in range(DEEPEST):
-        level = [
-            inner
-            for outer in level
-            for inner in (cast("list[Any]", list(outer.values())) if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return
-    raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
+    if deeper_than(given, DEEPEST):
+        raise BadInput(f"the arguments are nested deeper than {DEEPEST} levels; give plain ones")
 
 
 def shown(value: Any) -> str:

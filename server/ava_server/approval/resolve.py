@@ -26,6 +26,7 @@ from ava_server.approval.output_schema import check_schema
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
+    McpScope,
     confinement_of,
     needs_sandbox,
     no_sandbox,
@@ -35,7 +36,16 @@ from ava_server.approval.scope import (
 )
 from ava_server.approval.summary import RunReach, reach
 from ava_server.budget.caps import workspace_over_http
-from ava_server.budget.run_config import PLAN_TURNS, RUN_TOOLS, EarlierRun, RunConfig, Texts, cap_fields, role_caps
+from ava_server.budget.run_config import (
+    PLAN_TURNS,
+    RUN_TOOLS,
+    Coding,
+    EarlierRun,
+    RunConfig,
+    Texts,
+    cap_fields,
+    role_caps,
+)
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
@@ -176,8 +186,7 @@ def resolve_run_config(
         BadInput: An argument is invalid.
         Refused: It may not or cannot be run here; the text says what to do.
     """
-    settings = around.settings
-    if not settings.enabled:
+    if not around.settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); set it to true to spawn again")
     try:
         role = around.catalog.get(args.role)
@@ -187,51 +196,96 @@ def resolve_run_config(
     role, around = foreign.role, replace(around, tools={**around.tools, **foreign.tools()})
     workspace = _workspace(args, around)
     narrowed = foreign.narrowed(args)
-    wanted = _wanted(narrowed, role, around)
-    files_open = _files_open(role, wanted, workspace, around.tools)
-    changes = changes_files(wanted)
-    runs = runs_commands(wanted, around.tools) or changes
-    sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
-    coding = resolve_coding(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
-    commands = not isinstance(sandbox, Unavailable)
-    tools = _usable(wanted, around, files_open=files_open, commands=commands)
-    unavailable = tuple(name for name in wanted if name not in tools)
-    if earlier and not any(spec.results for spec in specs_of(tools, around.tools)):
+    found = _find_tools(narrowed, role, workspace, around, len(earlier))
+    if earlier and not any(spec.results for spec in specs_of(found.names, around.tools)):
         raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
     lacks: list[str] = []
     for need in (*foreign_needs, *role.needs):
         try:
             if need in foreign_needs:
-                foreign.check_need(need, tools)
+                foreign.check_need(need, found.names)
             else:
-                _check_need(need, narrowed, role, tools, workspace, around.tools, sandbox)
+                _check_need(need, narrowed, role, found, workspace, around.tools)
         except ToolMissing as missing:
             if not degraded:
                 raise
             lacks.append(missing.tool)
-    _refuse_idle(narrowed, role, tools, workspace, around.tools)
+    _refuse_idle(narrowed, role, found.names, workspace, around.tools)
     texts = _texts(args, role)
     if args.output_schema is not None and (fault := check_schema(args.output_schema)):
         raise BadInput(f"output_schema: {fault}")
     choice = choose(args.model, role.model, around.models)
     if choice.wire == "offline":  # it uses no memory
-        tools = tuple(name for name in tools if name not in _with_memory())
-    reading = str(workspace.path) if workspace.path and files_open and _sees_files(tools, around.tools) else None
-    runs = coding is not None or needs_sandbox(tools, around.tools)
-    confinement = confinement_of(around.sandbox() if runs else None)
-    network = role.network and (coding is not None or runs_commands(tools, around.tools))
-    if choice.wire == "offline":
+        found = replace(found, names=tuple(name for name in found.names if name not in _with_memory()))
         needs_key = None if is_configured(around.models) else "openrouter"
-        _refuse_offline(args, role, workspace, needs_key, coding=coding is not None, reading=reading is not None)
-    caps, clamped = caps_of(args, role, choice, settings.limits)
+        _refuse_offline(args, role, workspace, needs_key, found)
+    return _assemble(args, role, choice, found, foreign, workspace, around, earlier, tuple(lacks)), texts
+
+
+@dataclass(frozen=True)
+class _FoundTools:
+    """The tools that a run can have, and what decided about them.
+
+    Attributes:
+        names: The tools.
+        unavailable: Those that were wanted besides.
+        sandbox: What confines its commands, or why nothing does; None where it wants none.
+        coding: What it may change; None where it changes no files.
+        scope: What it reads, and what confines it.
+    """
+
+    names: tuple[str, ...]
+    unavailable: tuple[str, ...]
+    sandbox: Sandbox | Unavailable | None
+    coding: Coding | None
+    scope: RunReach
+
+
+def _find_tools(args: SpawnArgs, role: Role, workspace: Workspace, around: ResolveContext, earlier: int) -> _FoundTools:
+    wanted = _wanted(args, role, around)
+    files_open = _files_open(role, wanted, workspace, around.tools)
+    changes = changes_files(wanted)
+    runs = runs_commands(wanted, around.tools) or changes
+    sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
+    coding = resolve_coding(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
+    names = _usable(wanted, around, files_open=files_open, commands=not isinstance(sandbox, Unavailable))
+    reading = workspace.path if files_open and _sees_files(names, around.tools) else None
+    runs = coding is not None or needs_sandbox(names, around.tools)
+    scope = RunReach(
+        workspace=str(reading) if reading is not None else None,
+        earlier=earlier,
+        confinement=confinement_of(around.sandbox() if runs else None),
+        network=role.network and (coding is not None or runs_commands(names, around.tools)),
+        namespace=coding.namespace if coding else (),
+    )
+    return _FoundTools(names, tuple(name for name in wanted if name not in names), sandbox, coding, scope)
+
+
+def _assemble(
+    args: SpawnArgs,
+    role: Role,
+    choice: Choice,
+    found: _FoundTools,
+    foreign: McpScope,
+    workspace: Workspace,
+    around: ResolveContext,
+    earlier: tuple[EarlierRun, ...],
+    lacks: tuple[str, ...],
+) -> RunConfig:
+    """Return the configuration, with the caps and what the model is told to do before it works.
+
+    Raises:
+        BadInput: The model cannot be told to think, or too few turns are left beside the plan.
+    """
+    caps, clamped = caps_of(args, role, choice, around.settings.limits)
     how = how_it_thinks(choice)
     thinking, thinking_note = extended_thinking(args, role, choice, how)
     plan = role.plan if args.plan is None else args.plan
     if plan and choice.wire != "offline":
         _refuse_short_plan(caps["max_iterations"])
-    specs = specs_of(tools, around.tools)
+    specs, scope, sandbox = specs_of(found.names, around.tools), found.scope, found.sandbox
     search = around.search if any(spec.search for spec in specs) else None
-    config = RunConfig(
+    return RunConfig(
         role=role.name,
         role_source=role.source,
         role_text=role.text,
@@ -241,29 +295,29 @@ def resolve_run_config(
         tier=choice.tier,
         base_url=choice.base_url,
         price=choice.price,
-        max_output=LONG_OUTPUT if thinking or coding is not None else OUTPUT,
+        max_output=LONG_OUTPUT if thinking or found.coding is not None else OUTPUT,
         wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
-        tools=tools,
-        unavailable_tools=unavailable,
-        lacks=tuple(lacks),
-        workspace=reading,
-        secrets=_secrets(role, tools, around),
+        tools=found.names,
+        unavailable_tools=found.unavailable,
+        lacks=lacks,
+        workspace=scope.workspace,
+        secrets=_secrets(role, found.names, around),
         plan=plan,
         extended_thinking=thinking,
         thinking_note=thinking_note,
         search=search.name if search else "",
         search_micros=search.cost_micros if search else 0,
         context_from=earlier,
-        foreign=foreign.uses(tools),
-        foreign_notes=foreign.notes(unavailable),
-        coding=coding,
-        reach=reach(specs, RunReach(reading, len(earlier), confinement, network, coding.namespace if coding else ())),
+        foreign=foreign.uses(found.names),
+        foreign_notes=foreign.notes(found.unavailable),
+        coding=found.coding,
+        reach=reach(specs, scope),
         workspace_given=workspace.given,
         workspace_named=workspace.named,
-        confinement=confinement,
-        network=network,
+        confinement=scope.confinement,
+        network=scope.network,
         commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
-        files_note="" if reading or not _wants_files(role, around.tools) else _no_files(workspace),
+        files_note="" if scope.workspace or not _wants_files(role, around.tools) else _no_files(workspace),
         estimated_minutes=estimate(role, choice, float(caps["timeout_s"]), around.durations),
         name=args.name,
         task_id=args.task_id,
@@ -272,11 +326,10 @@ def resolve_run_config(
         asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of"}),
         **caps,
     )
-    return config, texts
 
 
 def _refuse_offline(
-    args: SpawnArgs, role: Role, workspace: Workspace, needs_key: str | None, *, coding: bool, reading: bool
+    args: SpawnArgs, role: Role, workspace: Workspace, needs_key: str | None, found: _FoundTools
 ) -> None:
     """Refuse what the offline reader cannot do.
 
@@ -284,14 +337,14 @@ def _refuse_offline(
         BadInput: The call names results of earlier runs.
         Refused: The role changes files, or there is nothing to read.
     """
-    if coding:
+    if found.coding is not None:
         raise Refused(
             f"{role.name} changes files, and no language model is used (the offline reader only reads); set a model",
             needs_key=needs_key,
         )
     if args.context_from:
         raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
-    if not reading and not _names_pages(args):
+    if not found.scope.workspace and not _names_pages(args):
         folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
         raise Refused(
             "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
@@ -416,13 +469,7 @@ def _names_pages(args: SpawnArgs) -> bool:
 
 
 def _check_need(
-    need: str,
-    args: SpawnArgs,
-    role: Role,
-    tools: Sequence[str],
-    workspace: Workspace,
-    known: Mapping[str, Tool],
-    sandbox: Sandbox | Unavailable | None,
+    need: str, args: SpawnArgs, role: Role, found: _FoundTools, workspace: Workspace, known: Mapping[str, Tool]
 ) -> None:
     """Refuse a role without a tool that it needs.
 
@@ -430,6 +477,7 @@ def _check_need(
         ToolMissing: The tool is not there; says what to do instead.
         Refused: The call blocked it.
     """
+    tools, sandbox = found.names, found.sandbox
     if need in tools:
         return
     if need == "web_search" and need not in known:

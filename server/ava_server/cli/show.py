@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.budget.run_config import RunConfig, Texts
     from ava_server.core.data_root import DataRoot
+    from ava_server.models.prices import Price
     from ava_server.runs.costs import Attempt, Costs
     from ava_server.service.responses import RunAnswer
 
@@ -259,12 +260,13 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
 
 
-def _price_text(price: dict[str, Any]) -> str:
-    if price.get("free"):
-        return str(price.get("source") or "free")
-    source = f" ({price['source']})" if price.get("source") else ""
+def _price_text(price: Price) -> str:
+    if price.free:
+        return price.source or "free"
+    source = f" ({price.source})" if price.source else ""
     rates = ", ".join(
-        f"{name.replace('_', ' ')} ${price[name] / 1000:g}" for name in ("input", "output", "cache_read", "cache_write")
+        f"{name.replace('_', ' ')} ${getattr(price, name) / 1000:g}"
+        for name in ("input", "output", "cache_read", "cache_write")
     )
     return f"per million tokens {rates}{source}"
 

@@ -85,21 +85,6 @@ class LogState:
     mirrored: int
 
 
-@dataclass(frozen=True)
-class ProcessState:
-    """The state of this process and its machine."""
-
-    dead: frozenset[str]
-    sandbox: str
-    mirror: bool
-    day_cap_micros: int
-    database_bytes: int
-    wal_bytes: int
-    free_bytes: int
-    out_of_reach: bool
-    open_sessions: int | None
-
-
 def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
     """Return a function from value to label: the first `most` values keep their own, later ones are `other`.
 
@@ -112,13 +97,14 @@ def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
 
 
 class Families:
-    """The metrics, as the library collects them."""
+    """The metrics, as the library collects them. Blocks."""
 
-    def __init__(self, log: LogState, process: ProcessState, tally: Tally, now_us: int) -> None:
+    def __init__(self, log: LogState, runtime: Runtime, now_us: int, open_sessions: int | None) -> None:
         self._log = log
-        self._process = process
-        self._tally = tally
+        self._runtime = runtime
+        self._tally = runtime.tally
         self._now_us = now_us
+        self._open_sessions = open_sessions
         runs = log.runs
         self._role = bounded(((group.first_us, group.role) for group in runs), MOST_ROLES)
         self._model = bounded(((group.first_us, group.model) for group in runs), MOST_MODELS)
@@ -136,27 +122,30 @@ class Families:
         yield from ProcessCollector(registry=None).collect()
 
     def _installation(self) -> Iterator[Metric]:
-        process, log = self._process, self._log
+        log, store, settings = self._log, self._runtime.store, self._runtime.settings
+        sandbox = self._runtime.sandbox()  # detected once per process
+        kind = "unavailable" if isinstance(sandbox, Unavailable) else sandbox.kind
         build = (version("ava-subagents"), platform.python_version(), sqlite3.sqlite_version, str(SCHEMA_VERSION))
         yield _gauge("ava_build_info", "The running program.", ("version", "python", "sqlite", "schema"), {build: 1})
-        yield _gauge("ava_sandbox_info", "What confines commands here.", ("kind",), {(process.sandbox,): 1})
-        sizes = {("database",): process.database_bytes, ("write_ahead_log",): process.wal_bytes}
+        yield _gauge("ava_sandbox_info", "What confines commands here.", ("kind",), {(kind,): 1})
+        sizes = {("database",): _size(store.path), ("write_ahead_log",): _size(store.wal)}
         yield _gauge("ava_log_bytes", "The log's size on the disk, without its mirror.", ("file",), sizes)
-        yield _gauge("ava_data_root_free_bytes", "Free space on the disk of the data root.", (), process.free_bytes)
+        free_bytes = shutil.disk_usage(store.path.parent).free
+        yield _gauge("ava_data_root_free_bytes", "Free space on the disk of the data root.", (), free_bytes)
         yield _gauge("ava_log_head", "The number of the log's newest entry.", (), log.head)
         lag = {("index",): log.head - log.indexed}
-        if process.mirror:
+        if settings.mirror:
             lag["mirror",] = log.head - log.mirrored
         yield _gauge("ava_log_lag_entries", "Entries not yet in the text index or the mirror.", ("copy",), lag)
         text = "1 while this process cannot use the log to look for work."
-        yield _gauge("ava_log_out_of_reach", text, (), int(process.out_of_reach))
-        if process.open_sessions is not None:
+        yield _gauge("ava_log_out_of_reach", text, (), int(self._runtime.manager.out_of_reach is not None))
+        if self._open_sessions is not None:
             text = "Open HTTP sessions of clients with the handshake protocol."
-            yield _gauge("ava_sessions_open", text, (), process.open_sessions)
+            yield _gauge("ava_sessions_open", text, (), self._open_sessions)
 
     def _current_runs(self) -> Iterator[Metric]:
-        now, process = self._log.now, self._process
-        interrupted = sum(runs for owner, runs in now.running.items() if owner in process.dead)
+        now, alive = self._log.now, self._runtime.instances.alive
+        interrupted = sum(runs for owner, runs in now.running.items() if not alive(owner))
         states = {
             ("awaiting_approval",): now.waiting.runs,
             ("queued",): now.queued.runs,
@@ -174,7 +163,7 @@ class Families:
         spent_micros = self._log.day.spent_micros
         yield _gauge("ava_day_spent_usd", "Spent by the installation on this UTC day.", (), spent_micros / 1e6)
         text = "What the installation may spend in a UTC day, as configured for this process."
-        yield _gauge("ava_day_cap_usd", text, (), process.day_cap_micros / 1e6)
+        yield _gauge("ava_day_cap_usd", text, (), self._runtime.settings.limits.installation_daily_cents / 100)
 
     def _age(self, line: WaitingRuns) -> float:
         return 0.0 if line.since_us is None else max(self._now_us - line.since_us, 0) / 1e6
@@ -286,9 +275,7 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
         now_us = time.time_ns() // 1000
         log = await runtime.store.read(partial(_read_log, now_us=now_us, tally=runtime.tally))
         runtime.tally.add(_with_tool_labels(log.news, runtime))
-        process = await anyio.to_thread.run_sync(_read_process, runtime, tuple(log.now.running), open_sessions)
-        families = Families(log, process, runtime.tally, now_us)
-        return await anyio.to_thread.run_sync(generate_latest, families)
+        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, now_us, open_sessions))
 
 
 def _read_log(view: View, now_us: int, tally: Tally) -> LogState:
@@ -300,22 +287,6 @@ def _read_log(view: View, now_us: int, tally: Tally) -> LogState:
         day=view.bucket(installation_scope(utc_day(now_us))),
         indexed=view.progress("words"),
         mirrored=view.progress("mirror"),
-    )
-
-
-def _read_process(runtime: Runtime, owners: tuple[str, ...], open_sessions: int | None) -> ProcessState:
-    settings, store = runtime.settings, runtime.store
-    sandbox = runtime.sandbox()  # detected once per process
-    return ProcessState(
-        dead=frozenset(owner for owner in owners if not runtime.instances.alive(owner)),
-        sandbox="unavailable" if isinstance(sandbox, Unavailable) else sandbox.kind,
-        mirror=settings.mirror,
-        day_cap_micros=round(settings.limits.installation_daily_cents * 10_000),
-        database_bytes=_size(store.path),
-        wal_bytes=_size(store.wal),
-        free_bytes=shutil.disk_usage(store.path.parent).free,
-        out_of_reach=runtime.manager.out_of_reach is not None,
-        open_sessions=open_sessions,
     )
 
 

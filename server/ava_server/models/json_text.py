@@ -134,6 +134,17 @@ def objects_in(value: Any) -> list[dict[str, Any]]:
     return [fields for item in as_list(value) if (fields := as_object(item)) is not None]
 
 
+def deeper_than(value: Any, most: int) -> bool:
+    """Tell whether lists and objects are nested more than `most` deep."""
+    level: list[Any] = [value]
+    for _ in range(most):
+        members = (item for each in level for item in (as_list(each) or (as_object(each) or {}).values()))
+        level = [item for item in members if isinstance(item, dict | list)]
+        if not level:
+            return False
+    return True
+
+
 def storable(value: Any) -> tuple[Any, tuple[str, ...]]:
     """Return a value that UTF-8 JSON can hold, and a note for each kind of thing that was changed."""
     counts = {"surrogate": 0, "number": 0, "nesting": 0}
