@@ -52,10 +52,7 @@ def resolve_coding(
         Refused: No files can be changed here; says what to do.
     """
     if not changes:
-        for field in ("namespace", "verify"):
-            if getattr(args, field) is not None:
-                with_these = "with these tools " if changes_files(role.tools) else ""
-                raise BadInput(f"{field}: {with_these}{role.name} changes no files; leave it out, or use role coder")
+        _refuse_unneeded(args, role)
         return None
     _refuse_unconfined(role, sandbox)
     namespace = _namespace(args, role)
@@ -84,6 +81,18 @@ def resolve_coding(
         setup=role.setup,
         notes=state.notes,
     )
+
+
+def _refuse_unneeded(args: SpawnArgs, role: Role) -> None:
+    """Refuse arguments that only a run that changes files takes.
+
+    Raises:
+        BadInput: One of them was given.
+    """
+    for field in ("namespace", "verify"):
+        if getattr(args, field) is not None:
+            with_these = "with these tools " if changes_files(role.tools) else ""
+            raise BadInput(f"{field}: {with_these}{role.name} changes no files; leave it out, or use role coder")
 
 
 def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:

@@ -86,11 +86,10 @@ def propose(
     line, message = approval_line(config, texts), proposal_message(config, texts)
 
     def command(view: View, now_us: int) -> Outcome[Proposal | str]:
-        if config.task_id is not None:
-            for run in view.with_task_id(who.user_id, config.task_id):
-                row = view.proposal(run.pending_id)
-                if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
-                    return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
+        first = _first_proposal(view, who.user_id, config.task_id, sha, now_us)
+        if first is not None:
+            row, run = first
+            return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
         if not config.price.free and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
             return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
@@ -115,6 +114,17 @@ def propose(
         return Outcome(made, (*ends, *_proposal_events(made, proposed, texts, who)))
 
     return command
+
+
+def _first_proposal(
+    view: View, user: str, task_id: str | None, sha: str, now_us: int
+) -> tuple[ProposalRow, RunRow] | None:
+    """Return the proposal with the same `task_id` and digest whose run has not ended, unless it has expired."""
+    for run in view.with_task_id(user, task_id) if task_id is not None else ():
+        row = view.proposal(run.pending_id)
+        if row is not None and row.digest == sha and not (run.state == WAITING and row.expires_us <= now_us):
+            return row, run
+    return None
 
 
 def _proposal_events(made: Proposal, proposed: SpawnProposed, texts: Texts, who: Who) -> tuple[Event, ...]:

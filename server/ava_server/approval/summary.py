@@ -129,7 +129,7 @@ def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str | None) -> str
 
 
 def _paths(namespace: Sequence[str]) -> str:
-    """Return the paths that may be changed; one that is no plain path stands in quotes."""
+    """Return the paths that may be changed, in quotes unless they are plain."""
     if tuple(namespace) == (".",):
         return "everything"
     named = [path if _PLAIN.fullmatch(path) else _quoted(path, PATH_CHARS) for path in namespace[:PATHS]]

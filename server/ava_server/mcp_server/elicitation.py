@@ -3,7 +3,7 @@
 Up to 2025-11-25 the server sends the question inside the call, and waits for the answer, for 45 seconds at most. From
 2026-07-28 on the call ends with the question, and the client calls again with the answer and with what it was given to
 keep (the request state): the question's hash, sealed under a key in the data root, so that a new server of the same
-data root knows it again. An answer without it, or to a question that is another one by now, is asked for anew.
+data root recognizes it. Without it, or where the question has changed since, the person is asked again.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
-"""No call may take longer: some hosts cut it off at 60 s."""
+"""Seconds that a question may take: some hosts end a call at 60 s."""
 ANSWER_S = 600.0
-"""How long a client may keep a question that it was given: as long as a proposal waits."""
+"""Seconds that a client may keep a question: as long as a proposal waits."""
 _ANSWER = "approval"
 _STATE, _RESPONSES = "requestState", "inputResponses"
 
@@ -63,7 +63,7 @@ class ClientPerson:
         self._params = params
 
     async def ask(self, question: Question) -> Reply:
-        """Ask, and return what came of it.
+        """Ask, and return the outcome.
 
         Raises:
             AnsweredLater: The answer comes with another call.
@@ -81,10 +81,7 @@ class ClientPerson:
         return _reply(answer)
 
     async def _send(self, question: Question) -> types.ElicitResult:
-        """Send the question; a client that cannot ask after all counts as one whose person closed it.
-
-        So does one whose answer is none: nobody knows what its person has said.
-        """
+        """Send the question. If the client cannot ask after all, or its answer is invalid, the question counts as closed."""
         try:
             return await self._ctx.session.elicit_form(question.text, question.schema(), self._ctx.request_id)
         except (MCPError, ValidationError) as error:
@@ -107,7 +104,7 @@ def _reply(answer: types.ElicitResult) -> Reply:
 
 
 def _approves(tool: Any) -> bool:
-    """Tell whether a tool is where a person decides."""
+    """Tell whether a person decides in a tool."""
     from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
 
     return tool in TOOLS and TOOLS[tool].approves
@@ -129,20 +126,22 @@ class QuestionSeal:
         """Be the server's middleware."""
         if ctx.method != "tools/call" or ctx.params is None or not _approves(ctx.params.get("name")):
             return await call_next(ctx)
-        if ctx.session.can_send_request or not can_ask(ctx):  # nothing has to be kept
+        if ctx.session.can_send_request or not can_ask(ctx):  # the client has nothing to keep
             return await call_next(_without_answer(ctx, ctx.params))
         try:
             boundary = await self._open(ctx)
         except AvaError as error:
             result = await call_next(_without_answer(ctx, ctx.params))
-            # Without the key no answer could be known again, and the person would be asked for ever.
+            # Without the key no answer could be recognized, and the person would be asked again and again.
             return self._not_asked(error) if is_input_required(result) else result
         try:
             return await boundary(ctx, call_next)
         except MCPError as error:
             if error.error.data != {"reason": "invalid_request_state"}:
                 raise
-        return await boundary(_without_answer(ctx, ctx.params), call_next)  # asked anew, and nothing starts
+        return await boundary(
+            _without_answer(ctx, ctx.params), call_next
+        )  # the person is asked again, and nothing starts
 
     async def _open(self, ctx: ServerRequestContext[App, Any]) -> RequestStateBoundary:
         async with self._opening:
@@ -171,10 +170,10 @@ def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, An
 
 
 def question_key(path: Path) -> str:
-    """Return the key of a data root's questions; the first who needs it makes it. Blocking.
+    """Return the key of a data root's questions; the first call makes it. Blocking.
 
     Raises:
-        ConfigError: The file may not be trusted, read or written.
+        ConfigError: The file is not safe to use, or cannot be read or written.
     """
     from ava_server.core.files import PrivateFile
 

@@ -112,7 +112,7 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
 
 
 async def list_templates(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourceTemplatesResult:
-    """List the forms of the addresses."""
+    """List the templates of the addresses."""
     refuse_cursor(params)
     forms = (
         ("run", "ava://runs/{id}", "A run: its state, and its whole result when it has ended", "application/json"),
@@ -139,10 +139,10 @@ async def read_resource(ctx: Ctx, params: types.ReadResourceRequestParams) -> ty
 
 
 async def own_of(ctx: Ctx) -> Access:
-    """Open the data root and return what is the session's.
+    """Open the data root and return the session's access.
 
     Raises:
-        Refused: Its token does not allow to read.
+        Refused: Its token does not allow reading.
     """
     from ava_server.service.access import Access
 
@@ -249,13 +249,13 @@ def _artifact(runtime: Runtime, run_id: str, name: str) -> str:
 
 
 MOST = 100
-"""Values in one answer, by the protocol."""
+"""Most values in one answer, by the protocol."""
 Given = Mapping[str, str]
-"""What the other arguments are already."""
+"""The values of the other arguments."""
 
 
 async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.CompleteResult:
-    """Return the values that go with what was typed: those that begin with it, then those that have it within."""
+    """Return the values that match what was typed: those that begin with it, then those that contain it."""
     reference = params.ref.name if isinstance(params.ref, types.PromptReference) else params.ref.uri
     source = _SOURCES.get((reference, params.argument.name))
     found: list[str] = []
@@ -264,7 +264,7 @@ async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.Compl
             own = await own_of(ctx)
             given = (params.context.arguments if params.context is not None else None) or {}
             found = _matching(await source(own, given), params.argument.value)
-        except AvaError:  # whoever calls a tool is told
+        except AvaError:  # a tool call reports it
             found = []
     completion = types.Completion(values=found[:MOST], total=len(found), has_more=len(found) > MOST)
     return types.CompleteResult(completion=completion)
@@ -342,4 +342,4 @@ _SOURCES: dict[tuple[str, str], Callable[[Access, Given], Awaitable[list[str]]]]
     ("ava://runs/{id}/artifacts/{name}", "id"): _runs,
     ("ava://runs/{id}/artifacts/{name}", "name"): _artifacts,
 }
-"""What is offered, by the prompt or the form of the address, and the argument."""
+"""The source of values, by prompt or address template, and argument."""

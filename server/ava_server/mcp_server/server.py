@@ -51,9 +51,8 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     Args:
         load: Reads the settings; called after `initialize` was answered.
         transport: What the log calls the connection.
-        app: What serves; made of the others where it is not given.
+        app: The state of the server; made from the other two where it is not given.
     """
-    from ava_server.core.errors import BadInput
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.mcp_server.elicitation import QuestionSeal
     from ava_server.service.render_text import INSTRUCTIONS
@@ -69,18 +68,6 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
                 yield serving
             finally:
                 serving.close()
-
-    async def open_after_answer(ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
-        try:
-            result = await call_next(ctx)
-            if ctx.method == "notifications/initialized":
-                with suppress(BadInput):  # there are too many: this one has to ask
-                    ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
-            return result
-        except Exception as error:
-            raise _explained(error) from error
-        finally:
-            ctx.lifespan_context.start()
 
     server: Server[App] = _Server(
         "ava",
@@ -102,13 +89,27 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_completion=resources.complete,
     )
     keep_words_out(server)
-    server.middleware.append(open_after_answer)
+    server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal(tools.result_of))
     return server
 
 
+async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:
+    """Open the data root once the first request was answered."""
+    try:
+        result = await call_next(ctx)
+        if ctx.method == "notifications/initialized":
+            with suppress(BadInput):  # there are too many connections: this client has to ask
+                ctx.lifespan_context.updates.join(ctx, ctx.lifespan_context.caller(ctx))
+        return result
+    except Exception as error:
+        raise _explained(error) from error
+    finally:
+        ctx.lifespan_context.start()
+
+
 async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> types.SubscriptionsListenResult:
-    """Serve `subscriptions/listen`: resources that are not there for this user are left out of what is acknowledged."""
+    """Serve `subscriptions/listen`; the acknowledgement leaves out resources that this user does not have."""
     app = ctx.lifespan_context
     own = await own_of(ctx)
     uris: dict[str, str | None] = {}
@@ -134,7 +135,7 @@ async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.Emp
 
 
 async def unsubscribe(ctx: Ctx, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
-    """Serve `resources/unsubscribe`; of what is not followed it is harmless."""
+    """Serve `resources/unsubscribe`; harmless for a resource that is not followed."""
     app = ctx.lifespan_context
     app.updates.join(ctx, app.caller(ctx)).uris.pop(str(params.uri), None)
     return types.EmptyResult()
@@ -158,7 +159,7 @@ async def _run_of(own: Access, uri: str) -> str | None:
 
 
 def _explained(error: Exception) -> Exception:
-    """Turn an error of ours into one that reaches the host in its own words: resources have no other way."""
+    """Turn an error of Ava into one whose text reaches the host: a resource has no other way to report it."""
     from ava_audit.errors import AuditError
     from ava_roles.errors import RolesError
     from ava_server.core.errors import AvaError

@@ -1,8 +1,8 @@
-"""The stdio transport: ended by end of stdin, SIGTERM or SIGINT, each within 5 s and with everything on record.
+"""The stdio transport: it ends with stdin, SIGTERM or SIGINT, each within 5 s and with everything recorded.
 
-The SDK's own `run()` dies at SIGTERM without clean-up, hangs at SIGINT on the thread that reads stdin, and leaves a
-line that is no JSON-RPC without an answer (shared/notes/mcp-sdk.md). Here the event loop reads and writes where the
-system lets it, signals end the one task that serves, and what cannot be read is answered as JSON-RPC wants.
+The SDK's own `run()` ends at SIGTERM without cleaning up, hangs at SIGINT on the thread that reads stdin, and does not
+answer a line that is not JSON-RPC. Here the event loop reads and writes where the system allows it, signals end the one
+task that serves, and an unreadable line gets the answer that JSON-RPC prescribes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LINE_BYTES = 16 * 1024 * 1024
 """A longer message than any host sends is refused; it is never held as a whole."""
 LAST_WORDS_S = 1.0
-"""How long the last answers may take on their way to a host that has closed stdin and may not read any more."""
+"""Seconds for the last answers to reach a host that has closed stdin and may no longer read."""
 _EDGE = 300
 _ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\]{1,200}")\s*'
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID)
@@ -42,7 +42,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class TooLong:
-    """A message that was longer than `LINE_BYTES`: its id, where it can be told from its beginning or end."""
+    """A message longer than `LINE_BYTES`: its id, where its beginning or end has it."""
 
     def __init__(self, head: bytes, tail: bytes) -> None:
         match = _ID_FIRST.match(head) or _ID_LAST.search(tail)
@@ -86,7 +86,7 @@ async def _read(
     answers: MemoryObjectSendStream[SessionMessage],
     ending: Shutdown,
 ) -> None:
-    """Hand on the host's messages until its end; answer those that are none."""
+    """Pass on the host's messages until stdin ends; answer lines that are not messages."""
     async with incoming, answers:
         try:
             async for line in lines:
@@ -103,7 +103,7 @@ async def _read(
 
 
 def _message(line: bytes | TooLong) -> Any:
-    """Return a line as a message; as the error that answers it when it is none."""
+    """Return a line as a message, or the error that answers it."""
     if isinstance(line, TooLong):
         return _refusal(types.INVALID_REQUEST, f"the message is longer than {LINE_BYTES:,} bytes; send less", line.id)
     try:
@@ -124,7 +124,7 @@ def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPC
 
 
 async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write) -> None:
-    """Write what the server says until it has no more to say, or the host has gone."""
+    """Write the server's messages until the last one, or until the host is gone."""
     gone = False
     async with outgoing:
         async for item in outgoing:
@@ -140,9 +140,9 @@ async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Wri
 
 
 async def _open_wire() -> tuple[AsyncIterator[bytes | TooLong], Write]:
-    """Take stdin and stdout for the messages alone.
+    """Reserve stdin and stdout for messages.
 
-    What else runs in this process reads an empty stdin, and what it prints goes to stderr.
+    Everything else in this process reads an empty stdin, and prints to stderr.
     """
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -153,7 +153,7 @@ async def _open_wire() -> tuple[AsyncIterator[bytes | TooLong], Write]:
 
 
 async def _lines_of(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
-    """Return the lines of stdin, read by the event loop where the system can; by a thread elsewhere."""
+    """Return the lines of stdin, read by the event loop where the system allows it, else by a thread."""
     if _can_be_awaited(source):
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=LINE_BYTES, loop=loop)
@@ -163,7 +163,7 @@ async def _lines_of(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
 
 
 def _can_be_awaited(file: IO[bytes]) -> bool:
-    """Tell whether the event loop can wait for a file: what hosts give, and a person's terminal; no /dev/null."""
+    """Tell whether the event loop can wait for a file: for pipes, sockets and terminals, not for /dev/null."""
     mode = os.fstat(file.fileno()).st_mode
     return sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty())
 
@@ -215,7 +215,7 @@ async def _threaded(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
 
 
 async def _writer_to(sink: IO[bytes]) -> Write:
-    """Return what writes to stdout: the event loop where the system can, so that nothing hangs on a deaf host."""
+    """Return what writes to stdout; with the event loop, a host that does not read blocks nothing."""
     if _can_be_awaited(sink):
         loop = asyncio.get_running_loop()
         protocol = asyncio.StreamReaderProtocol(asyncio.StreamReader(loop=loop), loop=loop)

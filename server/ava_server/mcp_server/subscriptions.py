@@ -1,9 +1,9 @@
-"""What has changed, told to clients: runs that they follow, and lists.
+"""Notifications of changes to clients: of runs that they follow, and of lists.
 
-Up to 2025-11-25 a client names the resources that it follows (`resources/subscribe`), and is told of every list. From
-2026-07-28 on it opens a stream (`subscriptions/listen`) and names there all that it wants to be told of. News of runs
-come from the log, so it does not matter which process looks after them; role files are looked at every other second.
-Nothing is looked at while nobody listens.
+Up to protocol 2025-11-25, a client subscribes to resources (`resources/subscribe`) and is notified of changes to every
+list. From 2026-07-28 on, it opens a stream (`subscriptions/listen`) and names there what it wants to hear about. News
+of runs comes from the log, whichever process drives them; role files are checked every two seconds. While nobody
+listens, nothing is checked.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 class Listener:
-    """Somebody who is told: a connection of the handshake era, or a stream of the stateless one.
+    """A client that is notified: a connection of the handshake era, or a stream of the stateless era.
 
     Attributes:
-        user: Whose runs they may hear of; None is the user of this machine.
-        tell: Has them told.
-        uris: The resources that they follow, each with its run; None is the roles.
+        user: The user whose runs it may follow; None is the user of this machine.
+        tell: Notifies it.
+        uris: The resources that it follows, each with its run; None for the roles.
     """
 
     def __init__(self, user: str | None, tell: Callable[[ServerEvent], None]) -> None:
@@ -51,22 +51,22 @@ class Listener:
 
 
 class Stream:
-    """The bus of one stream of the stateless era, as the SDK wants one; what comes before anybody listens is lost."""
+    """The event bus that the SDK needs for one stream; events before anybody listens are lost."""
 
     def __init__(self) -> None:
         self._deliver: Callable[[ServerEvent], None] | None = None
 
     def tell(self, event: ServerEvent) -> None:
-        """Hand on an event."""
+        """Pass on an event."""
         if self._deliver is not None:
             self._deliver(event)
 
     async def publish(self, event: ServerEvent) -> None:
-        """Hand on an event."""
+        """Pass on an event."""
         self.tell(event)
 
     def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Have a listener told; returns what ends that."""
+        """Register a listener; the returned function removes it."""
         self._deliver = listener
 
         def leave() -> None:
@@ -76,7 +76,7 @@ class Stream:
 
 
 class Notifier:
-    """What speaks to a connection of the handshake era: at the client's own pace, and of each thing once."""
+    """Notifies a connection of the handshake era, at the client's own pace and of each change once."""
 
     def __init__(self, session: ServerSession) -> None:
         self._session = session
@@ -85,16 +85,16 @@ class Notifier:
         self._scope = anyio.CancelScope()
 
     def tell(self, event: ServerEvent) -> None:
-        """Have an event said as soon as the client takes it."""
+        """Send an event as soon as the client accepts it."""
         self._pending[event] = None
         self._news.set()
 
     def end(self) -> None:
-        """Say nothing more."""
+        """Send nothing more."""
         self._scope.cancel()
 
     async def speak(self) -> None:
-        """Say what there is to say, until the connection ends."""
+        """Send the events until the connection ends."""
         with self._scope, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:
                 await self._news.wait()
@@ -115,17 +115,17 @@ log = logging.getLogger("ava.updates")
 RUNS_EVERY_S = 1.0
 ROLES_EVERY_S = 2.0
 MOST_CLIENTS, MOST_URIS = 2_000, 200
-"""Streams and connections that are told at once, and resources that one of them follows."""
+"""Most streams and connections at once, and most resources that one of them follows."""
 ROLES = "ava://roles"
 _SHOWN_IN_LISTS = ("SpawnProposed", "SpawnDecided", "RunClaimed", "RunStarted", "RunEnded")
-"""Entries after which a run stands in the list of resources, or is called otherwise there."""
+"""Entries after which a run appears in the list of resources, or has another title there."""
 
 
 class Subscriptions:
-    """Tells clients what has changed, each only of what is its user's own.
+    """Notifies clients of changes, each only of what belongs to its user.
 
     Args:
-        places: Returns where the role files lie whose list clients are told of. Blocking.
+        places: Returns the folders of the role files. Blocking.
     """
 
     def __init__(self, places: Callable[[Runtime], RolePlaces]) -> None:
@@ -141,7 +141,7 @@ class Subscriptions:
         self._roles: tuple[object, ...] | None = None
 
     async def follow(self, runtime: Runtime) -> None:
-        """Look for what has changed, and tell it, until cancelled."""
+        """Look for changes and notify clients of them, until cancelled."""
         self._runtime, self._seen = runtime, runtime.store.head
         try:
             async with anyio.create_task_group() as self._speaking:
@@ -153,13 +153,13 @@ class Subscriptions:
             self._speaking = None
 
     def close(self) -> None:
-        """End every stream in the way that says so to its client, and open no other. Twice is harmless."""
+        """End every stream with a message to its client, and open no others. A second call is harmless."""
         self._closed = True
         for stream in self._streams:
             stream.close()
 
     async def begin(self) -> None:
-        """Look at the role files as they are: what changes from now on is told."""
+        """Look at the role files now: later changes are reported."""
         from ava_server.config.role_folders import ROLES_S
 
         if self._roles is None and self._runtime is not None:
@@ -169,7 +169,7 @@ class Subscriptions:
     # -- who listens ------------------------------------------------------------------------------------------------
 
     def join(self, ctx: Ctx, user: str | None) -> Listener:
-        """Tell a connection of the handshake era from now on, until it ends; twice is harmless.
+        """Notify a connection of the handshake era until it ends; a second call is harmless.
 
         Raises:
             BadInput: There are too many.
@@ -183,7 +183,7 @@ class Subscriptions:
             self._add(listener)
             if self._speaking is not None:
                 self._speaking.start_soon(voice.speak)
-            # The SDK hands this out nowhere else, and nothing else tells when a connection has ended.
+            # Nothing public in the SDK tells when a connection has ended.
             connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
             connection.exit_stack.callback(self._leave, key)
         return self._voices[key][1]
@@ -196,11 +196,11 @@ class Subscriptions:
     async def listen(
         self, ctx: Ctx, params: types.SubscriptionsListenRequestParams, user: str | None, uris: dict[str, str | None]
     ) -> types.SubscriptionsListenResult:
-        """Serve a stream of the stateless era; of the resources named, those in `uris` count.
+        """Serve a stream of the stateless era; of the named resources, only those in `uris` count.
 
         Raises:
             BadInput: There are too many.
-            Refused: It is about to end.
+            Refused: The server is about to stop.
         """
         if self._closed:
             raise Refused(ENDS_SOON)
@@ -237,11 +237,11 @@ class Subscriptions:
     def _remove(self, listener: Listener) -> None:
         self._listeners.discard(listener)
         if not self._listeners:
-            self._roles = None  # nobody looks any more
+            self._roles = None  # nobody needs it
 
     async def _wait_for_somebody(self) -> None:
         while not self._listeners:
-            if self._somebody.is_set():  # two wait for the same one
+            if self._somebody.is_set():  # two tasks wait for it
                 self._somebody = anyio.Event()
             await self._somebody.wait()
 
@@ -253,7 +253,7 @@ class Subscriptions:
             head = await runtime.store.wait_for_entry_after(self._seen)
             try:
                 changed = await runtime.store.read(lambda view: view.changed_after(self._seen, _SHOWN_IN_LISTS))
-            except AuditError as error:  # who calls a tool is told; here it is tried again
+            except AuditError as error:  # a tool call reports it; here it is tried again
                 log.info("what has changed could not be read: %s", error)
             else:
                 self._seen = head
@@ -281,10 +281,10 @@ class Subscriptions:
             await anyio.sleep(ROLES_EVERY_S)
 
     async def _look(self, runtime: Runtime) -> tuple[object, ...] | None:
-        """Return how the role files look; None where that cannot be told, and the next look may."""
+        """Return the state of the role files, or None where it cannot be read now."""
         try:
             return await read_apart(lambda: self._places(runtime).look())
-        except (AvaError, OSError, RuntimeError) as error:  # the working folder is gone, say
+        except (AvaError, OSError, RuntimeError) as error:  # e.g. the working folder was removed
             log.info("the role files cannot be looked at: %s", error)
             return None
 
@@ -298,5 +298,5 @@ class Subscriptions:
 
 
 def _connection(ctx: Ctx) -> str:
-    """Return what tells a connection of the handshake era from others: there is one alone, but over HTTP."""
+    """Return the key of a connection of the handshake era; except over HTTP there is only one."""
     return ctx.request.headers.get("mcp-session-id", "") if ctx.request is not None else ""

@@ -1,4 +1,4 @@
-"""The six tools as hosts see them: the border where models come in and our errors become answers."""
+"""The six tools as hosts see them, where errors become answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAULT = "a fault of Ava itself, written to its standard error; try again, and re
 _LOADED = {"anthropic/alwaysLoad": True}
 _ASKED = {"anthropic/requiresUserInteraction": True}
 """Claude Code then asks a person before every call, whatever its rules allow (from 2.1.199 on). A client that can show
-our own question needs no second one."""
+Ava's own question needs no second one."""
 
 
 async def list_tools(
@@ -51,7 +51,7 @@ async def list_tools(
 async def call_tool(
     ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
 ) -> types.CallToolResult | types.InputRequiredResult:
-    """Call one of the tools. Whatever goes wrong is an answer that says so, in both forms."""
+    """Call one of the tools. Every error becomes an answer, in both forms."""
     from ava_server.approval.questions import AnsweredLater
     from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask
 
@@ -101,7 +101,7 @@ async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
         return found
     with anyio.move_on_after(role_folders.ROLES_S):
         found = await read_apart(_catalog)
-    if found is None:  # a folder of role files does not answer; who spawns is told so
+    if found is None:  # a folder of role files does not answer; a spawn reports it
         found = await anyio.to_thread.run_sync(Catalog.load)
     return found
 
@@ -132,15 +132,15 @@ def _listed(tool: ServiceTool) -> types.Tool:
 
 
 def input_schema(name: str) -> Mapping[str, Any] | None:
-    """Return what a tool takes; None for a name that none has. Without it, each call over HTTP lists all tools."""
+    """Return a tool's input schema, or None for an unknown name. Without it, each call over HTTP lists all tools."""
     return next((tool.input_schema for tool in _fixed_tools() if tool.name == name), None)
 
 
 def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
-    """Return the tools, with the roles that there are at this moment. Reads the role files: call it in a thread.
+    """Return the tools, with the current roles. Reads the role files: call it in a thread.
 
     Args:
-        catalog: The roles, where they are not to be read.
+        catalog: The roles; None reads them.
     """
     catalog = _catalog() if catalog is None else catalog
     spawn, *others = _fixed_tools()
@@ -149,20 +149,20 @@ def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:
 
 
 def _catalog() -> Catalog:
-    """Return the roles as the working folder has them: what a client names of its own is known only in a call."""
+    """Return the roles of the working folder; the client's own folders are known only in a call."""
     from ava_server.config.role_folders import places_here
     from ava_server.config.settings import load_settings
     from ava_server.core.data_root import find_data_root
 
     root = settings = None
-    with contextlib.suppress(AvaError):  # what is wrong is told by every call; the tools are listed all the same
+    with contextlib.suppress(AvaError):  # every call reports the error; the tools are listed anyway
         root = find_data_root()
         settings = load_settings()
     return places_here(root, settings).load()
 
 
 def _limits_of(catalog: Catalog) -> str:
-    """Return a line on the roles that cannot run here, or only in part, for want of a tool that they need."""
+    """Return a line on the roles that lack a tool here and cannot run, or only in part."""
     from ava_roles.mcp_client.tools import server_of
     from ava_roles.tools.registry import builtin_tools
     from ava_server.config.search_engines import without_search
@@ -186,7 +186,7 @@ def _limits_of(catalog: Catalog) -> str:
 
 
 def _searches() -> bool:
-    """Tell whether a web search is set up at this moment."""
+    """Tell whether a web search is set up now."""
     from ava_server.config.keys import read_keys
     from ava_server.config.search_engines import engine_of
     from ava_server.config.settings import load_settings
@@ -194,12 +194,12 @@ def _searches() -> bool:
     try:
         settings = load_settings()
         return engine_of(settings.search, read_keys(settings.paths.keys)) is not None
-    except (AvaError, OSError):  # told by every call; the tools are listed all the same
+    except (AvaError, OSError):  # every call reports the error; the tools are listed anyway
         return False
 
 
 def _small(schema: Any, *, output: bool = False) -> Any:
-    """Return a JSON schema without what costs tokens and says nothing: titles, null alternatives, defaults of null."""
+    """Return a JSON schema without parts that only cost tokens: titles, null alternatives, empty defaults."""
     if isinstance(schema, list):
         return [_small(item, output=output) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):

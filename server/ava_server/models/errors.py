@@ -191,7 +191,7 @@ def _http_date(text: str) -> datetime | None:
 
 
 def _attempt(make: Callable[[], datetime]) -> datetime | None:
-    """Return a point in time, in UTC if it names no zone; None if there is no such time."""
+    """Return a point in time, in UTC if it names no zone; None for an invalid one."""
     try:
         when = make()
     except (ValueError, TypeError, OverflowError, IndexError, OSError):  # e.g. a year of eleven digits

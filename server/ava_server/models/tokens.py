@@ -38,15 +38,7 @@ def read_usage(
     if usage is None:
         return None, None, ("the provider reported no usage",)
     cost, odd = _cost_micros(usage)
-    prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
-    output_details = as_object(usage.get("completion_tokens_details")) or {}
-    reported: dict[str, Any] = {
-        "prompt_tokens": usage.get("prompt_tokens"),
-        "completion_tokens": usage.get("completion_tokens"),
-        "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,
-        "cache_write_tokens": prompt_details.get("cache_write_tokens") or 0,
-        "reasoning_tokens": output_details.get("reasoning_tokens") or 0,
-    }
+    reported = _counts_in(usage)
     for name, value in reported.items():
         if not _is_number(value) or not 0 <= value <= MOST_TOKENS or value != int(value):
             why = "is missing" if value is None else f"is {_shown(value)}, which cannot be"
@@ -71,6 +63,18 @@ def read_usage(
         thinking_tokens=thinking,
     )
     return counted, cost, odd
+
+
+def _counts_in(usage: Mapping[str, Any]) -> dict[str, Any]:
+    prompt_details = as_object(usage.get("prompt_tokens_details")) or {}
+    output_details = as_object(usage.get("completion_tokens_details")) or {}
+    return {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "completion_tokens": usage.get("completion_tokens"),
+        "cached_tokens": prompt_details.get("cached_tokens", usage.get("prompt_cache_hit_tokens")) or 0,
+        "cache_write_tokens": prompt_details.get("cache_write_tokens") or 0,
+        "reasoning_tokens": output_details.get("reasoning_tokens") or 0,
+    }
 
 
 def merge_usage(known: Mapping[str, Any] | None, later: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

@@ -317,7 +317,7 @@ class CodingWork:
 
 
 def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
-    """Return the ending of a run whose work passed and could not be kept, which is no success."""
+    """Return the ending of a run whose work passed and could not be kept: an error, not a success."""
     return replace(
         ended,
         status="error",

@@ -43,7 +43,7 @@ KEEP_S = 8.0
 
 
 class RunControl:
-    """Ends and resumes runs, whoever owns them.
+    """Ends and resumes runs, whichever process owns them.
 
     Args:
         store: The log.

@@ -396,7 +396,7 @@ class History:
         self.invalid_answer = None
         if not self.calls:
             self._set_invalid(check_answer(fact, self.answer_tokens, self.printed(fact.text)))
-        if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is no part of the answer
+        if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is not part of the answer
             self.words.append(fact.text)
         if fact.printed and self.known is not None:  # it was counted as text, and is sent back as calls
             self.known = ReportedUsage(self.known.prompt_tokens, min(self.known.turns, len(self._items)))

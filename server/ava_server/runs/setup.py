@@ -9,7 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_roles.mcp_client.run_servers import RunMcpServers
     from ava_roles.net.fetch import Fetcher
+    from ava_roles.sandbox.command_workspace import CopiedWorkspace
     from ava_server.budget.caps import DayCaps
     from ava_server.config.settings import Settings
     from ava_server.models.clients import ClientPool
@@ -185,18 +186,6 @@ class RunSetup:
         elif sandbox is not None and runs_commands(config.tools, own):
             bench = make_workbench(run, config, files, scratch, sandbox, settings)
 
-        def close(ended: bool) -> None:
-            if worktree is not None:
-                worktree.close()
-            if bench is not None:
-                with contextlib.suppress(OSError):  # a command is still being ended; the folder is removed with the run
-                    bench.close()
-            for root in (files, artifacts):
-                if root is not None:
-                    root.close()
-            if ended:
-                self.remove_folders(run)
-
         return RunContext(
             model=model,
             started=started,
@@ -219,8 +208,28 @@ class RunSetup:
             worktrees=self.worktrees,
             worktree=worktree,
             artifacts=lambda: self.artifacts(run.id),
-            close=close,
+            close=partial(self._close, run, worktree, bench, (files, artifacts)),
         )
+
+    def _close(
+        self,
+        run: RunRow,
+        worktree: WorktreeSession | None,
+        bench: CopiedWorkspace | None,
+        roots: tuple[Root | None, ...],
+        ended: bool,
+    ) -> None:
+        """Close a run's folders; after its end, remove them. Blocks."""
+        if worktree is not None:
+            worktree.close()
+        if bench is not None:
+            with contextlib.suppress(OSError):  # a command is still being ended; the folder is removed with the run
+                bench.close()
+        for root in roots:
+            if root is not None:
+                root.close()
+        if ended:
+            self.remove_folders(run)
 
     def _tools(
         self, run: RunRow, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers

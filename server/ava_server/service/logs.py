@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -198,9 +198,18 @@ class LogReader(Operations):
         except BadQuery as error:
             raise BadInput(f"types: {error}") from error
         names = await self._store.read(lambda view: names_of(view, page.entries))
+        lines = self._fitting_lines(page.entries, names)
+        older = page.next if len(lines) == len(page.entries) else page.entries[len(lines) - 1].seq
+        cursor = None
+        if older is not None:
+            cursor = _cursor(replace(place, before=older, upto=place.upto or page.upto), asked)
+        return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
+
+    def _fitting_lines(self, entries: Sequence[Entry], names: Mapping[str, str]) -> list[str]:
+        """Return the lines of as many entries as fit into one answer, at least one."""
         lines: list[str] = []
-        size, older = 0, page.next
-        for entry in page.entries:
+        size = 0
+        for entry in entries:
             line = entry_line(entry, names=names, utc=True, width=LINE_CHARS)
             if entry.who.user_id != self._session.user:  # an auditor reads entries of other users
                 line = f"[{entry.who.user_id}] {line}"
@@ -208,11 +217,7 @@ class LogReader(Operations):
             if lines and size > LOG_CHARS:
                 break
             lines.append(line)
-            older = entry.seq if entry is not page.entries[-1] else page.next
-        cursor = None
-        if older is not None:
-            cursor = _cursor(replace(place, before=older, upto=place.upto or page.upto), asked)
-        return LogAnswer(status="entries", untrusted_entries=lines[::-1], cursor=cursor)
+        return lines
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """One model of a run, made from the log in one place; status lines, sentences and JSON are made from it.
 
-Nothing reads these texts back: whoever needs a figure, a cause or a state takes it from `RunView`.
+Nothing parses these texts: figures, causes and states come from `RunView`.
 """
 
 from __future__ import annotations

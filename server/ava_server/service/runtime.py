@@ -246,19 +246,8 @@ async def open_runtime(
     async with Store.open(settings.data_root) as store:
         instances = Instances(settings.paths.instances)
         name, lock = await anyio.to_thread.run_sync(instances.join)
-        clients = ClientPool()
-        user = os_user()
-        runtime = Runtime(settings, store, user, clients, instances)
-        runtime.manager = manager = Manager(
-            store,
-            instances,
-            name,
-            serves or (lambda row: row.user_id == user),
-            caps.slots(settings),
-            runtime.run_setup,
-            start_worker=WorkerProcesses(settings.paths) if settings.background and not worker else None,
-            grace_s=0.0 if worker else GRACE_S,
-        )
+        runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
+        runtime.manager = manager = _manager_of(runtime, name, serves, worker=worker)
 
         async def own() -> None:
             await manager.run()
@@ -266,7 +255,7 @@ async def open_runtime(
 
         try:
             if runs:
-                await record_settings(store, settings.for_everybody, Who(name, AGENT, user))
+                await record_settings(store, settings.for_everybody, Who(name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
                 keeping.start_soon(lambda: maintain_data_root(store, settings))
                 if settings.on_event and runs:
@@ -282,9 +271,23 @@ async def open_runtime(
                     keeping.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2):
-                await clients.aclose()
+                await runtime.clients.aclose()
             lock.release()
             lock.path.unlink(missing_ok=True)
+
+
+def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | None, *, worker: bool) -> Manager:
+    settings = runtime.settings
+    return Manager(
+        runtime.store,
+        runtime.instances,
+        name,
+        serves or (lambda row: row.user_id == runtime.user),
+        caps.slots(settings),
+        runtime.run_setup,
+        start_worker=WorkerProcesses(settings.paths) if settings.background and not worker else None,
+        grace_s=0.0 if worker else GRACE_S,
+    )
 
 
 async def maintain_data_root(store: Store, settings: Settings) -> None:
