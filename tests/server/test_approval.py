@@ -532,7 +532,7 @@ async def test_the_decision_command_itself_rejects_a_raised_group_limit(tmp_path
         lines = (*(each.approval_line for each in made), "2 subagents together, at most $1.00 and 15 min")
         ids = tuple(each.pending_id for each in made)
         asked = Approval(ids, lines, group_timeout_s=900, group_id="G-1", group_lowered=raised)
-        who, limits = lab.session.who, lab.runtime.spawn_limits
+        who, limits = lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)
         decided = await lab.store.do(approve(asked, who, "elicitation", limits))
         assert [each.status for each in decided.decisions] == ["refused"] * 2
         assert await runs(lab) == ["awaiting_approval"] * 2
@@ -542,7 +542,7 @@ async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = await lab.propose()
         asked = Approval((made.pending_id,), (made.approval_line,))
-        decided = await lab.store.do(refuse(asked, lab.session.who, lab.runtime.spawn_limits))
+        decided = await lab.store.do(refuse(asked, lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)))
         assert decided.decisions[0].status == "refused" and "try again" in str(decided.decisions[0].refused_because)
         assert await runs(lab) == ["awaiting_approval"]
 

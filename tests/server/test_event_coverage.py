@@ -404,7 +404,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         ended, given_up, resumed, asked_for, forced, *over = [run.id for run in left]
         answer = await lab.call("cancel_subagent", subagent_id=ended)
         assert answer.status == "cancelled"
-        control, limits = lab.runtime.manager.control, lab.runtime.spawn_limits
+        control, limits = lab.runtime.manager.control, lab.runtime.spawn_limits_of(lab.runtime.user)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ava_server.runs.lifecycle.ABANDONED_US", 0)
             assert await control.end_overdue(given_up, frozenset(str(run.instance) for run in left))

@@ -166,7 +166,11 @@ async def test_a_forced_resume_fences_out_a_live_owner(tmp_path: Path) -> None:
             run_id = await one.start()
             await arrived(gate.arrived)
             async with open_lab(tmp_path, server=server, config=PRICED, check=False) as two:
-                control, who, limits = two.runtime.manager.control, two.session.who, two.runtime.spawn_limits
+                control, who, limits = (
+                    two.runtime.manager.control,
+                    two.session.who,
+                    two.runtime.spawn_limits_of(two.runtime.user),
+                )
                 left = await control.resume(run_id, who, "terminal", limits)
                 assert isinstance(left, NotResumed) and "is alive" in left.why
                 assert not isinstance(await control.resume(run_id, who, "terminal", limits, force=True), NotResumed)
@@ -244,7 +248,9 @@ async def test_a_claim_overtaken_by_another_owner_starts_nothing(tmp_path: Path)
                 if (await lab.run(run_id)).state == "running":
                     lab.store.do = ask  # type: ignore[method-assign]
                     who, gone = lab.session.who, frozenset({manager.instance})
-                    await ask(resume(run_id, who, "terminal", gone, lab.runtime.spawn_limits, force=True))
+                    await ask(
+                        resume(run_id, who, "terminal", gone, lab.runtime.spawn_limits_of(lab.runtime.user), force=True)
+                    )
                     await ask(claim(run_id, "another", who, gone, Slots(9, 9)))
                 return value
 

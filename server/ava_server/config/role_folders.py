@@ -35,12 +35,7 @@ def read_trusted(path: Path) -> dict[str, dict[str, str]]:
     Raises:
         ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
     """
-    file = _file(path)
-    file.check_folder()
-    found = file.entries()
-    if not all(_is_entry(entry) for entry in found.values()):
-        raise ConfigError(f"{path}: an entry is not as `ava roles trust` writes it. {file.remedy}")
-    return found
+    return _file(path).read(_hashes, "ava roles trust")
 
 
 def change_trusted(path: Path, folders: Mapping[str, Hashes]) -> dict[str, dict[str, str]]:
@@ -70,9 +65,11 @@ def _file(path: Path) -> PrivateFile:
     return PrivateFile(path, "trusted role files", "ava roles trust", "ava roles trust")
 
 
-def _is_entry(entry: object) -> bool:
-    hashes = cast("dict[str, object]", entry) if isinstance(entry, dict) else {"": None}
-    return all(isinstance(value, str) and _SHA256.fullmatch(value) for value in hashes.values())
+def _hashes(_folder: str, stored: object) -> dict[str, str]:
+    hashes = cast("dict[str, object]", stored) if isinstance(stored, dict) else {"": None}
+    if not all(isinstance(value, str) and _SHA256.fullmatch(value) for value in hashes.values()):
+        raise ValueError
+    return cast("dict[str, str]", hashes)
 
 
 OURS: Final = ".ava/roles"

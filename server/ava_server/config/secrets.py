@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME, has_placeholder
 from ava_roles.wrap import clean
-from ava_server.core.errors import BadInput, ConfigError
+from ava_server.core.errors import BadInput
 from ava_server.core.files import PrivateFile
 
 if TYPE_CHECKING:
@@ -104,9 +104,7 @@ def read_secrets(path: Path) -> dict[str, Secret]:
     Raises:
         ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
     """
-    file = _file(path)
-    file.check_folder()
-    return {name: _secret(name, entry, file) for name, entry in file.entries().items()}
+    return _file(path).read(_secret, "ava secret set")
 
 
 def set_secret(name: str, value: str, hosts: Sequence[str] | None, path: Path) -> Secret:
@@ -153,13 +151,10 @@ def _file(path: Path) -> PrivateFile:
     return PrivateFile(path, "secrets", "ava secret", "ava secret set NAME")
 
 
-def _secret(name: str, stored: object, file: PrivateFile) -> Secret:
-    try:
-        entry = _Entry.model_validate(stored)
-        if not SECRET_NAME.fullmatch(name) or _fault(entry.value):
-            raise ValueError
-    except ValueError:  # a ValidationError is one; its text has the value
-        raise ConfigError(f"{file.path}: an entry is not as `ava secret set` writes it. {file.remedy}") from None
+def _secret(name: str, stored: object) -> Secret:
+    entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError
+    if not SECRET_NAME.fullmatch(name) or _fault(entry.value):
+        raise ValueError
     return Secret(name, entry.value, tuple(entry.hosts), entry.set_at[:40])
 
 

@@ -144,9 +144,7 @@ def read_tokens(path: Path) -> dict[str, Token]:
     Raises:
         ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
     """
-    file = _file(path)
-    file.check_folder()
-    return {name: _token(name, entry, file) for name, entry in file.entries().items()}
+    return _file(path).read(_token, "ava token create")
 
 
 def create_token(
@@ -257,11 +255,8 @@ def _file(path: Path) -> PrivateFile:
     return PrivateFile(path, "tokens", "ava token", "ava token create NAME")
 
 
-def _token(name: str, stored: object, file: PrivateFile) -> Token:
-    try:
-        entry = _Entry.model_validate(stored)
-        if not (_NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
-            raise ValueError
-    except ValueError:  # a ValidationError is one; its text has the hash
-        raise ConfigError(f"{file.path}: an entry is not as `ava token create` writes it. {file.remedy}") from None
+def _token(name: str, stored: object) -> Token:
+    entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError
+    if not (_NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
+        raise ValueError
     return Token(name, entry.user, tuple(entry.scopes), entry.sha256, entry.created_us, entry.expires_us)

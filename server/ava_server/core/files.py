@@ -122,6 +122,22 @@ class PrivateFile:
             at = re.search(r"\(at [^)]*\)", str(wrong))
             raise ConfigError(f"{self.path} is not valid TOML {at[0] if at else ''}. {self.remedy}") from None
 
+    def read(self, make: Callable[[str, Any], T], command: str) -> dict[str, T]:
+        """Return its entries by name, each as `make` reads it from its name and what is stored.
+
+        Args:
+            make: Reads an entry, and raises ValueError where it is invalid.
+            command: What writes entries: `ava key set`.
+
+        Raises:
+            ConfigError: The file or its folder is not safe to use or cannot be read, or an entry is invalid.
+        """
+        self.check_folder()
+        try:
+            return {name: make(name, stored) for name, stored in self.entries().items()}
+        except ValueError:  # its text may have the value
+            raise ConfigError(f"{self.path}: an entry is not as `{command}` writes it. {self.remedy}") from None
+
     def change(self, check: Callable[[], object], edit: Callable[[TOMLDocument], None]) -> None:
         """Change an entry and replace the file, under a lock; comments and order stay.
 

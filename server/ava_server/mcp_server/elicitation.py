@@ -81,7 +81,7 @@ class ClientPerson:
         return _reply(answer)
 
     async def _send(self, question: Question) -> types.ElicitResult:
-        """Send the question. If the client cannot ask after all, or its answer is invalid, the question counts as closed."""
+        """Send the question; where the client cannot ask after all, or its answer is invalid, it counts as closed."""
         try:
             return await self._ctx.session.elicit_form(question.text, question.schema(), self._ctx.request_id)
         except (MCPError, ValidationError) as error:

@@ -13,7 +13,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from typing import Any
 import anyio
 from anyio.abc import Process
 
-from ava_audit.entries import ENTRY_COLUMNS, Entry, entry_of
+from ava_audit.entries import Entry, entry_of
 from ava_audit.errors import AuditError
 from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING
 from ava_audit.store.locks import hold_when_free
-from ava_audit.store.store import Store
-from ava_audit.units import cents
+from ava_audit.store.store import Query, Store
+from ava_audit.units import cents, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
@@ -46,7 +45,6 @@ SETTLE_S = 0.3
 OLD_US = 10 * 60 * 1_000_000
 """Older events, from a time without a server, are skipped."""
 TAKE_OVER_S = 1.0
-EVENT_TYPES = ("SpawnProposed", "RunEnded")
 _DUTY = "on_event"
 
 
@@ -73,22 +71,14 @@ async def _run_hook(store: Store, program: Sequence[str]) -> None:
             await anyio.sleep(TAKE_OVER_S)
 
 
-def _events(after: int, upto: int) -> Any:
+def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
     """Return the query for the events of a span of entries."""
 
     def query(view: View) -> list[dict[str, Any]]:
-        entries: list[Entry] = []
-        for name in EVENT_TYPES:
-            rows = view.select(
-                f"SELECT {ENTRY_COLUMNS} FROM events WHERE type = ? AND seq > ? AND seq <= ?",  # noqa: S608
-                name,
-                after,
-                upto,
-            )
-            entries += map(entry_of, rows)
-        old_us = time.time_ns() // 1000 - OLD_US
+        old_us = now_us() - OLD_US
         found: list[dict[str, Any]] = []
-        for entry in sorted(entries, key=lambda each: each.seq):
+        where = "type IN ('SpawnProposed', 'RunEnded') AND seq > ? AND seq <= ?"
+        for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
             try:
                 event = _event(view, entry) if entry.ts_us > old_us else None
             except ValueError as error:  # of a newer version, which this one cannot read

@@ -86,11 +86,6 @@ class Runtime(RunResources):
         """Return a stored result as text, for a run that reads an earlier one's."""
         return stored_result_words(result)
 
-    @property
-    def spawn_limits(self) -> SpawnLimits:
-        """The limits on approvals of the operating system's user."""
-        return self.spawn_limits_of(self.user)
-
     def spawn_limits_of(self, user: str) -> SpawnLimits:
         """Return the limits on a user's approvals."""
         settings = self.settings
