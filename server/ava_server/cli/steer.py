@@ -194,7 +194,9 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
     manager = runtime.manager
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
     manager.adopt_run(run.id)
-    found = await manager.control.resume(run.id, session.who, session.channel, runtime.spawn_limits, force=force)
+    found = await manager.control.resume(
+        run.id, session.who, session.channel, runtime.spawn_limits_of(runtime.user), force=force
+    )
     manager.wake()
     if not isinstance(found, NotResumed):
         tell(line or f"{label(run)} goes on.")
