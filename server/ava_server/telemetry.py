@@ -242,7 +242,7 @@ def _address(url: str) -> Mapping[str, Any]:
     return {"server.address": parts.hostname, "server.port": parts.port or (443 if parts.scheme == "https" else 80)}
 
 
-def keep_words_out(server: Server[Any]) -> None:
+def hide_error_texts(server: Server[Any]) -> None:
     """Hide the text of errors from the server's present middleware, which records them in spans."""
     server.middleware.insert(0, _restore_text)
     server.middleware.append(_hide_text)

@@ -465,7 +465,7 @@ async def test_an_unreadable_run_does_not_affect_others(
         await lab.store.do(append(*of_a_version_to_come("ben")))
         tries = 2 if when == "queued" else 0
         with anyio.fail_after(10):
-            while manager._fault_counts.get("S-000001", 0) < tries or "S-000001" not in manager.waiting_for:  # noqa: ASYNC110
+            while manager._notes["S-000001"].faults < tries or "S-000001" not in manager.waiting_for:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         monkeypatch.undo()
         assert "a fault of Ava itself" in manager.waiting_for["S-000001"]

@@ -96,7 +96,7 @@ def worker_command() -> None:
 
 
 async def _work(settings: Settings) -> int:
-    from ava_server.core.shutdown import Shutdown, deaf_to_signals
+    from ava_server.core.shutdown import Shutdown, ignore_signals
     from ava_server.runs.worker_process import hold_worker_lock
     from ava_server.service.runtime import open_runtime
 
@@ -115,7 +115,7 @@ async def _work(settings: Settings) -> int:
                     await _until_idle(runtime)
             ending.begin(0)
             tasks.cancel_scope.cancel()
-        deaf_to_signals()
+        ignore_signals()
     return ending.code or 0
 
 

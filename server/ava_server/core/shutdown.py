@@ -59,7 +59,7 @@ def ending_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def deaf_to_signals() -> None:
+def ignore_signals() -> None:
     """Ignore further signals: everything is on the disk, and an impatient host must not change the exit code."""
     for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)

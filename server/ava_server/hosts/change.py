@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, cast
@@ -254,7 +255,9 @@ def _lines(host: Host, path: Steps, value: Any) -> list[str]:
 
 
 def _back_up(target: Path, data: bytes, mode: int) -> Path:
-    for path in _names(target):
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for number in itertools.count():
+        path = target.with_name(f"{target.name}.{BACKUP}-{stamp}{f'-{number}' if number else ''}")
         try:
             create_file(path, data, mode)
         except FileExistsError:
@@ -267,11 +270,3 @@ def _discard(backup: Path | None) -> None:
     """Remove the backup of a change that was not made."""
     if backup is not None:
         backup.unlink(missing_ok=True)
-
-
-def _names(target: Path) -> Iterator[Path]:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    number = 0
-    while True:
-        yield target.with_name(f"{target.name}.{BACKUP}-{stamp}{f'-{number}' if number else ''}")
-        number += 1

@@ -49,7 +49,7 @@ def unauthorized(*, known: bool, given: bool = True) -> Response:
     """
     sentence = _UNKNOWN if given else _NONE_GIVEN
     error = f', error="invalid_token", error_description="{sentence}"' if known else ""
-    return says(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")
+    return error_response(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")
 
 
 def forbidden(token: Token, wanted: str) -> Response:
@@ -61,15 +61,17 @@ def forbidden(token: Token, wanted: str) -> Response:
     challenge = (
         f'Bearer realm="ava", error="insufficient_scope", scope="{wanted.split()[0]}", error_description="{sentence}"'
     )
-    return says(403, sentence, {"WWW-Authenticate": challenge}, error="insufficient_scope")
+    return error_response(403, sentence, {"WWW-Authenticate": challenge}, error="insufficient_scope")
 
 
 def too_many(sentence: str, again_s: int) -> Response:
     """Return the 429 for a user at a limit; `again_s` is the Retry-After in seconds."""
-    return says(429, sentence, {"Retry-After": str(again_s)}, error="too many")
+    return error_response(429, sentence, {"Retry-After": str(again_s)}, error="too many")
 
 
-def says(status: int, sentence: str, headers: dict[str, str] | None = None, *, error: str = "refused") -> Response:
+def error_response(
+    status: int, sentence: str, headers: dict[str, str] | None = None, *, error: str = "refused"
+) -> Response:
     """Return a JSON answer that holds one sentence."""
     body = json.dumps({"error": error, "error_description": sentence})
     return Response(
@@ -206,7 +208,9 @@ class RequestInProgress:
         if self._rejected and not self.status:
             await unauthorized(known=True)(self._scope, self._receive, self._hand_on)
         elif self._too_slow and not self.status:
-            late = says(408, f"The request body did not arrive within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"})
+            late = error_response(
+                408, f"The request body did not arrive within {BODY_WITHIN_S:.0f} s.", {"Connection": "close"}
+            )
             await late(self._scope, self._receive, self._hand_on)
         elif self.status and not self._ended:  # a stream that was told to end
             await self._hand_on({"type": "http.response.body", "body": b"", "more_body": False})
@@ -273,11 +277,11 @@ class RequestInProgress:
 
     def abort(self) -> None:
         """Drop the connection without waiting for what was written to it."""
-        if (line := line_of(self._scope)) is not None:
+        if (line := connection_of(self._scope)) is not None:
             line.abort()
 
 
-def line_of(scope: Scope) -> ConnectionInfo | None:
+def connection_of(scope: Scope) -> ConnectionInfo | None:
     """Return the connection of a request."""
     found: Any = scope.get("state", {}).get(CONNECTION)
     line: ConnectionInfo | None = found
@@ -332,7 +336,7 @@ class Authentication:
             # Binds the SDK's sessions, and the request state that clients keep, to this token.
             known = AccessToken(token="", client_id=token.id, scopes=list(token.scopes), subject=token.user)
             scope["user"] = AuthenticatedUser(known)
-            if (line := line_of(scope)) is not None:
+            if (line := connection_of(scope)) is not None:
                 line.let_in()
             if (sentence := self._limits.too_many(token.user, listens=request.listens)) is not None:
                 await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
@@ -348,23 +352,23 @@ class Authentication:
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""
         if sum(len(name) + len(value) for name, value in scope["headers"]) > HEADER_BYTES:
-            return says(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
+            return error_response(431, f"The headers are longer than {HEADER_BYTES:,} bytes.", {"Connection": "close"})
         if "transfer-encoding" in headers and "content-length" in headers:
             # A proxy may have used one and we the other: the rest would be taken for another request (smuggling).
-            return says(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
+            return error_response(400, "Send Content-Length or Transfer-Encoding, not both.", {"Connection": "close"})
         hosts = headers.getlist("host")
         proxied = self._reach.trusts(_peer(scope))
         if proxied and (forwarded := _last(headers, "x-forwarded-host")) is not None:
             hosts = [forwarded]
         if len(hosts) != 1 or not self._reach.allows_host(hosts[0]):
-            return says(
+            return error_response(
                 421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
             )
         if any(not self._reach.allows_origin(origin) for origin in headers.getlist("origin")):
-            return says(403, "Requests from pages of that origin are not allowed (Origin header).")
+            return error_response(403, "Requests from pages of that origin are not allowed (Origin header).")
         secure = self._reach.public_url is not None and self._reach.public_url.startswith("https://")
         if proxied and secure and (_last(headers, "x-forwarded-proto") or "").lower() == "http":
-            return says(403, "Use https: over http the token can be read on the way.")
+            return error_response(403, "Use https: over http the token can be read on the way.")
         return None
 
     def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
@@ -377,7 +381,7 @@ class Authentication:
             token = self._tokens.find(text.strip())
         except ConfigError as error:
             log.error("no request can be authenticated: %s", error)
-            return None, says(503, "The tokens cannot be read. `ava token list` on the server says why.")
+            return None, error_response(503, "The tokens cannot be read. `ava token list` on the server says why.")
         return (token, None) if token is not None else (None, unauthorized(known=True))
 
     def _health(self, scope: Scope) -> Response:

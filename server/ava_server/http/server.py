@@ -28,7 +28,7 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.config.tokens import Tokens
-from ava_server.core.shutdown import Shutdown, deaf_to_signals, ending_signals, log_to_stderr
+from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
 from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
@@ -307,7 +307,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     app.close()
             ending.begin(0)
             tasks.cancel_scope.cancel()
-    deaf_to_signals()
+    ignore_signals()
     return ending.code or 0
 
 

@@ -99,7 +99,7 @@ class App:
         modules = await anyio.to_thread.run_sync(_import_runtime)
         settings = self._load()
         # Over HTTP this server serves the runs of every user.
-        serves = None if self.transport != HTTP else _everybodys
+        serves = None if self.transport != HTTP else _any_run
         runtime: Runtime = await stack.enter_async_context(modules(settings, serves=serves))
         return runtime
 
@@ -284,7 +284,7 @@ def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
     return token
 
 
-def _everybodys(_run: RunRow) -> bool:
+def _any_run(_run: RunRow) -> bool:
     return True
 
 

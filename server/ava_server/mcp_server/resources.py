@@ -84,7 +84,7 @@ _RUN = re.compile(r"ava://runs/(?P<id>[^/]+)(?:/(?P<part>transcript|artifacts/(?
 
 async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListResourcesResult:
     """List the roles, and the runs of this user that go on or ended in the last hour, the newest first."""
-    own = await own_of(ctx)
+    own = await access_of(ctx)
     cursor = params.cursor if params is not None else None
     since_us = time.time_ns() // 1000 - HOUR_US
     user = None if own.session.audits else own.session.user
@@ -131,14 +131,14 @@ async def read_resource(ctx: Ctx, params: types.ReadResourceRequestParams) -> ty
     """Read a resource; what a subagent wrote is in it, and marked as untrusted."""
     uri = str(params.uri)
     try:
-        own = await own_of(ctx)
+        own = await access_of(ctx)
         mime, text = await _content(own.runtime, own, uri)
     except AvaError as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
     return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=mime)])
 
 
-async def own_of(ctx: Ctx) -> Access:
+async def access_of(ctx: Ctx) -> Access:
     """Open the data root and return the session's access.
 
     Raises:
@@ -261,7 +261,7 @@ async def complete(ctx: Ctx, params: types.CompleteRequestParams) -> types.Compl
     found: list[str] = []
     if source is not None:
         try:
-            own = await own_of(ctx)
+            own = await access_of(ctx)
             given = (params.context.arguments if params.context is not None else None) or {}
             found = _matching(await source(own, given), params.argument.value)
         except AvaError:  # a tool call reports it

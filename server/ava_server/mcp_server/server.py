@@ -18,7 +18,7 @@ from mcp_types import INTERNAL_ERROR
 
 from ava_server.core.errors import BadInput
 from ava_server.mcp_server.app import App
-from ava_server.mcp_server.resources import own_of
+from ava_server.mcp_server.resources import access_of
 from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.mcp_server.elicitation import QuestionSeal
     from ava_server.service.render_text import INSTRUCTIONS
-    from ava_server.telemetry import keep_words_out
+    from ava_server.telemetry import hide_error_texts
 
     @asynccontextmanager
     async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
@@ -88,7 +88,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_get_prompt=prompts.get_prompt,
         on_completion=resources.complete,
     )
-    keep_words_out(server)
+    hide_error_texts(server)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal(tools.result_of))
     return server
@@ -111,7 +111,7 @@ async def _open_after_answer(ctx: Ctx, call_next: CallNext) -> HandlerResult:
 async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> types.SubscriptionsListenResult:
     """Serve `subscriptions/listen`; the acknowledgement leaves out resources that this user does not have."""
     app = ctx.lifespan_context
-    own = await own_of(ctx)
+    own = await access_of(ctx)
     uris: dict[str, str | None] = {}
     for uri in (params.notifications.resource_subscriptions or [])[:MOST_URIS]:
         with suppress(BadInput):
@@ -123,7 +123,7 @@ async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.Emp
     """Serve `resources/subscribe`."""
     app, uri = ctx.lifespan_context, str(params.uri)
     try:
-        run_id = await _run_of(await own_of(ctx), uri)
+        run_id = await _run_of(await access_of(ctx), uri)
         listener = app.updates.join(ctx, app.caller(ctx))
         if len(listener.uris) >= MOST_URIS and uri not in listener.uris:
             raise BadInput(f"a client follows {MOST_URIS} resources at most; unsubscribe from one first")

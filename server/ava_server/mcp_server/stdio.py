@@ -21,7 +21,7 @@ import mcp_types as types
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
 
-from ava_server.core.shutdown import Shutdown, deaf_to_signals, log_to_stderr
+from ava_server.core.shutdown import Shutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import read_apart
 from ava_server.mcp_server.server import build_server
 
@@ -73,7 +73,7 @@ async def _serve(load: Callable[[], Settings]) -> int:
                 writing.cancel_scope.deadline = anyio.current_time() + LAST_WORDS_S
         ending.begin(0)
         tasks.cancel_scope.cancel()
-    deaf_to_signals()
+    ignore_signals()
     return ending.code or 0
 
 

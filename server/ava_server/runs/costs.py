@@ -217,7 +217,7 @@ def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = (
     """
     config = config_of(run.config)
     price = config.price
-    walk = _Walk(run.id, price)
+    walk = _CostFold(run.id, price)
     for entry in entries:
         walk.add(entry)
     attempts = tuple(walk.attempts)
@@ -243,7 +243,7 @@ class _Part:
 
 
 @dataclass
-class _Walk:
+class _CostFold:
     """Folds a run's entries, with the parts of each attempt's prompt."""
 
     run_id: str

@@ -315,24 +315,12 @@ class History:
 
     def elidable(self) -> list[tuple[int, int]]:
         """Return `(seq, characters saved)` of the results that may be elided, oldest first; none of the last turn."""
-        found: list[tuple[int, int]] = []
         kept = self._elided | set(self._arrived.values())
-        for item in self._items:
-            if isinstance(item.turn, ToolTurn) and item.seq not in kept and item.turn.name != SCRATCHPAD:
-                saved = len(item.turn.text) - len(_line(item.seq, item.turn))
-                if saved > 0:
-                    found.append((item.seq, saved))
-        return found
+        return [(item.seq, saved) for item in self._items if item.seq not in kept and (saved := _saved(item)) > 0]
 
     def fresh_results(self) -> tuple[int, ...]:
         """Return the `seq` of those results of the last answer that a wrap-up may elide."""
-        return tuple(
-            item.seq
-            for item in self._pending_results()
-            if isinstance(item.turn, ToolTurn)
-            and item.turn.name != SCRATCHPAD
-            and len(_line(item.seq, item.turn)) < len(item.turn.text)
-        )
+        return tuple(item.seq for item in self._pending_results() if _saved(item) > 0)
 
     # -- folding --------------------------------------------------------------------------------------------------
 
@@ -503,6 +491,13 @@ def _shown_turn(item: _Item, elided: set[int], edited: bool) -> Turn:
     if isinstance(item.turn, ToolTurn) and item.seq in elided:
         return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
     return item.turn
+
+
+def _saved(item: _Item) -> int:
+    """Return the characters that eliding a turn saves; 0 for one that is never elided."""
+    if not isinstance(item.turn, ToolTurn) or item.turn.name == SCRATCHPAD:
+        return 0
+    return len(item.turn.text) - len(_line(item.seq, item.turn))
 
 
 def _line(seq: int, turn: ToolTurn) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -65,6 +66,27 @@ FAULTS = 2
 """Internal errors after which this process gives up a run."""
 
 
+@dataclass
+class _RunNotes:
+    """What a manager has noted about a run.
+
+    Attributes:
+        first_seen: When it was first seen in the queue, on anyio's clock.
+        not_before: Until when it is not tried again.
+        wait_s: How long it was left alone the last time.
+        faults: How many internal errors it had here.
+        cancelled: This process was asked to cancel it.
+        cancel_reason: The reason that was given.
+    """
+
+    first_seen: float | None = None
+    not_before: float = 0.0
+    wait_s: float = TRY_AGAIN_S[0] / 2
+    faults: int = 0
+    cancelled: bool = False
+    cancel_reason: str | None = None
+
+
 class Manager:
     """Claims and drives the runs of one process.
 
@@ -111,11 +133,7 @@ class Manager:
         self._owned: dict[str, AgentRun | None] = {}
         self._sessions: set[str] = set()
         self._adopted: set[str] = set()
-        self._first_seen: dict[str, float] = {}
-        self._fault_counts: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
-        self._wait_s: dict[str, float] = {}
-        self._cancel_asked: dict[str, str | None] = {}
+        self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
         self._woken = anyio.Event()
         self._outdated = False
@@ -218,7 +236,7 @@ class Manager:
 
     async def _end_overdue(self, row: RunRow, gone: frozenset[str]) -> None:
         """End a run whose time is over; an unreadable run waits for a program that can read it."""
-        if anyio.current_time() < self._not_before.get(row.id, 0.0):
+        if anyio.current_time() < self._notes[row.id].not_before:
             return
         try:
             await self.control.end_overdue(row.id, gone)
@@ -254,7 +272,7 @@ class Manager:
             row = in_line[user].popleft()
             if not in_line[user]:
                 del in_line[user]
-            if anyio.current_time() < self._not_before.get(row.id, 0.0):
+            if anyio.current_time() < self._notes[row.id].not_before:
                 continue
             counted = row.state == RUNNING and row.instance not in gone  # dropped by an internal error: it has its slot
             if not counted and (full := self._slots.full(count, user)):
@@ -284,8 +302,9 @@ class Manager:
         return False
 
     def _retry_later(self, run_id: str) -> None:
-        wait_s = self._wait_s[run_id] = min(2 * self._wait_s.get(run_id, TRY_AGAIN_S[0] / 2), TRY_AGAIN_S[1])
-        self._not_before[run_id] = anyio.current_time() + wait_s
+        notes = self._notes[run_id]
+        notes.wait_s = min(2 * notes.wait_s, TRY_AGAIN_S[1])
+        notes.not_before = anyio.current_time() + notes.wait_s
 
     def _waits(self, run_id: str, why: str) -> None:
         """Record what a run waits for, where every process can read it."""
@@ -295,8 +314,8 @@ class Manager:
 
     async def _count_fault(self, run_id: str) -> None:
         """Count an internal error of a run, and end the run after too many, so that it never hangs."""
-        self._fault_counts[run_id] = self._fault_counts.get(run_id, 0) + 1
-        if self._fault_counts[run_id] < FAULTS:
+        self._notes[run_id].faults += 1
+        if self._notes[run_id].faults < FAULTS:
             return
         why = "it was dropped twice by a fault, written to the server's standard error"
         ended = RunResult(
@@ -312,15 +331,8 @@ class Manager:
     def _forget_ended(self, rows: list[RunRow]) -> None:
         """Forget runs that have ended."""
         ids = {row.id for row in rows}
-        for noted in (
-            self.waiting_for,
-            self._first_seen,
-            self._fault_counts,
-            self._not_before,
-            self._wait_s,
-            self._cancel_asked,
-        ):
-            for run_id in [run_id for run_id in noted if run_id not in ids]:
+        for noted in (self.waiting_for, self._notes):
+            for run_id in noted.keys() - ids:
                 del noted[run_id]
         self._adopted &= ids
 
@@ -340,8 +352,9 @@ class Manager:
                 return False
         if row.session_id in self._sessions or row.id in self._adopted:
             return True
-        first = self._first_seen.setdefault(row.id, anyio.current_time())
-        return anyio.current_time() - first >= self._grace_s
+        notes, now_s = self._notes[row.id], anyio.current_time()
+        notes.first_seen = now_s if notes.first_seen is None else notes.first_seen
+        return now_s - notes.first_seen >= self._grace_s
 
     # -- owning -------------------------------------------------------------------------------------------------------
 
@@ -375,8 +388,9 @@ class Manager:
 
     async def _drive(self, owned: AgentRun, run: RunRow, context: RunContext) -> None:
         try:
-            if run.id in self._cancel_asked:  # the cancel came while the log was out of reach
-                owned.cancel(self._cancel_asked[run.id])
+            notes = self._notes[run.id]
+            if notes.cancelled:  # the cancel came while the log was out of reach
+                owned.cancel(notes.cancel_reason)
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.read(lambda view: cancel_reason(view, run.id)))
             with telemetry.invoke_agent(run):
@@ -409,7 +423,7 @@ class Manager:
         """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
         owned = self._owned.get(run_id)
         if owned is not None and owned.user == who.user_id:  # act in memory first, the record follows
-            self._cancel_asked[run_id] = reason
+            self._notes[run_id].cancelled, self._notes[run_id].cancel_reason = True, reason
             owned.cancel(reason)
         return await self.control.cancel(run_id, who, reason, by)
 

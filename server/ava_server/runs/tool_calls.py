@@ -58,7 +58,7 @@ class _Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hiding:
+class _Redaction:
     """Cleans and redacts the texts of one call, and counts the invisible characters that it removes."""
 
     redactor: Redactor
@@ -239,7 +239,7 @@ class ToolCalls:
             before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
             await self._log.record(*before, self._begins(call))
         began = time.monotonic()
-        hide = _Hiding(self._context.redactor)
+        hide = _Redaction(self._context.redactor)
         output = await self._work(call, tool, found.args, injected, hide)
         took_ms = ms_since(began)
         result = await self._shown(call, tool, output, hide)
@@ -252,7 +252,7 @@ class ToolCalls:
             await self._log.record(result, duration_ms=took_ms)
 
     async def _work(
-        self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Hiding
+        self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
         place = replace(self.place, secrets=injected, hide=hide, say=self._say_hidden)
         try:
@@ -277,7 +277,7 @@ class ToolCalls:
         """Return a text as it may be written down and shown."""
         return self._context.redactor.redact(clean(text)[0])[0]
 
-    def _without(self, output: ToolOutput, injected: tuple[InjectedSecret, ...], hide: _Hiding) -> ToolOutput:
+    def _without(self, output: ToolOutput, injected: tuple[InjectedSecret, ...], hide: _Redaction) -> ToolOutput:
         """Return an output without any piece of the injected secrets: the other side may send them back."""
 
         def hidden(text: str, hide: Callable[[str], str] = self._hidden) -> str:
@@ -291,7 +291,7 @@ class ToolCalls:
         )
         return replace(output, text=hidden(output.text, hide), sources=sources)
 
-    async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput, hide: _Hiding) -> ToolResult:
+    async def _shown(self, call: ToolUse, tool: Tool, output: ToolOutput, hide: _Redaction) -> ToolResult:
         """Return the result as the model is shown it; where it is cut, save the original."""
         text = hide(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()

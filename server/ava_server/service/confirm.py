@@ -79,7 +79,7 @@ class Confirmations(Operations):
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
         await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(ids)))
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
-        _refuse_what_hits_nothing(args, ids, changes)
+        _refuse_ineffective(args, ids, changes)
         asked = Approval(
             pending_ids=ids,
             approving=tuple(args.approving) if args.approving is not None else None,
@@ -181,7 +181,7 @@ def _caps_of(changes: Changes) -> dict[str, Any]:
     return caps
 
 
-def _refuse_what_hits_nothing(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
+def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
     """Refuse limits that would be ignored.
 
     Raises:

@@ -89,14 +89,14 @@ class Spawns(Operations):
             answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
         by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
         if by_itself and policy == "auto" and made.state == WAITING:
-            await self._by_itself(made, answer)
+            await self._start_automatically(made, answer)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
             answer.message = (
                 f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"
             )
         return answer
 
-    async def _by_itself(self, made: Proposal, answer: SpawnAnswer) -> None:
+    async def _start_automatically(self, made: Proposal, answer: SpawnAnswer) -> None:
         """Approve a proposal below the ceilings of `auto`; any other waits, and the answer says why."""
         settings = self._runtime.settings
         ceilings = Ceilings(
