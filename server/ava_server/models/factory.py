@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, StrictBool
 
 from ava_server.core.errors import ConfigError
 from ava_server.models.base import Model
@@ -51,7 +54,7 @@ def parameters(choice: Choice) -> dict[str, Any]:
         "wire": choice.wire,
         "base_url": choice.base_url,
         "stream": choice.streaming,
-        "thinking": how_it_thinks(choice).as_dict(),
+        "thinking": asdict(how_it_thinks(choice)),
     }
     if choice.wire != "chat_completions":
         return common
@@ -82,53 +85,61 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
 
         scripted = parameters["wire"] == "scripted"
         return LocalModel(SCRIPTED, demo.answer) if scripted else LocalModel(OFFLINE, offline.answer)
-    wire, base_url = _wire(parameters), parameters.get("base_url")
-    if wire is None or not isinstance(base_url, str):
+    try:
+        wire = _wire(parameters)
+    except ValueError:  # a ValidationError is one
         raise ConfigError(
             f"This version of Ava cannot call {name} as its run began (wire {parameters.get('wire')!r}, parameters "
             f"{', '.join(parameters) or 'none'}). Continue the run with the version that started it."
-        )
+        ) from None
     from ava_server.models.http_model import HttpModel
 
     provider, _, model_id = name.partition(":")
-    return HttpModel(provider, model_id, base_url, api_key, clients, wire)
+    return HttpModel(provider, model_id, parameters["base_url"], api_key, clients, wire)
 
 
-def _is_object(value: object) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
+class _StoredParameters(BaseModel):
+    """What every format's parameters have, as `parameters` stores them."""
+
+    base_url: str
+    stream: StrictBool
+    thinking: Thinking
 
 
-def _wire(parameters: Mapping[str, Any]) -> Wire | None:
-    """Return the wire that the parameters describe; None if this version does not have it."""
-    match parameters:
-        case {"stream": bool(streaming), "thinking": stored, "base_url": str(base_url)} if _is_object(stored):
-            thinking = Thinking.from_dict(stored)
-        case _:
-            return None
-    if thinking is None:
-        return None
-    match parameters:
-        case {
-            "wire": "chat_completions",
-            "thinking_field": ("reasoning_effort" | "reasoning") as thinking_field,
-            "output_field": ("max_tokens" | "max_completion_tokens") as output_field,
-            "extra": extra,
-        } if _is_object(extra):
+class _StoredChatParameters(_StoredParameters):
+    """The parameters of chat completions."""
+
+    thinking_field: Literal["reasoning_effort", "reasoning"]
+    output_field: Literal["max_tokens", "max_completion_tokens"]
+    extra: dict[str, Any]
+
+
+def _wire(parameters: Mapping[str, Any]) -> Wire:
+    """Return the wire that the parameters describe.
+
+    Raises:
+        ValueError: This version does not have it.
+    """
+    match parameters.get("wire"):
+        case "chat_completions":
             from ava_server.models.wires.chat import ChatWire
 
+            chat = _StoredChatParameters.model_validate(parameters)
             # Sorted, because the log may have sorted them.
-            extra = json.loads(json.dumps(extra, sort_keys=True))
-            return ChatWire(streaming, thinking, output_field, extra, thinking_field)
-        case {"wire": "messages"}:
+            extra = json.loads(json.dumps(chat.extra, sort_keys=True))
+            return ChatWire(chat.stream, chat.thinking, chat.output_field, extra, chat.thinking_field)
+        case "messages":
             from ava_server.models.wires.messages import MessagesWire
 
-            return MessagesWire(streaming, thinking, bearer=host_of(base_url) != _ANTHROPIC)
-        case {"wire": "responses"}:
+            stored = _StoredParameters.model_validate(parameters)
+            return MessagesWire(stored.stream, stored.thinking, bearer=host_of(stored.base_url) != _ANTHROPIC)
+        case "responses":
             from ava_server.models.wires.responses import ResponsesWire
 
-            return ResponsesWire(streaming, thinking)
-        case _:
-            return None
+            stored = _StoredParameters.model_validate(parameters)
+            return ResponsesWire(stored.stream, stored.thinking)
+        case other:
+            raise ValueError(f"there is no wire {other!r}")
 
 
 def _for_openrouter(choice: Choice) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from importlib.resources import files
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
@@ -39,23 +39,6 @@ class Thinking:
     def always(self) -> bool:
         """Whether it always thinks, whatever it is told."""
         return self.off in ("between_tools", "low")
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as plain JSON, for the log."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Thinking | None:
-        """Return what `as_dict` stored, or None if another version stored it."""
-        match stored:
-            case {
-                "on": ("budget" | "adaptive" | "effort" | "none") as on,
-                "off": ("default" | "disabled" | "between_tools" | "low") as off,
-                "bound": bool(bound),
-            }:
-                return cls(on, off, bound)
-            case _:
-                return None
 
 
 UNKNOWN = Thinking()
