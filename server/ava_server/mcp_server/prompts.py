@@ -68,7 +68,7 @@ class Prompt:
 def all_prompts() -> tuple[Prompt, ...]:
     """Return the prompts of `prompts.toml`, in its order."""
     rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))["prompt"]
-    return tuple(Prompt(**{**row, "arguments": tuple(Argument(**one) for one in row["arguments"])}) for row in rows)
+    return tuple(Prompt(arguments=tuple(Argument(**one) for one in row.pop("arguments")), **row) for row in rows)
 
 
 async def list_prompts(ctx: Ctx, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
