@@ -259,7 +259,7 @@ async def test_the_proposal_shows_which_secrets_go_where_and_which_are_missing(
         store(at.lab.root, "another-value", (), "LOOSE")
         proposal = await at.lab.propose(role="tickets")
         assert f"Its calls may use the secret {NAME} (only for {HOST}, {HOST}:8443)." in proposal.message
-        assert "nobody has stored: WIKI (`ava secret set NAME`)" in proposal.message
+        assert "secrets that are not stored: WIKI (`ava secret set NAME`)" in proposal.message
         assert "for no host, so that no call can use it: LOOSE" in proposal.message
         (proposed,) = await at.lab.facts(proposal.subagent_id, SpawnProposed)
         assert proposed.config["secrets"] == {NAME: [HOST, f"{HOST}:8443"], "WIKI": None, "LOOSE": []}, "part of it"

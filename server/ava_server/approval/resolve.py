@@ -494,7 +494,7 @@ def _check_need(
         raise ToolMissing(f"{role.name} needs results of earlier subagents; name them in context_from", need)
     if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
         raise ToolMissing(
-            f"{role.name} needs memory, and there is no note in it; write one with `ava memory add NAME`", need
+            f"{role.name} needs memory, which has no notes yet; add one with `ava memory add NAME`", need
         )
     if need not in known:
         raise ToolMissing(

@@ -221,7 +221,7 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
             " whatever you can."
         )
     if config.role_source != BUILT_IN_SOURCE:
-        lines.append(f"Its role is no built-in one, but the file {_quoted(config.role_source, BESIDES_CHARS)}.")
+        lines.append(f"Its role is not built in; it comes from the file {_quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
         lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
@@ -317,5 +317,5 @@ def _secret_lines(config: RunConfig) -> list[str]:
     if unbound:
         lines.append(f"Stored, but for no host, so that no call can use it: {', '.join(unbound)}.")
     if missing:
-        lines.append(f"Its role lists secrets that nobody has stored: {', '.join(missing)} (`ava secret set NAME`).")
+        lines.append(f"Its role lists secrets that are not stored: {', '.join(missing)} (`ava secret set NAME`).")
     return lines

@@ -79,7 +79,7 @@ def is_own(status: os.stat_result) -> bool:
 
 
 def is_root() -> bool:
-    """Tell whether this process runs as root; never where there is no such user."""
+    """Tell whether this process runs as root; False on systems without that user."""
     return getattr(os, "geteuid", lambda: -1)() == 0
 
 

@@ -205,7 +205,7 @@ class CodingWork:
 
     async def keep(self, ended: RunResult) -> KeptChanges:
         """Commit what the run has changed to its branch, whatever ended the run."""
-        if self._history.worktree is None:  # it was never ready: there is no work
+        if self._history.worktree is None:  # it was never ready, so nothing was changed
             return KeptChanges()
         check = self._history.last_check
         task = self._history.task

@@ -6,8 +6,8 @@ below asks the table first and writes only what it lists; the commands are pure,
 transaction. A proposal's own transitions (approve, reject, expire, supersede) are carried out by `approval`, which is
 below this package; a test compares it with the table.
 
-What must hold: a run ends once and never moves again; whoever takes a run from its owner raises its generation, so that
-the owner can no longer write; and an ending leaves nothing reserved.
+What must hold: a run ends once and never moves again; taking a run from its owner raises its generation, so that the
+old owner can no longer write; and an ending leaves nothing reserved.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ Situation = Literal[
 ]
 """Where a run stands.
 
-`expired`: it was not approved in time, and nobody has recorded that yet. `paused`: queued, and its provider takes no
-calls yet. `running here`: the instance that asks owns it. `running elsewhere`: another instance owns it, and is alive
+`expired`: it was not approved in time, and this is not recorded yet. `paused`: queued until its provider takes calls
+again. `running here`: the instance that asks owns it. `running elsewhere`: another instance owns it, and is alive
 as far as is known. `interrupted`: its owner is gone.
 """
 Cause = Literal[
@@ -105,7 +105,7 @@ class Transition:
         before: The situations in which it may happen.
         after: The state that follows; None for any ending, which the cause brings along.
         entries: The types of what is written, in this order, without those of `OPTIONAL` that do not apply.
-        cancel_asked: Only where somebody has asked for the run's end (True), or nobody has (False).
+        cancel_asked: Only where a cancel was requested (True), or was not (False).
     """
 
     cause: Cause
