@@ -118,7 +118,7 @@ async def test_a_proposal_names_the_role_file_unless_the_role_is_built_in(
     put(tmp_path / "data" / "roles", pirate=role("arr"))
     async with open_lab(tmp_path) as lab:
         made = await lab.propose(role="pirate")
-        assert 'no built-in one, but the file "roles of the data root/pirate.md".' in made.message
+        assert 'not built in; it comes from the file "roles of the data root/pirate.md".' in made.message
         assert "built-in" not in (await lab.propose()).message
 
 
