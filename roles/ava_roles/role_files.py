@@ -260,22 +260,27 @@ class Remark:
 
     Attributes:
         source: The file.
+        reason: The remark itself.
         line: Its line; None for the whole file.
         key: The key that it is about.
-        reason: The remark itself.
         fault: The file cannot be used; False if only a part of it is ignored.
     """
 
     source: str
-    line: int | None
-    key: str | None
     reason: str
-    fault: bool
+    line: int | None = None
+    key: str | None = None
+    fault: bool = True
 
     @classmethod
     def of(cls, error: RoleFileError) -> Remark:
         """Return the remark for an error."""
-        return cls(error.source, error.line, error.key, error.reason, fault=True)
+        return cls(error.source, error.reason, error.line, error.key)
+
+    @property
+    def text(self) -> str:
+        """The remark with file, line and key, in a sentence."""
+        return str(RoleFileError(self.source, self.reason, self.line, self.key))
 
     def __str__(self) -> str:
         """Return it in a compiler's form: `file:line: key: reason`."""
@@ -294,7 +299,7 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
         why = f"Ava has no tool {tool}; ignored" if tool else "Ava does not use this key; ignored"
-        remarks.append(Remark(source, lines.get(key), key, why, fault=False))
+        remarks.append(Remark(source, why, lines.get(key), key, fault=False))
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
 
 
