@@ -18,7 +18,7 @@ from support.processes import marked
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import connection, run_servers
-from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, build_command, list_tools
+from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, list_tools
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
@@ -180,9 +180,11 @@ def test_exposes_the_installation_of_a_program_but_never_a_home_folder(
     private = tmp_path / "private"
     private.mkdir()
 
+    launch = LaunchContext("S-000001", Unavailable("", ""), (), (), lambda _name: private, lambda values, _url: values)
+
     def seen(program: Path, *args: str) -> set[Path]:
         own = ServerEntry("lab", str(program), args)
-        return {bind.source for bind in build_command(own, {}, "S-000001", private, read_only=(), closed=()).binds}
+        return {bind.source for bind in launch.command(own, {}, private).binds}
 
     assert seen(programs[0] / "serve-it", str(script)) == {programs[0] / "serve-it", script, private}
     assert seen(programs[1] / "serve-it", str(home)) == {programs[1].parent, private}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ava_roles.catalog import Catalog
@@ -33,7 +33,7 @@ def prompt(role: Role | None = None, **changed: Any) -> str:
 
 
 def test_persona_specialisation_and_the_rest_appear_in_order_between_rules() -> None:
-    role = replace(Catalog.load().get("custom"), body="I am the body.")
+    role = Catalog.load().get("custom").model_copy(update={"body": "I am the body."})
     text = prompt(role, system_prompt=" You audit. ", context=" The host is example.org. ")
     persona, special, rest = text.split(RULE)
     assert persona.startswith("You are a subagent.")
@@ -45,7 +45,7 @@ def test_persona_specialisation_and_the_rest_appear_in_order_between_rules() -> 
 
 
 def test_an_empty_body_gets_only_the_executor_persona() -> None:
-    role = replace(Catalog.load().get("custom"), body="  ")
+    role = Catalog.load().get("custom").model_copy(update={"body": "  "})
     persona, rest = prompt(role).split(RULE)
     assert persona.startswith("You are a subagent.")
     assert rest.startswith("## Capabilities")

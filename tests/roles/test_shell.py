@@ -115,7 +115,7 @@ class Ends:
 @pytest.mark.parametrize(
     ("ended", "says"),
     [
-        ("timeout", "ended after 20 s, with all that it had started; run less at once"),
+        ("timeout", "ended after 20 s, with every process that it started; run less at once"),
         ("memory", "ended after 3.2 s: it took more than 2 GiB of memory"),
         ("disk", "ended after 3.2 s: all commands together wrote more than 1 GiB"),
         ("signal", "ended by a signal after 3.2 s"),

@@ -13,10 +13,8 @@ from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
 from ava_roles.worktree.inspect import (
-    CommandAmbiguous,
-    CommandFound,
-    CommandNotFound,
-    find_verify_command,
+    VerifyCommand,
+    find_verify_commands,
     inspect_checkout,
 )
 from ava_roles.worktree.publish import is_test
@@ -93,8 +91,8 @@ PYTEST = "python3 -m pytest"
 def test_finds_the_single_command_that_verifies_a_project(
     files: Mapping[str, str], expected: str, tmp_path: Path
 ) -> None:
-    found = find_verify_command(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
-    assert isinstance(found, CommandFound) and found.command == expected
+    (found,) = find_verify_commands(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
+    assert found.command == expected
     assert found.why.split()[-1] in files
 
 
@@ -107,8 +105,8 @@ def test_finds_the_single_command_that_verifies_a_project(
     ],
 )
 def test_names_both_of_two_equally_suitable_commands(files: Mapping[str, str], both: list[str], tmp_path: Path) -> None:
-    found = find_verify_command(checkout(tmp_path / "project", files), tmp_path)
-    assert isinstance(found, CommandAmbiguous) and [each.command for each in found.commands] == both
+    found = find_verify_commands(checkout(tmp_path / "project", files), tmp_path)
+    assert [each.command for each in found] == both
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_names_both_of_two_equally_suitable_commands(files: Mapping[str, str], b
     ],
 )  # fmt: skip
 def test_finds_no_command_in_a_project_that_names_none(files: Mapping[str, str], tmp_path: Path) -> None:
-    assert find_verify_command(checkout(tmp_path / "project", files), tmp_path) == CommandNotFound()
+    assert find_verify_commands(checkout(tmp_path / "project", files), tmp_path) == ()
 
 
 async def test_runs_pytest_with_the_interpreter_of_the_project_in_the_sandbox(tmp_path: Path) -> None:
@@ -128,8 +126,8 @@ async def test_runs_pytest_with_the_interpreter_of_the_project_in_the_sandbox(tm
     fake = "import sys\nprint('own pytest', sys.prefix, *sys.argv[1:])\n"
     repository = project(tmp_path / "project", {"tests/test_a.py": "", ".gitignore": ".venv/\n"})
     environment_of(Path("/usr/bin/python3"), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
-    found = find_verify_command(repository, tmp_path / "home")
-    assert isinstance(found, CommandFound) and found == CommandFound(".venv/bin/python -m pytest", "tests/test_a.py")
+    (found,) = find_verify_commands(repository, tmp_path / "home")
+    assert found == VerifyCommand(".venv/bin/python -m pytest", "tests/test_a.py")
     async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
         verdict = await shop.check()
     assert verdict.passed and verdict.output == f"own pytest {repository}/.venv\n"

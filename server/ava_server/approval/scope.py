@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -265,11 +265,8 @@ def resolve_mcp_scope(
         if why:
             absent[word] = why
             names.append(word)
-    own = replace(
-        role,
-        tools=tuple(dict.fromkeys(names)),
-        needs=tuple(need for need in role.needs if server_of(need) is None),
-    )
+    needs = tuple(need for need in role.needs if server_of(need) is None)
+    own = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": needs})
     return McpScope(own, granted, absent, servers), tuple(need for need in role.needs if server_of(need))
 
 
