@@ -94,7 +94,7 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
 
 
 class PooledTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport, over a network backend of ours.
+    """The HTTP client's transport, over a network backend of Ava's.
 
     Raises:
         TypeError: This version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.

@@ -255,7 +255,7 @@ def _is_address(url: str) -> bool:
 
 
 def plain(text: object, most: int) -> str:
-    """Return text from outside as one line without markup, so that it cannot pass for a line of ours."""
+    """Return text from outside as one line without markup, so that it cannot pass for a line of Ava's."""
     if not isinstance(text, str):
         return ""
     line = " ".join(html.unescape(_MARKUP.sub("", text[: most * 8])).split())

@@ -322,7 +322,7 @@ _TO_EMPTY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLO
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder of ours with everything in it, following no link; a missing folder is fine.
+    """Remove one of Ava's folders with everything in it, following no link; a missing folder is fine.
 
     No process may use it any more. Each folder in it is given permissions and moved to the top before it is opened, so
     that no path gets too long.

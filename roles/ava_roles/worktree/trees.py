@@ -26,8 +26,8 @@ from ava_roles.worktree.git import (
     Git,
     ProtectedPaths,
     UserRepository,
+    file_digest,
     find_protected_paths,
-    is_as_written,
     translate_os_errors,
 )
 from ava_roles.worktree.spec import WorktreeSpec, within
@@ -206,7 +206,7 @@ class Trees:
             return found
         root = Root.open(git.tree)
         try:
-            return [name for name in found if name not in written or not is_as_written(root, name, written[name])]
+            return [name for name in found if name not in written or file_digest(root, name) != written[name]]
         finally:
             root.close()
 
