@@ -25,7 +25,7 @@ from ava_roles.mcp_client.tools import AVA_NAMES, OfferedTool, ServerEntry, offe
 from ava_roles.mcp_client.transports import ConnectionState, drop_requests, http_client, open_pipe_streams
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable, child_environment
-from ava_roles.sandbox.toolchains import find_installation, overlap
+from ava_roles.sandbox.toolchains import HostFolders, find_installation, overlap
 from ava_roles.tool import ToolOutput
 
 if TYPE_CHECKING:
@@ -123,16 +123,14 @@ class LaunchContext:
     Attributes:
         run_id: The run that uses it; marks its environment.
         sandbox: Confines a stdio server.
-        read_only: Further folders that confined programs may read.
-        closed: Folders that are never shown; of them a server sees only its home.
+        host: The folders of this machine; of the closed ones, a server sees only its home.
         folder: Creates the temporary folder that is its home; blocking.
         fill: Inserts the values of secrets; blocking.
     """
 
     run_id: str
     sandbox: Sandbox | Unavailable
-    read_only: tuple[Path, ...]
-    closed: tuple[Path, ...]
+    host: HostFolders
     folder: Callable[[str], Path]
     fill: Fill
 
@@ -158,12 +156,9 @@ class LaunchContext:
         for each in entry.read_write:
             if not each.is_dir():
                 raise ToolFailed(f"cannot be started: its folder {each} does not exist")
-            if any(overlap(each.resolve(), one.resolve()) for one in self.closed):
+            if any(overlap(each.resolve(), one.resolve()) for one in self.host.closed):
                 raise ToolFailed(f"cannot be started: its folder {each} is, contains or lies in Ava's own folder")
-        files = _files_among(entry.args)
-        needed = find_installation(
-            Path(program).absolute(), files, read_only=self.read_only, home=Path.home(), closed=self.closed
-        )
+        needed = find_installation(Path(program).absolute(), _files_among(entry.args), self.host)
         seen = [Bind(source, PurePosixPath(name)) for name, source in needed.shown.items()]
         seen += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
         given = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), **env}
