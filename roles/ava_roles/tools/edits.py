@@ -332,7 +332,7 @@ def _document(name: str, data: bytes) -> Document:
 def _require_text(text: str) -> None:
     """Refuse a text that no text file can contain."""
     if "\0" in text:
-        raise ToolFailed("a zero byte would make the file binary; write it as an escape of the language")
+        raise ToolFailed("a zero byte would make the file binary; write it as an escape sequence of the language")
     try:
         text.encode()
     except UnicodeEncodeError:

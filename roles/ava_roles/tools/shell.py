@@ -195,7 +195,7 @@ def _encode(text: str) -> bytes:
         ToolFailed: It contains a zero byte.
     """
     if "\0" in text:
-        raise ToolFailed("it contains a zero byte; write it as an escape of the program that reads it")
+        raise ToolFailed("it contains a zero byte; write it as an escape sequence of the language")
     return text.encode()
 
 

@@ -160,7 +160,7 @@ class ReadWebpages:
     async def __call__(self, args: ReadWebpagesArgs, at: ToolContext) -> ToolOutput:
         """Read the pages."""
         fetcher = need_fetch(at)
-        # No blank stays: words that a model puts into a URL must not count as words of a page.
+        # Blanks are encoded: words that a model puts into a URL must not count as words of a page.
         urls = list(dict.fromkeys("%20".join(url.split()) for url in args.urls))
         results: dict[str, _PageRead] = {}
 
