@@ -139,7 +139,9 @@ def test_inspecting_a_checkout_reports_its_state(tmp_path: Path) -> None:
     files = {"a.txt": "a\n", "b.bin": "b\n", ".gitattributes": "*.bin filter=lfs\n*.txt filter=crypt\n"}
     repository = checkout(tmp_path / "project", files)
     state = inspect_checkout(repository, tmp_path)
-    assert (state.uncommitted, state.submodules, state.lfs, state.filters) == (0, (), 1, ("crypt",))
+    lfs = "files kept by Git LFS are pointers in the worktree and stay as they are: 1"
+    filters = "git filters are not run: crypt"
+    assert (state.uncommitted, state.notes) == (0, (lfs, filters))
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
     write(repository, {"a.txt": "changed\n", "new.txt": "new\n", "staged.txt": "staged\n"})
@@ -147,8 +149,13 @@ def test_inspecting_a_checkout_reports_its_state(tmp_path: Path) -> None:
     (repository / "staged.txt").unlink()
     state = inspect_checkout(repository, tmp_path)
     assert state.head == git(repository, "rev-parse", "HEAD").strip() and state.branch == "master"
-    assert state.uncommitted == 3 and state.submodules == ("sub",)
-    assert [note.split()[0] for note in state.notes] == ["3", "submodules", "files", "git"]
+    assert state.uncommitted == 3
+    assert state.notes == (
+        "3 files have uncommitted changes; the work begins at the last commit, without them",
+        "submodules are empty in the worktree and stay as they are: sub",
+        lfs,
+        filters,
+    )
     git(repository, "checkout", "-q", "--detach")
     assert inspect_checkout(repository, tmp_path).branch is None
 

@@ -33,18 +33,12 @@ class CheckoutState:
         head: The commit that the work would begin at.
         branch: The branch that is checked out; None for a detached HEAD.
         uncommitted: How many files have uncommitted changes, which are not part of the work.
-        submodules: The folders of submodules, which are empty in the worktree.
-        lfs: How many files Git LFS keeps; they are pointers in the worktree.
-        filters: The git filters that files pass through, and that are not run.
-        notes: The same for the user, one sentence each.
+        notes: What the work leaves out (uncommitted changes, submodules, Git LFS, git filters), one sentence each.
     """
 
     head: str
     branch: str | None
     uncommitted: int
-    submodules: tuple[str, ...]
-    lfs: int
-    filters: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -67,7 +61,7 @@ def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
         filtered = filtered_files(git, head, list(files.blobs)) if b"filter" in files.attributes else []
         uncommitted = _count_uncommitted(checkout, git, head)
     lfs = sum(value == "lfs" for _name, value in filtered)
-    filters = tuple(sorted({value for _name, value in filtered} - {"lfs"}))
+    filters = sorted({value for _name, value in filtered} - {"lfs"})
     notes: list[str] = []
     if uncommitted:
         changed = "1 file has" if uncommitted == 1 else f"{uncommitted:,} files have"
@@ -79,7 +73,7 @@ def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
         notes.append(f"files kept by Git LFS are pointers in the worktree and stay as they are: {lfs:,}")
     if filters:
         notes.append(f"git filters are not run: {', '.join(map(shown, filters))}")
-    return CheckoutState(head, branch, uncommitted, files.submodules, lfs, filters, tuple(notes))
+    return CheckoutState(head, branch, uncommitted, tuple(notes))
 
 
 def _count_uncommitted(checkout: UserRepository, git: Git, head: str) -> int:
