@@ -51,11 +51,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ): "the one place for it: mount_table says when it is not on this system",
     **dict.fromkeys(
         ((PATHS, name) for name in ("os.O_DIRECTORY", "os.fchmod", "dir_fd", "src_dir_fd", "dst_dir_fd")),
-        "used only where has_folder_descriptors() says so; PlainPaths does it elsewhere",
-    ),
-    **dict.fromkeys(
-        (("roles/ava_roles/sandbox/path_access.py", name) for name in ("dir_fd", "src_dir_fd", "dst_dir_fd")),
-        "used only where has_folder_descriptors() says so; shutil does it elsewhere",
+        "used only where has_folder_descriptors() says so; PlainPaths and shutil do it elsewhere",
     ),
     **dict.fromkeys(
         (
@@ -79,8 +75,8 @@ BEHIND: dict[tuple[str, str], str] = {
                 ("publish.py", "os.geteuid"),
                 ("publish.py", "os.chown"),
                 ("state.py", "fcntl"),
-                ("cleanup.py", "dir_fd"),
-                ("cleanup.py", "src_dir_fd"),
+                ("state.py", "dir_fd"),
+                ("state.py", "src_dir_fd"),
             )
         ),
         "a worktree is made only where commands are confined",

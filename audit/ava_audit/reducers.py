@@ -100,15 +100,17 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
     Raises:
         Contradiction: The entry contradicts the log, e.g. it approves something that was never proposed.
     """
-    if (by_header := _BY_HEADER.get(header.type)) is not None:
-        by_header(state, header)
+    run = state.runs.get(header.run_id)
+    if run is not None and (by_header := _BY_HEADER.get(header.type)) is not None:
+        by_header(run, header)
     # Only the newer program that wrote a newer version knows what it means.
-    if (by_fact := _BY_FACT.get(header.type)) is not None and not isinstance(fact, Unknown):
-        by_fact(state, header, fact)
-    if header.generation is not None:
-        run = state.runs.get(header.run_id)
-        if run is not None:
-            run.last_us = header.ts_us
+    if not isinstance(fact, Unknown):
+        if (by_fact := _BY_FACT.get(header.type)) is not None:
+            by_fact(state, header, fact)
+        if run is not None and (by_run := _BY_RUN.get(header.type)) is not None:
+            by_run(state, run, header, fact)
+    if run is not None and header.generation is not None:
+        run.last_us = header.ts_us
 
 
 def fold(state: State, row: Sequence[Any]) -> None:
@@ -193,10 +195,9 @@ def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
     )
 
 
-def _said(state: State, header: Header) -> None:
+def _said(run: RunRow, header: Header) -> None:
     # The first message of a run is its task. Its position tells, because its content can be erased.
-    run = state.runs.get(header.run_id)
-    if run is not None and run.task_seq is None:
+    if run.task_seq is None:
         run.task_seq = header.seq
 
 
@@ -221,10 +222,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
         state.groups.add(GroupRow(fact.group_id, header.user_id, cap_micros, fact.group_timeout_s, header.ts_us))
 
 
-def _claimed(state: State, header: Header, fact: RunClaimed) -> None:
-    run = state.runs.get(header.run_id)
-    if run is None:
-        return
+def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> None:
     _leave(run)
     run.state = RUNNING
     run.not_before_us = None
@@ -246,30 +244,22 @@ def _leave(run: RunRow) -> None:
     run.instance = run.claimed_us = None
 
 
-def _paused(state: State, header: Header, fact: RunPaused) -> None:
-    run = state.runs.get(header.run_id)
-    if run is None:
-        return
+def _paused(_state: State, run: RunRow, header: Header, fact: RunPaused) -> None:
     run.claimed_us = None  # the fact gives the active time
     run.active_us = max(run.active_us, fact.active_us)
     _leave(run)
     run.not_before_us = fact.not_before_us
 
 
-def _resumed(state: State, header: Header, _fact: RunResumed) -> None:
-    run = state.runs.get(header.run_id)
-    if run is None:
-        return
+def _resumed(_state: State, run: RunRow, header: Header, _fact: RunResumed) -> None:
     _leave(run)
     run.last_us = header.ts_us  # the time without an owner counts from here
     run.not_before_us = None
     run.generation += 1
 
 
-def _started(state: State, header: Header) -> None:
-    run = state.runs.get(header.run_id)
-    if run is not None:
-        run.started_seq = header.seq
+def _started(run: RunRow, header: Header) -> None:
+    run.started_seq = header.seq
 
 
 def _reserved(state: State, header: Header, fact: CostReserved) -> None:
@@ -293,9 +283,8 @@ def _reserved(state: State, header: Header, fact: CostReserved) -> None:
         run.wrap_scopes = to_json(fact.scopes).decode()
 
 
-def _settled(state: State, header: Header, fact: CostUpdate) -> None:
-    run = state.runs.get(header.run_id)
-    if run is None or run.in_flight is None:
+def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> None:
+    if run.in_flight is None:
         return
     held = from_json(run.in_flight)
     if (held["turn"], held["attempt"]) != (fact.turn, fact.attempt):
@@ -318,37 +307,27 @@ def _settled(state: State, header: Header, fact: CostUpdate) -> None:
     run.cache_write_tokens += usage.cache_write_tokens
 
 
-def _called(state: State, header: Header) -> None:
+def _called(run: RunRow, header: Header) -> None:
     if header.generation is not None:  # a subagent's call; the orchestrator's calls of Ava's tools have no generation
-        run = state.runs.get(header.run_id)
-        if run is not None:
-            run.tool_calls += 1
+        run.tool_calls += 1
 
 
-def _answered(state: State, header: Header) -> None:
+def _answered(run: RunRow, header: Header) -> None:
     # A result of one of Ava's tools has a run id in its header only if it carried that run's result.
-    if header.generation is None:
-        run = state.runs.get(header.run_id)
-        if run is not None and run.fetched_us is None and run.ended_us is not None:
-            run.fetched_us = header.ts_us
+    if header.generation is None and run.fetched_us is None and run.ended_us is not None:
+        run.fetched_us = header.ts_us
 
 
-def _cancelled(state: State, header: Header) -> None:
-    run = state.runs.get(header.run_id)
-    if run is not None and run.cancel_seq is None:
+def _cancelled(run: RunRow, header: Header) -> None:
+    if run.cancel_seq is None:
         run.cancel_seq = header.seq
 
 
-def _completed(state: State, header: Header) -> None:
-    run = state.runs.get(header.run_id)
-    if run is not None:
-        run.result_seq = header.seq
+def _completed(run: RunRow, header: Header) -> None:
+    run.result_seq = header.seq
 
 
-def _ended(state: State, header: Header, fact: RunEnded) -> None:
-    run = state.runs.get(header.run_id)
-    if run is None:
-        return
+def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
     if run.wrap_scopes is not None:
         _hold(state, from_json(run.wrap_scopes), -run.wrap_micros)
     run.state = fact.status
@@ -388,7 +367,7 @@ def _config(config: dict[str, Any]) -> str:
     return json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-_BY_HEADER: dict[str, Callable[[State, Header], None]] = {
+_BY_HEADER: dict[str, Callable[[RunRow, Header], None]] = {
     "UserMessage": _said,
     "RunStarted": _started,
     "ToolCall": _called,
@@ -400,14 +379,17 @@ _BY_HEADER: dict[str, Callable[[State, Header], None]] = {
 _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "SpawnProposed": _proposed,
     "SpawnDecided": _decided,
+    "CostReserved": _reserved,
+}
+"""Reducers that read the fact."""
+_BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "RunClaimed": _claimed,
     "RunPaused": _paused,
     "RunResumed": _resumed,
-    "CostReserved": _reserved,
     "CostUpdate": _settled,
     "RunEnded": _ended,
 }
-"""Reducers that read the fact."""
+"""Reducers that read the fact, and have nothing to do without the run."""
 
-CONTENT_TYPES: frozenset[str] = frozenset(_BY_FACT)
+CONTENT_TYPES: frozenset[str] = frozenset({*_BY_FACT, *_BY_RUN})
 """The event types whose content a reducer reads."""

@@ -8,11 +8,12 @@ transcripts, whose content is erased some day, from the start of the tally.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
+from importlib import resources
 from typing import Any, NamedTuple
 
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, RunRow
-from ava_audit.units import DAY_US
 from ava_audit.view import View
 
 
@@ -93,39 +94,6 @@ class GroupSum:
 
 
 _RUN = "id, user_id, role, model, state, stop_reason, error_kind, ended_us"
-# A settlement belongs to the run's newest reservation before it. As in the budgets, a settlement of a call that is not
-# in flight counts for nothing. The pluses make SQLite use the index of the run, which has few entries, and not the
-# index of the type, which has many.
-_SPENT = f"""\
-SELECT e.run_id, r.ts_us / {DAY_US} AS day, count(*), sum(coalesce(e.cost_micros, 0)),
-       sum(coalesce(json_extract(e.content, '$.cost_by.retries'), 0)),
-       sum(coalesce(json_extract(e.content, '$.cost_by.plan'), 0)),
-       sum(iif(json_extract(e.content, '$.settlement') = 'unknown', coalesce(e.cost_micros, 0), 0)),
-       sum(json_extract(e.content, '$.overrun')),
-       sum(iif(json_extract(e.content, '$.overrun'),
-               max(0, coalesce(e.cost_micros, 0) - json_extract(e.content, '$.reserved_micros')), 0))
-FROM events AS e CROSS JOIN events AS r ON r.seq = (
-    SELECT b.seq FROM events AS b
-    WHERE b.run_id = e.run_id AND b.seq < e.seq AND +b.type = 'CostReserved'
-    ORDER BY b.seq DESC LIMIT 1)
-WHERE e.type = 'CostUpdate' AND e.seq > ? AND e.run_id IS NOT NULL
-  AND +r.ts_us >= ? AND +r.ts_us < ?
-  AND json_extract(e.content, '$.turn') = json_extract(r.content, '$.turn')
-  AND json_extract(e.content, '$.attempt') = json_extract(r.content, '$.attempt')
-  AND NOT EXISTS (
-    SELECT 1 FROM events AS b
-    WHERE b.run_id = e.run_id AND b.seq > r.seq AND b.seq < e.seq AND +b.type = 'CostUpdate'
-      AND json_extract(b.content, '$.turn') = json_extract(e.content, '$.turn')
-      AND json_extract(b.content, '$.attempt') = json_extract(e.content, '$.attempt'))
-GROUP BY e.run_id, day
-"""  # noqa: S608
-_ERRORS = """\
-SELECT json_extract(events.content, '$.kind'), count(*), max(events.seq), events.run_id
-FROM events CROSS JOIN runs ON runs.id = events.run_id
-WHERE events.type = 'ErrorOccurred' AND events.seq > ? AND +events.ts_us >= ? AND +events.ts_us < ?
-  AND events.generation IS NOT NULL AND (? IS NULL OR runs.user_id = ?)
-GROUP BY 1 ORDER BY 2 DESC, 3 DESC
-"""
 
 
 def spending(view: View, since_us: int, until_us: int, user: str | None = None) -> Spending:
@@ -141,7 +109,7 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     if first_us is None:
         return Spending(None, (), {}, ())
     after = _before(view, since_us)
-    spent = [DaySpending(*row) for row in view.select(_SPENT, after, since_us, until_us)]
+    spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), after, since_us, until_us)]
     of_spent = {each.run_id for each in spent}
     rows = view.select(f"SELECT {_RUN} FROM runs WHERE ? IS NULL OR user_id = ?", user, user)  # noqa: S608
     runs = {
@@ -149,13 +117,18 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
         for row in rows
         if row[0] in of_spent or (row[-1] is not None and since_us <= row[-1] < until_us)
     }
-    errors = view.select(_ERRORS, after, since_us, until_us, user, user)
+    errors = view.select(_script("spending_errors.sql"), after, since_us, until_us, user)
     return Spending(
         int(first_us),
         tuple(each for each in spent if each.run_id in runs),
         runs,
         tuple(ErrorCount(kind, count, run_id) for kind, count, _seq, run_id in errors),
     )
+
+
+@cache
+def _script(name: str) -> str:
+    return resources.files("ava_audit").joinpath(name).read_text("utf-8")
 
 
 def group_sum(view: View, group_id: str) -> GroupSum | None:
@@ -288,10 +261,9 @@ class NewCounts:
 
 def run_sums(view: View) -> list[RunSums]:
     """Return the totals of all runs by role, model and state."""
+    sums = ", ".join(f"sum({each.name})" for each in fields(RunSums)[5:])
     rows = view.select(
-        "SELECT role, model, state, count(*), min(created_us), sum(input_tokens), sum(output_tokens),"
-        " sum(cache_read_tokens), sum(cache_write_tokens), sum(cost_micros), sum(uncosted_micros), sum(turns),"
-        " sum(tool_calls), sum(active_us) FROM runs GROUP BY role, model, state"
+        f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs GROUP BY role, model, state"  # noqa: S608
     )
     return [RunSums(*row) for row in rows]
 
@@ -328,10 +300,10 @@ def count_new_entries(view: View, tally: Tally) -> NewCounts:
     """Return the counts that a tally lacks."""
     after, upto = tally.upto, view.head()
     counts: list[tuple[str, Labels, int, int]] = []
-    for type_name, fields in PERMANENT.items():
-        counts += _counted(view, type_name, fields, after, upto, "")
-    for type_name, fields in ERASABLE.items():
-        counts += _counted(view, type_name, fields, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
+    for type_name, names in PERMANENT.items():
+        counts += _counted(view, type_name, names, after, upto, "")
+    for type_name, names in ERASABLE.items():
+        counts += _counted(view, type_name, names, max(after, tally.since), upto, " AND events.generation IS NOT NULL")
     return NewCounts(after, upto, tuple(counts))
 
 

@@ -12,30 +12,14 @@ from types import MappingProxyType
 
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_roles.role import Role, first_sentence, parse_role
-from ava_roles.role_files import Folder, RoleFile, read_folder
+from ava_roles.role_files import Folder, Remark, RoleFile, read_folder
 from ava_roles.wrap import clean
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
 BUILT_IN_SOURCE = "built in"
 _SHORTEST_SENTENCE = 12
 
-__all__ = ["BUILT_IN", "Catalog", "Folder", "Problem", "UntrustedFile"]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A role file that cannot be used, or a part of one that is ignored; `text` names file, line and key."""
-
-    source: str
-    text: str
-    line: int | None = None
-    key: str | None = None
-    reason: str = ""
-
-    @classmethod
-    def of(cls, error: RoleFileError) -> Problem:
-        """Return the problem for an error."""
-        return cls(error.source, str(error), error.line, error.key, error.reason)
+__all__ = ["BUILT_IN", "Catalog", "Folder", "Remark", "UntrustedFile"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +38,7 @@ class UntrustedFile:
     file: RoleFile
     changed: bool
     role: Role | None
-    problem: Problem | None = None
+    problem: Remark | None = None
 
     @property
     def why(self) -> str:
@@ -83,7 +67,7 @@ class Catalog:
     """All roles by name, the built-in ones first, and the role files that cannot be used."""
 
     by_name: Mapping[str, Role]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[Remark, ...] = ()
     untrusted: tuple[UntrustedFile, ...] = ()
 
     @classmethod
@@ -94,11 +78,11 @@ class Catalog:
         files take no name. Blocking.
         """
         roles: dict[str, Role] = {}
-        problems: list[Problem] = []
+        problems: list[Remark] = []
         untrusted: list[UntrustedFile] = []
         for found in _files(folders):
             if isinstance(found, RoleFileError):
-                problems.append(Problem.of(found))
+                problems.append(Remark.of(found))
                 continue
             trusted = found.folder.trusted
             if trusted is not None and trusted.get(found.name) != found.sha256:
@@ -110,7 +94,7 @@ class Catalog:
                     taken = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
                     raise RoleFileError(found.source, taken)
             except RoleFileError as error:
-                problems.append(Problem.of(error))
+                problems.append(Remark.of(error))
             else:
                 roles[role.name] = role
         return cls(MappingProxyType(roles), tuple(problems), tuple(untrusted))
@@ -121,10 +105,10 @@ class Catalog:
         return tuple(self.by_name.values())
 
     @property
-    def notes(self) -> tuple[Problem, ...]:
+    def notes(self) -> tuple[str, ...]:
         """What usable role files say and Ava ignores: a tool that the author meant may be missing."""
         return tuple(
-            Problem(role.source, f"{role.source}: ignored, because Ava does not know it: {', '.join(shown)}")
+            f"{role.source}: ignored, because Ava does not know it: {', '.join(shown)}"
             for role in self.roles
             if (shown := [clean(key)[0][:80] for key in role.ignored_keys])
         )
@@ -182,7 +166,7 @@ def _untrusted(found: RoleFile, *, changed: bool) -> UntrustedFile:
     try:
         role = parse_role(found.text, found.source, stem)
     except RoleFileError as error:
-        return UntrustedFile(stem, found, changed, None, Problem.of(error))
+        return UntrustedFile(stem, found, changed, None, Remark.of(error))
     return UntrustedFile(role.name, found, changed, role)
 
 

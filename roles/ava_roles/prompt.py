@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ava_roles.role import Role, first_sentence
+from ava_roles.tool import ToolSpec
 from ava_roles.wrap import clean
 
 _RULE = "\n\n---\n\n"
@@ -16,26 +17,12 @@ _SUBMIT = "submit_result"
 _SENTENCE_CHARS = 300
 
 
-class Described(Protocol):
-    """A tool to be named in the prompt; `ToolSpec` is one."""
-
-    @property
-    def name(self) -> str:
-        """The tool's name."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """What it does. The prompt has its first sentence; the request's tool list has all of it."""
-        ...
-
-
 def system_prompt(
     role: Role,
     *,
     system_prompt: str | None,
     context: str | None,
-    tools: Sequence[Described],
+    tools: Sequence[ToolSpec],
     limits: Mapping[str, str],
     output_schema: Mapping[str, Any] | None,
     results: str = "",
@@ -50,7 +37,8 @@ def system_prompt(
         role: The role.
         system_prompt: What the spawn adds to the role's body.
         context: The spawn's context; may be blank.
-        tools: The tools that the run may call.
+        tools: The tools that the run may call. The prompt has the first sentence of each description; the request's
+            tool list has all of it.
         limits: The limits of the run in words, e.g. `{"cost": "at most $0.50"}`.
         output_schema: The JSON schema that `output` must satisfy.
         results: The earlier subagents whose results the run may read, by id and role, without their words.
@@ -72,7 +60,7 @@ def _context(context: str, results: str) -> str:
     return "\n\n".join(["## Task context", *parts]) if parts else ""
 
 
-def _capabilities(tools: Sequence[Described]) -> str:
+def _capabilities(tools: Sequence[ToolSpec]) -> str:
     own = sorted((tool.name, _about(tool)) for tool in tools if tool.name != _SUBMIT)
     if not own:
         return "## Capabilities\n\nYou have no tools but `submit_result`: work with what the task gives you."
@@ -80,7 +68,7 @@ def _capabilities(tools: Sequence[Described]) -> str:
     return f"## Capabilities\n\nYour tools, and there are no others:\n\n{lines}"
 
 
-def _about(tool: Described) -> str:
+def _about(tool: ToolSpec) -> str:
     """Return a tool's description as one short line; a foreign MCP server may have written it."""
     sentence = first_sentence(clean(tool.description)[0])
     return sentence if len(sentence) <= _SENTENCE_CHARS else sentence[: _SENTENCE_CHARS - 1] + "…"

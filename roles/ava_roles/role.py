@@ -131,61 +131,6 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])(?<!e\.g\.)(?<!i\.e\.)\s")
 _COMMA_OUTSIDE_PARENTHESES = re.compile(r",(?![^(]*\))")
 
 
-@dataclass(frozen=True)
-class Role:
-    """A kind of subagent: its prompt, its tools, and its limits unless the spawn sets others.
-
-    Attributes:
-        name: Lower case, as spawns spell it.
-        description: When to use it, for the orchestrator.
-        body: The role's part of the system prompt; may be empty.
-        tools: Names of its tools, the common ones included, each once.
-        model: A tier (`fast`, `balanced`, `deep`), or a model: its id or `provider:id`.
-        timeout_s: Seconds of active time.
-        max_cost_cents: US cents.
-        max_tokens: Fresh input, cache writes and output.
-        max_iterations: Turns.
-        max_tool_calls: Tool calls of the whole run.
-        estimated_minutes: An estimate of how long a run takes, from and to.
-        needs: Tools without which no run starts.
-        network: Its commands may reach the network.
-        secrets: Names of the secrets that its tool calls may use.
-        plan: A run plans before it works.
-        extended_thinking: The model thinks before it answers.
-        verify: The command line that a coder's work must pass.
-        setup: The command line that prepares a coder's worktree.
-        carry: Folders, relative to the workspace, that are shown in a coder's worktree.
-        source: `built in`, or the file.
-        text: The whole file, for the approval's digest.
-        ignored_keys: What the file says and Ava does not use, e.g. `color` or `tools: TodoWrite`.
-        denied: Names and patterns of foreign tools that it never has.
-    """
-
-    name: str
-    description: str
-    body: str
-    tools: tuple[str, ...]
-    model: str
-    timeout_s: float
-    max_cost_cents: float
-    max_tokens: int
-    max_iterations: int
-    max_tool_calls: int
-    estimated_minutes: tuple[int, int]
-    needs: tuple[str, ...]
-    network: bool
-    secrets: tuple[str, ...]
-    plan: bool
-    extended_thinking: bool
-    verify: str | None
-    setup: str | None
-    carry: tuple[str, ...]
-    source: str
-    text: str
-    ignored_keys: tuple[str, ...]
-    denied: tuple[str, ...] = ()
-
-
 def _names(value: Any) -> tuple[str, ...]:
     """Return the names in a list or in a comma-separated text, each once."""
     items = _COMMA_OUTSIDE_PARENTHESES.split(value) if isinstance(value, str) else value
@@ -247,7 +192,7 @@ _Command = Annotated[str, AfterValidator(command_line)]
 class _Keys(BaseModel):
     """The keys that Ava reads, as files spell them, and their defaults."""
 
-    model_config = ConfigDict(strict=True, frozen=True, str_strip_whitespace=True)
+    model_config = ConfigDict(strict=True, frozen=True, str_strip_whitespace=True, populate_by_name=True)
 
     name: Annotated[str, AfterValidator(_name)]
     description: str = Field(min_length=1)
@@ -268,6 +213,48 @@ class _Keys(BaseModel):
     verify: _Command | None = None
     setup: _Command | None = None
     carry: Annotated[tuple[Annotated[str, AfterValidator(_folder)], ...], BeforeValidator(_names)] = ()
+
+
+class Role(_Keys):
+    """A kind of subagent: its prompt, its tools, and its limits unless the spawn sets others.
+
+    Attributes:
+        name: Lower case, as spawns spell it.
+        description: When to use it, for the orchestrator.
+        tools: Names of its tools, the common ones included, each once.
+        disallowed: Names and patterns of tools that it never has, as the file gives them.
+        model: A tier (`fast`, `balanced`, `deep`), or a model: its id or `provider:id`.
+        max_iterations: Turns.
+        timeout_s: Seconds of active time.
+        max_cost_cents: US cents.
+        max_tokens: Fresh input, cache writes and output.
+        max_tool_calls: Tool calls of the whole run.
+        estimated_minutes: An estimate of how long a run takes, from and to.
+        needs: Tools without which no run starts.
+        network: Its commands may reach the network.
+        secrets: Names of the secrets that its tool calls may use.
+        plan: A run plans before it works.
+        extended_thinking: The model thinks before it answers.
+        verify: The command line that a coder's work must pass.
+        setup: The command line that prepares a coder's worktree.
+        carry: Folders, relative to the workspace, that are shown in a coder's worktree.
+        body: The role's part of the system prompt; may be empty.
+        source: `built in`, or the file.
+        text: The whole file, for the approval's digest.
+        ignored_keys: What the file says and Ava does not use, e.g. `color` or `tools: TodoWrite`.
+    """
+
+    model_config = ConfigDict(str_strip_whitespace=False)  # the digest is of the whole text
+
+    body: str
+    source: str
+    text: str
+    ignored_keys: tuple[str, ...]
+
+    @property
+    def denied(self) -> tuple[str, ...]:
+        """Names and patterns of foreign tools that it never has."""
+        return tuple(name.split("(")[0] for name in self.disallowed if name.startswith("mcp__"))
 
 
 _KNOWN_KEYS = frozenset(field.alias or name for name, field in _Keys.model_fields.items())
@@ -291,16 +278,9 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
     for tool in keys.needs:
         if tool not in tools:
             raise file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
-    given: dict[str, Any] = {name: getattr(keys, name) for name in _Keys.model_fields if name != "disallowed"}
-    given["tools"] = tools
-    return Role(
-        **given,
-        body=file.body,
-        source=source,
-        text=text,
-        ignored_keys=(*sorted(file.lines.keys() - _KNOWN_KEYS), *ignored),
-        denied=tuple(name.split("(")[0] for name in keys.disallowed if name.startswith("mcp__")),
-    )
+    ignored = (*sorted(file.lines.keys() - _KNOWN_KEYS), *ignored)
+    given: dict[str, Any] = {**dict(keys), "tools": tools}
+    return Role(**given, body=file.body, source=source, text=text, ignored_keys=ignored)
 
 
 def first_sentence(text: str) -> str:

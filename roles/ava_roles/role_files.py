@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
 from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document
-from ava_roles.sandbox.path_access import EntryKind
+from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import clean
 
@@ -120,16 +119,10 @@ def read_chosen_file(path: Path, source: str) -> bytes:
     Raises:
         RoleFileError: It is not a regular file, is too large, or cannot be read.
     """
-    odd = RoleFileError(source, f"is not a regular file; {_PUT_FILE}")
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a device may have side effects
-            raise odd
-        # The file may have become a pipe: do not wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise odd
-            data = file.read(_MAX_BYTES + 1)
+        data = read_small(path, _MAX_BYTES + 1)
+    except NotRegular as error:
+        raise RoleFileError(source, f"is not a regular file; {_PUT_FILE}") from error
     except OSError as error:
         why = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror
         raise RoleFileError(source, f"cannot be read ({why}); check its permissions and where it leads") from error
@@ -260,22 +253,27 @@ class Remark:
 
     Attributes:
         source: The file.
+        reason: The remark itself.
         line: Its line; None for the whole file.
         key: The key that it is about.
-        reason: The remark itself.
         fault: The file cannot be used; False if only a part of it is ignored.
     """
 
     source: str
-    line: int | None
-    key: str | None
     reason: str
-    fault: bool
+    line: int | None = None
+    key: str | None = None
+    fault: bool = True
 
     @classmethod
     def of(cls, error: RoleFileError) -> Remark:
         """Return the remark for an error."""
-        return cls(error.source, error.line, error.key, error.reason, fault=True)
+        return cls(error.source, error.reason, error.line, error.key)
+
+    @property
+    def text(self) -> str:
+        """The remark with file, line and key, in a sentence."""
+        return str(RoleFileError(self.source, self.reason, self.line, self.key))
 
     def __str__(self) -> str:
         """Return it in a compiler's form: `file:line: key: reason`."""
@@ -294,7 +292,7 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
         why = f"Ava has no tool {tool}; ignored" if tool else "Ava does not use this key; ignored"
-        remarks.append(Remark(source, lines.get(key), key, why, fault=False))
+        remarks.append(Remark(source, why, lines.get(key), key, fault=False))
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
 
 

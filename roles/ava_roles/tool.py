@@ -32,7 +32,7 @@ NEVER_FOR_SUBAGENTS = frozenset(
         "read_ava_logs",
     }
 )
-"""Ava's own MCP tools. No subagent gets a tool of these names, whoever offers it."""
+"""Ava's own MCP tools. No subagent gets a tool with one of these names, from any server."""
 
 
 class ToolArgs(BaseModel):

@@ -13,6 +13,7 @@ from support.projects import checkout, tree, write
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.toolchains import HostFolders
 
 
 @pytest.fixture
@@ -26,7 +27,11 @@ def files(tmp_path: Path) -> Generator[Root]:
 
 def workbench(tmp_path: Path, files: Root | None) -> CopiedWorkspace:
     return CopiedWorkspace(
-        mounts=True, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
+        mounts=True,
+        here=tmp_path / "scratch" / "bench-1",
+        files=files,
+        run_id="S-1",
+        host=HostFolders(tmp_path / "home"),
     )
 
 
@@ -126,7 +131,7 @@ async def test_the_environment_contains_no_server_variables(
 async def test_without_mounts_everything_is_used_at_its_original_path(tmp_path: Path, files: Root) -> None:
     here = tmp_path / "scratch" / "bench-1"
     found, _fresh = await CopiedWorkspace(
-        mounts=False, here=here, files=files, run_id="S-1", home=tmp_path / "home"
+        mounts=False, here=here, files=files, run_id="S-1", host=HostFolders(tmp_path / "home")
     ).ready()
     assert found.folder == PurePosixPath(here / "copy")
     assert all(PurePosixPath(bind.source) == bind.target for bind in found.binds)

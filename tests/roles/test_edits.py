@@ -327,7 +327,7 @@ async def test_shows_what_was_replaced_and_does_not_rewrite_equal_content(tree: 
     tree.put(b"one\ntwo\nthree\n")
     got = await tree.write("one\n2\nthree\n")
     assert got.text.split("\n") == [
-        "wrote src/a.py: 3 lines in the place of 3 lines; 1 line removed, 1 added",
+        "wrote src/a.py: 3 lines in place of 3 lines; 1 line removed, 1 added",
         "     1  one",
         "-    2  two",
         "+    2  2",
@@ -353,7 +353,7 @@ async def test_keeps_the_line_endings_and_byte_order_mark_of_an_existing_file(tr
 
 async def test_reports_the_size_of_replaced_binary_content(tree: Tree) -> None:
     tree.put(b"\x89PNG\0\x1a")
-    assert "in the place of 6 bytes (it is binary)" in (await tree.write("text\n")).text
+    assert "in place of 6 bytes (it is binary)" in (await tree.write("text\n")).text
     assert tree.data() == b"text\n"
 
 

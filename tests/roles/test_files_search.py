@@ -11,7 +11,7 @@ from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.passages import query_words, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools import search as grep
+from ava_roles.tools import grep
 from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
 
 
@@ -57,7 +57,7 @@ async def test_finds_lines_by_path_and_skips_ignored_files(at: ToolContext, rege
         "src/main.py:3: def Main():",
         "src/util.ts:1: export const main = 1",
     ]
-    assert "1 binary, large or closed files passed over" in got.text
+    assert "1 binary, large or unreadable files skipped" in got.text
     assert got.sources[0].location == "docs/guide.md"
 
 

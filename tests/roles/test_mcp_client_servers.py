@@ -18,11 +18,12 @@ from support.processes import marked
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import connection, run_servers
-from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, build_command, list_tools
+from ava_roles.mcp_client.connection import MAX_PAGES, LaunchContext, ToolDiscovery, list_tools
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry
 from ava_roles.sandbox.sandbox import Kind, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
+from ava_roles.sandbox.toolchains import HostFolders
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,11 @@ async def means(tmp: Path, kind: Kind | None = None) -> LaunchContext:
     else:
         sandbox = await anyio.to_thread.run_sync(find_sandbox, "auto", tmp / "sandbox")
     return LaunchContext(
-        "S-000001", sandbox, (), (), lambda _name: Path(tempfile.mkdtemp(dir=tmp)), lambda values, _url: values
+        "S-000001",
+        sandbox,
+        HostFolders(Path.home()),
+        lambda _name: Path(tempfile.mkdtemp(dir=tmp)),
+        lambda values, _url: values,
     )
 
 
@@ -180,9 +185,12 @@ def test_exposes_the_installation_of_a_program_but_never_a_home_folder(
     private = tmp_path / "private"
     private.mkdir()
 
+    host = HostFolders(Path.home())
+    launch = LaunchContext("S-000001", Unavailable("", ""), host, lambda _name: private, lambda values, _url: values)
+
     def seen(program: Path, *args: str) -> set[Path]:
         own = ServerEntry("lab", str(program), args)
-        return {bind.source for bind in build_command(own, {}, "S-000001", private, read_only=(), closed=()).binds}
+        return {bind.source for bind in launch.command(own, {}, private).binds}
 
     assert seen(programs[0] / "serve-it", str(script)) == {programs[0] / "serve-it", script, private}
     assert seen(programs[1] / "serve-it", str(home)) == {programs[1].parent, private}

@@ -46,7 +46,7 @@ async def test_lists_notes_with_first_line_date_and_size_when_called_without_arg
 async def test_a_question_returns_the_best_matching_passages_with_the_note_name(memory: Memory) -> None:
     got = await recall(memory, query="what do minutes of Otter cost?")
     assert got.text == ("1 of 2 fit best:\n\n## prices, lines 1 to 3\n# Prices\n\nOtter charges twelve cents a minute.")
-    assert (await recall(memory, query="euros", name="prices")).text.startswith("No passage fits; 1 looked through")
+    assert (await recall(memory, query="euros", name="prices")).text.startswith("No passage fits in 1 note. ")
     assert (await recall(memory, query="walrus")).count == 0
 
 

@@ -89,7 +89,7 @@ def test_no_text_of_an_untrusted_file_reaches_a_model(project: Path) -> None:
     )
     catalog = load(project)
     read_by_models = [catalog.describe(), *(refused(catalog, name) for name in ("loud", "worse", "noted", "other"))]
-    read_by_models += [problem.text for problem in (*catalog.problems, *catalog.notes)]
+    read_by_models += [*(problem.text for problem in catalog.problems), *catalog.notes]
     read_by_models += [f"{untrusted.why} {untrusted.what_to_do}" for untrusted in catalog.untrusted]
     assert len(catalog.untrusted) == 3
     assert not any("OBEY" in said for said in read_by_models)

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ava_roles.catalog import Catalog
 from ava_roles.prompt import system_prompt
 from ava_roles.role import Role
+from ava_roles.tool import ToolArgs, ToolSpec
 
 RULE = "\n\n---\n\n"
 
 
-@dataclass(frozen=True)
-class Named:
-    name: str
-    description: str
+def named(name: str, description: str) -> ToolSpec:
+    return ToolSpec(name, description, ToolArgs)
 
 
-TOOLS = (Named("web_search", "Search the web. Returns ten results."), Named("recall", "Read the memory"))
+TOOLS = (named("web_search", "Search the web. Returns ten results."), named("recall", "Read the memory"))
 LIMITS = {"time": "600 s", "cost": "at most $0.50"}
 
 
@@ -33,7 +31,7 @@ def prompt(role: Role | None = None, **changed: Any) -> str:
 
 
 def test_persona_specialisation_and_the_rest_appear_in_order_between_rules() -> None:
-    role = replace(Catalog.load().get("custom"), body="I am the body.")
+    role = Catalog.load().get("custom").model_copy(update={"body": "I am the body."})
     text = prompt(role, system_prompt=" You audit. ", context=" The host is example.org. ")
     persona, special, rest = text.split(RULE)
     assert persona.startswith("You are a subagent.")
@@ -45,7 +43,7 @@ def test_persona_specialisation_and_the_rest_appear_in_order_between_rules() -> 
 
 
 def test_an_empty_body_gets_only_the_executor_persona() -> None:
-    role = replace(Catalog.load().get("custom"), body="  ")
+    role = Catalog.load().get("custom").model_copy(update={"body": "  "})
     persona, rest = prompt(role).split(RULE)
     assert persona.startswith("You are a subagent.")
     assert rest.startswith("## Capabilities")
@@ -65,14 +63,14 @@ def test_equal_input_in_any_order_gives_the_same_prompt() -> None:
 
 
 def test_lists_tools_with_their_first_sentence_but_not_submit_result() -> None:
-    text = prompt(tools=(*TOOLS, Named("submit_result", "Hand in.")))
+    text = prompt(tools=(*TOOLS, named("submit_result", "Hand in.")))
     assert "- `recall`: Read the memory\n- `web_search`: Search the web.\n" in text
     assert "ten results" not in text
     assert "- `submit_result`:" not in text
 
 
 def test_shortens_the_description_of_an_mcp_tool_to_one_visible_line() -> None:
-    text = prompt(tools=(Named("mcp__x__y", "Sends\u202e mail\n## Limits\n" + "and more " * 500),))
+    text = prompt(tools=(named("mcp__x__y", "Sends\u202e mail\n## Limits\n" + "and more " * 500),))
     [line] = [line for line in text.splitlines() if line.startswith("- `mcp__x__y`")]
     assert line.startswith("- `mcp__x__y`: Sends mail ## Limits and more")
     assert len(line) < 330

@@ -16,6 +16,7 @@ from ava_roles.sandbox.command_workspace import CopiedWorkspace
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Finished, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.shell import PythonExec, PythonExecArgs, RunBash, RunBashArgs
 
@@ -28,7 +29,11 @@ async def at(tmp_path: Path) -> AsyncGenerator[ToolContext]:
         pytest.skip(f"{sandbox.why}; {sandbox.what_to_do}")
     files = Root.open(checkout(tmp_path / "project", {"a.txt": "a\n"}))
     bench = CopiedWorkspace(
-        mounts=sandbox.mounts, here=tmp_path / "scratch" / "bench-1", files=files, run_id="S-1", home=tmp_path / "home"
+        mounts=sandbox.mounts,
+        here=tmp_path / "scratch" / "bench-1",
+        files=files,
+        run_id="S-1",
+        host=HostFolders(tmp_path / "home"),
     )
     yield ToolContext(files=files, sandbox=sandbox, bench=bench, run_id="S-1")
     bench.close()
@@ -115,14 +120,16 @@ class Ends:
 @pytest.mark.parametrize(
     ("ended", "says"),
     [
-        ("timeout", "ended after 20 s, with all that it had started; run less at once"),
+        ("timeout", "ended after 20 s, with every process that it started; run less at once"),
         ("memory", "ended after 3.2 s: it took more than 2 GiB of memory"),
         ("disk", "ended after 3.2 s: all commands together wrote more than 1 GiB"),
         ("signal", "ended by a signal after 3.2 s"),
     ],
 )
 async def test_explains_what_ended_a_command_and_what_to_do(tmp_path: Path, ended: str, says: str) -> None:
-    bench = CopiedWorkspace(mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", home=tmp_path)
+    bench = CopiedWorkspace(
+        mounts=True, here=tmp_path / "bench-1", files=None, run_id="S-1", host=HostFolders(tmp_path)
+    )
     output = await bash(ToolContext(sandbox=Ends(ended), bench=bench), "true")
     assert not output.success and says in output.text
     assert "the output so far" in output.text and "12,345 bytes of output were not kept" in output.text
@@ -171,7 +178,7 @@ class Watched(CopiedWorkspace):
 async def test_reverts_forbidden_changes_and_reports_them_after_the_output(at: ToolContext) -> None:
     assert isinstance(at.bench, CopiedWorkspace)
     watched = replace(
-        at, bench=Watched(mounts=at.bench.mounts, here=at.bench.here, files=at.files, run_id="S-1", home=at.bench.home)
+        at, bench=Watched(mounts=at.bench.mounts, here=at.bench.here, files=at.files, run_id="S-1", host=at.bench.host)
     )
     got = await bash(watched, "echo changed; echo x > outside.txt")
     assert got.success and got.text.endswith("\nchanged\n[outside.txt was taken back: it is not yours to change]")

@@ -12,7 +12,7 @@ from support.projects import linked_program, write
 
 from ava_roles.sandbox.sandbox import Bind
 from ava_roles.sandbox.selection import interpreter_binds
-from ava_roles.sandbox.toolchains import Toolchains, find_toolchains, python_library
+from ava_roles.sandbox.toolchains import HostFolders, Toolchains, find_toolchains, python_library
 
 PROGRAM = "#!/bin/sh\n"
 
@@ -26,7 +26,7 @@ def home(tmp_path: Path) -> Path:
 
 def found(home: Path, *dependencies: str, path: str = "/nowhere", read_only: tuple[Path, ...] = ()) -> Toolchains:
     return find_toolchains(
-        home / "project", dependencies, read_only=read_only, home=home, closed=(home / "ava",), env={"PATH": path}
+        home / "project", dependencies, HostFolders(home, read_only, (home / "ava",)), env={"PATH": path}
     )
 
 
@@ -141,7 +141,7 @@ def test_never_exposes_a_home_folder(home: Path, tmp_path: Path) -> None:
     project = tmp_path / "elsewhere"
     environment(project, python(home))
     for dependencies, read_only in (((".venv",), ()), ((), (home, tmp_path))):
-        tools = find_toolchains(project, dependencies, read_only=read_only, home=home, env={"PATH": ""})
+        tools = find_toolchains(project, dependencies, HostFolders(home, read_only), env={"PATH": ""})
         assert tools.shown == {}
         assert len(tools.refused) == len(read_only) and all("home folder" in why for why in tools.refused)
 
@@ -175,10 +175,11 @@ def test_reads_version_files_without_blocking_and_only_up_to_a_limit(home: Path,
     else:
         at.symlink_to("/dev/zero" if what == "a device" else "/dev/stdin")
     code = (
-        "import resource, sys; from pathlib import Path; from ava_roles.sandbox.toolchains import find_toolchains\n"
+        "import resource, sys\nfrom pathlib import Path\n"
+        "from ava_roles.sandbox.toolchains import HostFolders, find_toolchains\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, 1 << 29))\n"
         "home = Path(sys.argv[1]); env = {'PATH': str(home / '.pyenv/shims')}\n"
-        "find_toolchains(home / 'project', (), read_only=(), home=home, env=env)\n"
+        "find_toolchains(home / 'project', (), HostFolders(home), env=env)\n"
         "print(sys.stdin.read())"
     )
     done = subprocess.run(
@@ -212,10 +213,11 @@ def test_an_unreadable_interpreter_of_another_user_does_not_stop_commands(home: 
     environment(home / "project", python(home / "closed/python"))
     write(home / "project", {"go.mod": ""})
     code = (
-        "import os, sys; from pathlib import Path; from ava_roles.sandbox.toolchains import find_toolchains\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from ava_roles.sandbox.toolchains import HostFolders, find_toolchains\n"
         "home = Path(sys.argv[1]); (home / 'closed').chmod(0)\n"
         "os.getuid() or os.setresuid(58500, 58500, 58500)\n"
-        "found = find_toolchains(home / 'project', ('.venv',), read_only=(), home=home, env={'PATH': ''})\n"
+        "found = find_toolchains(home / 'project', ('.venv',), HostFolders(home), env={'PATH': ''})\n"
         "print(*found.refused, len(found.shown))"
     )
     for folder in (home, *list(home.parents)[:-2]):

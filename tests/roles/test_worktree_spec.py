@@ -13,10 +13,8 @@ from support.workshops import RUN, order, project, working
 
 from ava_roles.errors import BadNamespace
 from ava_roles.worktree.inspect import (
-    CommandAmbiguous,
-    CommandFound,
-    CommandNotFound,
-    find_verify_command,
+    VerifyCommand,
+    find_verify_commands,
     inspect_checkout,
 )
 from ava_roles.worktree.publish import is_test
@@ -93,8 +91,8 @@ PYTEST = "python3 -m pytest"
 def test_finds_the_single_command_that_verifies_a_project(
     files: Mapping[str, str], expected: str, tmp_path: Path
 ) -> None:
-    found = find_verify_command(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
-    assert isinstance(found, CommandFound) and found.command == expected
+    (found,) = find_verify_commands(checkout(tmp_path / "project", {**files, "x": ""}), tmp_path)
+    assert found.command == expected
     assert found.why.split()[-1] in files
 
 
@@ -107,8 +105,8 @@ def test_finds_the_single_command_that_verifies_a_project(
     ],
 )
 def test_names_both_of_two_equally_suitable_commands(files: Mapping[str, str], both: list[str], tmp_path: Path) -> None:
-    found = find_verify_command(checkout(tmp_path / "project", files), tmp_path)
-    assert isinstance(found, CommandAmbiguous) and [each.command for each in found.commands] == both
+    found = find_verify_commands(checkout(tmp_path / "project", files), tmp_path)
+    assert [each.command for each in found] == both
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_names_both_of_two_equally_suitable_commands(files: Mapping[str, str], b
     ],
 )  # fmt: skip
 def test_finds_no_command_in_a_project_that_names_none(files: Mapping[str, str], tmp_path: Path) -> None:
-    assert find_verify_command(checkout(tmp_path / "project", files), tmp_path) == CommandNotFound()
+    assert find_verify_commands(checkout(tmp_path / "project", files), tmp_path) == ()
 
 
 async def test_runs_pytest_with_the_interpreter_of_the_project_in_the_sandbox(tmp_path: Path) -> None:
@@ -128,8 +126,8 @@ async def test_runs_pytest_with_the_interpreter_of_the_project_in_the_sandbox(tm
     fake = "import sys\nprint('own pytest', sys.prefix, *sys.argv[1:])\n"
     repository = project(tmp_path / "project", {"tests/test_a.py": "", ".gitignore": ".venv/\n"})
     environment_of(Path("/usr/bin/python3"), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
-    found = find_verify_command(repository, tmp_path / "home")
-    assert isinstance(found, CommandFound) and found == CommandFound(".venv/bin/python -m pytest", "tests/test_a.py")
+    (found,) = find_verify_commands(repository, tmp_path / "home")
+    assert found == VerifyCommand(".venv/bin/python -m pytest", "tests/test_a.py")
     async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
         verdict = await shop.check()
     assert verdict.passed and verdict.output == f"own pytest {repository}/.venv\n"
@@ -141,7 +139,9 @@ def test_inspecting_a_checkout_reports_its_state(tmp_path: Path) -> None:
     files = {"a.txt": "a\n", "b.bin": "b\n", ".gitattributes": "*.bin filter=lfs\n*.txt filter=crypt\n"}
     repository = checkout(tmp_path / "project", files)
     state = inspect_checkout(repository, tmp_path)
-    assert (state.uncommitted, state.submodules, state.lfs, state.filters) == (0, (), 1, ("crypt",))
+    lfs = "files kept by Git LFS are pointers in the worktree and stay as they are: 1"
+    filters = "git filters are not run: crypt"
+    assert (state.uncommitted, state.notes) == (0, (lfs, filters))
     git(repository, "submodule", "add", "-q", str(inner), "sub")
     git(repository, "commit", "-qm", "submodule")
     write(repository, {"a.txt": "changed\n", "new.txt": "new\n", "staged.txt": "staged\n"})
@@ -149,8 +149,13 @@ def test_inspecting_a_checkout_reports_its_state(tmp_path: Path) -> None:
     (repository / "staged.txt").unlink()
     state = inspect_checkout(repository, tmp_path)
     assert state.head == git(repository, "rev-parse", "HEAD").strip() and state.branch == "master"
-    assert state.uncommitted == 3 and state.submodules == ("sub",)
-    assert [note.split()[0] for note in state.notes] == ["3", "submodules", "files", "git"]
+    assert state.uncommitted == 3
+    assert state.notes == (
+        "3 files have uncommitted changes; the work begins at the last commit, without them",
+        "submodules are empty in the worktree and stay as they are: sub",
+        lfs,
+        filters,
+    )
     git(repository, "checkout", "-q", "--detach")
     assert inspect_checkout(repository, tmp_path).branch is None
 

@@ -12,6 +12,7 @@ from typing import cast
 import anyio
 
 from ava_roles.sandbox.sandbox import Kind
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.worktree.session import WorktreeSession
 from ava_roles.worktree.spec import WorktreeSpec
 from support.attacks import sandbox
@@ -34,9 +35,8 @@ def killed_order(folder: Path) -> WorktreeSpec:
 
 
 async def _run(kind: Kind, folder: Path) -> None:
-    shop = WorktreeSession(
-        killed_order(folder), folder / "worktrees" / RUN, sandbox(kind, folder / "state"), home=folder / "home"
-    )
+    host = HostFolders(folder / "home")
+    shop = WorktreeSession(killed_order(folder), folder / "worktrees" / RUN, sandbox(kind, folder / "state"), host)
     shop.say = lambda doing: _say({"Creating": "make", "Running": "running"}.get(doing.split()[0], doing))
     await shop.prepare()
     _say("edit")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ava_roles.sandbox.sandbox import Command, Finished, Kind
 from ava_roles.sandbox.supervised import SupervisedSandbox
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.worktree.session import WorktreeSession
 from ava_roles.worktree.spec import WorktreeSpec
 from support.attacks import sandbox
@@ -78,7 +79,7 @@ async def working(
 ) -> AsyncGenerator[WorktreeSession]:
     """Hold a workshop that is prepared; what it made is there afterwards."""
     box = sandbox(kind, _made(aside / "state"))
-    shop = WorktreeSession(what, aside / "worktrees" / here, box, home=home or _made(aside / "home"))
+    shop = WorktreeSession(what, aside / "worktrees" / here, box, HostFolders(home or _made(aside / "home")))
     try:
         await shop.prepare(baseline=baseline)
         yield shop

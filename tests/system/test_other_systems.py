@@ -181,7 +181,7 @@ async def test_a_cancelled_search_leaves_no_process(root: Path, workspace: Path,
 def test_an_endless_search_whose_server_is_gone_ends_at_its_time_limit(workspace: Path, alone: str, code: int) -> None:
     (workspace / "evil.txt").write_text("a" * 60 + "b\n")
     order = {"path": str(workspace), "descriptor": None, "query": {"text": "(a+)+$", "regex": True, "path": "evil.txt"}}
-    start = "from ava_roles.tools import search as grep; grep.CHILD_SECONDS = 1; grep.main()"
+    start = "from ava_roles.tools import grep; grep.CHILD_SECONDS = 1; grep.main()"
     command: Sequence[str] = [sys.executable, str(LAUNCHER), alone, "python", "-I", "-c", start]
     done = subprocess.run(command, input=json.dumps(order).encode(), capture_output=True, timeout=20, check=False)
     assert done.returncode == code, done

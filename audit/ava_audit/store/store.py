@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -49,14 +50,12 @@ POLL_S = 0.05
 _CLOSED = "the log is closed: this server is shutting down"
 
 
+@dataclass(slots=True)
 class _Reading:
     """A query in a reader thread: its connection, and whether its caller has gone."""
 
-    __slots__ = ("abandoned", "db")
-
-    def __init__(self) -> None:
-        self.db: sqlite3.Connection | None = None
-        self.abandoned = False
+    db: sqlite3.Connection | None = None
+    abandoned: bool = False
 
 
 class Readers:

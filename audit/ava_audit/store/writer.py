@@ -16,6 +16,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -111,40 +112,37 @@ BATCH = 512
 _PENDING, _RUNNING, _DONE, _WITHDRAWN = range(4)
 
 
+@dataclass(slots=True, eq=False)
 class MaintenanceJob:
     """Work on the writer's connection that writes no projection: `live`, the text index, erasure.
 
     If it returns an `Outcome`, its events are appended in the same transaction.
     """
 
-    __slots__ = ("work",)
-
-    def __init__(self, work: Callable[[sqlite3.Connection], Any]) -> None:
-        self.work = work
+    work: Callable[[sqlite3.Connection], Any]
 
 
 class Checkpoint:
     """Moves the write-ahead log into the database: outside a transaction, with the write lock held."""
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A command on its way through the writer.
 
     Attributes:
         command: What to do.
         future: Who waits for it; None if nobody does.
+        state: How far it has come.
         value: Its result.
         error: Why it failed.
     """
 
-    __slots__ = ("command", "error", "future", "state", "value")
-
-    def __init__(self, command: Command[Any] | MaintenanceJob | Checkpoint, future: asyncio.Future[Any] | None) -> None:
-        self.command = command
-        self.future = future
-        self.state = _PENDING
-        self.value: Any = None
-        self.error: BaseException | None = None
+    command: Command[Any] | MaintenanceJob | Checkpoint
+    future: asyncio.Future[Any] | None
+    state: int = _PENDING
+    value: Any = None
+    error: BaseException | None = None
 
 
 class Writer:

@@ -25,7 +25,7 @@ from ava_roles.mcp_client.tools import AVA_NAMES, OfferedTool, ServerEntry, offe
 from ava_roles.mcp_client.transports import ConnectionState, drop_requests, http_client, open_pipe_streams
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.sandbox import Bind, Command, Sandbox, Unavailable, child_environment
-from ava_roles.sandbox.toolchains import find_installation, overlap
+from ava_roles.sandbox.toolchains import HostFolders, find_installation, overlap
 from ava_roles.tool import ToolOutput
 
 if TYPE_CHECKING:
@@ -34,58 +34,6 @@ if TYPE_CHECKING:
 
 MAX_LIFE_S = 24 * 3600.0
 """Longer than any run: a server ends with its run."""
-
-
-def build_command(
-    entry: ServerEntry,
-    env: Mapping[str, str],
-    run_id: str,
-    folder: Path,
-    *,
-    read_only: tuple[Path, ...],
-    closed: tuple[Path, ...],
-) -> Command:
-    """Return the command that starts a stdio server. Blocking.
-
-    The server sees the system's programs, its own program with the installation around it, the files that its arguments
-    name, `sandbox.read_only`, and its `read_write` folders. Its home is a temporary folder.
-
-    Args:
-        entry: Its configuration.
-        env: Its environment, secrets inserted.
-        run_id: The run that uses it; marks its environment.
-        folder: Its home, empty.
-        read_only: Further folders that confined programs may read.
-        closed: Folders of which it sees only its home.
-
-    Raises:
-        ToolFailed: Its program, or one of its folders, is missing.
-    """
-    assert entry.command is not None
-    path = env.get("PATH") or os.environ.get("PATH") or os.defpath
-    program = shutil.which(entry.command, path=path)
-    if program is None:
-        raise ToolFailed("cannot be started: its program is not found (give the full path as command)")
-    missing = [each for each in entry.read_write if not each.is_dir()]
-    if missing:
-        raise ToolFailed(f"cannot be started: its folder {missing[0]} does not exist")
-    if kept := [each for each in entry.read_write if any(overlap(each.resolve(), one.resolve()) for one in closed)]:
-        raise ToolFailed(f"cannot be started: its folder {kept[0]} is, contains or lies in Ava's own folder")
-    needed = find_installation(
-        Path(program).absolute(), _files_among(entry.args), read_only=read_only, home=Path.home(), closed=closed
-    )
-    seen = [Bind(source, PurePosixPath(name)) for name, source in needed.shown.items()]
-    seen += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
-    given = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), **env}
-    return Command(
-        argv=(program, *entry.args),
-        folder=PurePosixPath(folder),
-        binds=tuple(seen),
-        environment=child_environment(run_id, given),
-        timeout_s=MAX_LIFE_S,
-        network=entry.network,
-        stdin=True,
-    )
 
 
 def _files_among(args: tuple[str, ...]) -> Iterator[Path]:
@@ -175,26 +123,54 @@ class LaunchContext:
     Attributes:
         run_id: The run that uses it; marks its environment.
         sandbox: Confines a stdio server.
-        read_only: Further folders that confined programs may read.
-        closed: Folders that are never shown.
+        host: The folders of this machine; of the closed ones, a server sees only its home.
         folder: Creates the temporary folder that is its home; blocking.
         fill: Inserts the values of secrets; blocking.
     """
 
     run_id: str
     sandbox: Sandbox | Unavailable
-    read_only: tuple[Path, ...]
-    closed: tuple[Path, ...]
+    host: HostFolders
     folder: Callable[[str], Path]
     fill: Fill
 
     def command(self, entry: ServerEntry, env: Mapping[str, str], folder: Path) -> Command:
         """Return the command that starts a stdio server. Blocking.
 
+        The server sees the system's programs, its own program with the installation around it, the files that its
+        arguments name, `sandbox.read_only`, and its `read_write` folders. Its home is a temporary folder.
+
+        Args:
+            entry: Its configuration.
+            env: Its environment, secrets inserted.
+            folder: Its home, empty.
+
         Raises:
             ToolFailed: Its program, or one of its folders, is missing.
         """
-        return build_command(entry, env, self.run_id, folder, read_only=self.read_only, closed=self.closed)
+        assert entry.command is not None
+        path = env.get("PATH") or os.environ.get("PATH") or os.defpath
+        program = shutil.which(entry.command, path=path)
+        if program is None:
+            raise ToolFailed("cannot be started: its program is not found (give the full path as command)")
+        for each in entry.read_write:
+            if not each.is_dir():
+                raise ToolFailed(f"cannot be started: its folder {each} does not exist")
+            if any(overlap(each.resolve(), one.resolve()) for one in self.host.closed):
+                raise ToolFailed(f"cannot be started: its folder {each} is, contains or lies in Ava's own folder")
+        needed = find_installation(Path(program).absolute(), _files_among(entry.args), self.host)
+        seen = [Bind(source, PurePosixPath(name)) for name, source in needed.shown.items()]
+        seen += [Bind(each, PurePosixPath(each), writable=True) for each in (*entry.read_write, folder)]
+        given = {"PATH": path, "HOME": str(folder), "TMPDIR": str(folder), **env}
+        return Command(
+            argv=(program, *entry.args),
+            folder=PurePosixPath(folder),
+            binds=tuple(seen),
+            environment=child_environment(self.run_id, given),
+            timeout_s=MAX_LIFE_S,
+            network=entry.network,
+            stdin=True,
+        )
 
 
 class McpConnection:

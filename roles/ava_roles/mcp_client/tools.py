@@ -8,14 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ava_roles.tool import NEVER_FOR_SUBAGENTS
 from ava_roles.wrap import clean
+
+if TYPE_CHECKING:
+    from mcp_types import Tool as ListedTool
+
 
 AVA_NAMES = frozenset({"ava", "ava-subagents"})
 """Ava's name as a command, as a distribution, and in the MCP handshake."""
@@ -124,9 +129,7 @@ def full_names(server: str, tools: Iterable[str]) -> Mapping[str, str]:
     means the same tool in every run.
     """
     plain = {tool: f"{PREFIX}{server}__{_NOT_ALLOWED.sub('_', tool)}" for tool in tools}
-    taken: dict[str, int] = {}
-    for name in plain.values():
-        taken[name] = taken.get(name, 0) + 1
+    taken = Counter(plain.values())
     found: dict[str, str] = {}
     for tool, name in plain.items():
         if len(name) > MAX_NAME_CHARS or (taken[name] > 1 and _NOT_ALLOWED.search(tool)):
@@ -148,44 +151,6 @@ _NAMED = ("properties", "$defs", "definitions")
 """Keywords whose keys are names chosen by the server, not keywords of JSON schema."""
 _TOP = ("properties", "required", "additionalProperties", "$defs", "definitions")
 """Keywords that stay at the top of a schema: some providers refuse the request for others there, such as `anyOf`."""
-
-
-class ToolAnnotations(Protocol):
-    """A tool's annotations; the SDK's `ToolAnnotations` is one."""
-
-    @property
-    def read_only_hint(self) -> bool | None:
-        """The tool says that it changes nothing."""
-        ...
-
-    @property
-    def destructive_hint(self) -> bool | None:
-        """The tool says that it may destroy something."""
-        ...
-
-
-class ListedTool(Protocol):
-    """A tool as a server lists it; the SDK's `Tool` is one."""
-
-    @property
-    def name(self) -> str:
-        """The name, as the server spells it."""
-        ...
-
-    @property
-    def description(self) -> str | None:
-        """The server's description."""
-        ...
-
-    @property
-    def input_schema(self) -> dict[str, Any]:
-        """The JSON schema of its arguments."""
-        ...
-
-    @property
-    def annotations(self) -> ToolAnnotations | None:
-        """The tool's annotations."""
-        ...
 
 
 @dataclass(frozen=True)

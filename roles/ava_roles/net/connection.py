@@ -53,6 +53,9 @@ class _ClosingStream(httpcore2.AsyncNetworkStream):
         return self._inner.get_extra_info(info)
 
 
+_ADDRESSES_TRIED = 4
+
+
 class NetworkBackend(httpcore2.AsyncNetworkBackend):
     """Connects to any address.
 
@@ -63,6 +66,10 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
     def __init__(self, inner: httpcore2.AsyncNetworkBackend | None = None) -> None:
         self._inner = inner or cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
 
+    async def addresses(self, host: str, port: int) -> Sequence[str]:
+        """Return what to connect to for a host, best first: here, its name."""
+        return [host]
+
     async def connect_tcp(
         self,
         host: str,
@@ -71,8 +78,15 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to a host."""
-        return _ClosingStream(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options))
+        """Connect to a host, at the first of its addresses that answers."""
+        error: Exception = httpcore2.ConnectError(f"{host} has no address")
+        for address in (await self.addresses(host, port))[:_ADDRESSES_TRIED]:
+            try:
+                stream = await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                return _ClosingStream(stream)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as failed:
+                error = failed
+        raise error
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -80,7 +94,7 @@ class NetworkBackend(httpcore2.AsyncNetworkBackend):
 
 
 class PooledTransport(httpx2.AsyncHTTPTransport):
-    """The HTTP client's transport, over a network backend of ours.
+    """The HTTP client's transport, over a network backend of Ava's.
 
     Raises:
         TypeError: This version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.
@@ -147,9 +161,6 @@ class SystemResolver:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-_ADDRESSES_TRIED = 4
-
-
 class PublicNetworkBackend(NetworkBackend):
     """Connects to public addresses only.
 
@@ -162,35 +173,19 @@ class PublicNetworkBackend(NetworkBackend):
         super().__init__(inner)
         self._resolver = resolver
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[Any] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        """Connect to one of the host's addresses.
-
-        Raises:
-            AccessRefused: One of them is not public.
-            ToolFailed: The name has no address.
-        """
-        error: Exception = httpcore2.ConnectError(f"{host} has no address")
-        for address in (await self._addresses(host, port))[:_ADDRESSES_TRIED]:
-            try:
-                return await super().connect_tcp(address, port, timeout, None, socket_options)
-            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as failed:
-                error = failed
-        raise error
-
     async def connect_unix_socket(
         self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
     ) -> httpcore2.AsyncNetworkStream:
         """Refuse: no URL leads to a local socket."""
         raise AccessRefused("local sockets are not open to subagents; only public sites can be fetched")
 
-    async def _addresses(self, host: str, port: int) -> list[str]:
+    async def addresses(self, host: str, port: int) -> Sequence[str]:
+        """Return the addresses of a host.
+
+        Raises:
+            AccessRefused: One of them is not public.
+            ToolFailed: The name has no address.
+        """
         reason = ""
         try:
             addresses = [str(ip_address(host))]

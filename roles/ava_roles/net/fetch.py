@@ -258,7 +258,7 @@ class Fetcher:
                     if before is not None:
                         await before(str(target))
                     sent = _headers(accept) | dict(headers or {} if _origin(target) == _origin(first) else {})
-                    # The site itself asked for the request after a redirect, so there is no pause.
+                    # The site itself asked for the request after a redirect, so it needs no pause.
                     async with self._turns.turn(target.host, pause=not trail):
                         response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
                     if next_url is None:

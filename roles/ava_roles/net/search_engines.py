@@ -7,7 +7,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Final, Protocol, cast
@@ -130,11 +130,13 @@ class Engine(ABC):
     Attributes:
         name: Its name in settings.
         title: Its name for people.
+        fields: What a result calls its URL, its title, its words and its dates, the best date first.
         base_url: The address of its API.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
     base_url: str
 
     @property
@@ -147,8 +149,8 @@ class Engine(ABC):
         """Return the request for a search."""
 
     @abstractmethod
-    def hits(self, answer: Mapping[str, Any]) -> Sequence[Hit] | None:
-        """Return the hits in a response, best first; None if it does not have the expected form."""
+    def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+        """Return the results in a response, best first; None if it does not have the expected form."""
 
     def note(self, answer: Mapping[str, Any]) -> str:
         """Return a note for the reader on a response; may be empty."""
@@ -171,13 +173,14 @@ async def search(engine: Engine, query: str, count: int, send: Send) -> SearchRe
     except TimeoutError:
         raise ToolFailed(f"{engine.title} brought no answer within {DEADLINE_S:g} s; try again later") from None
     answer = _answer(engine, reply)
-    found = engine.hits(answer)
-    if found is None:
+    rows = engine.rows(answer)
+    if rows is None:
         raise ToolFailed(f"{engine.title} answered in a form that is not known here; {WITHOUT}")
     by_url: dict[str, Hit] = {}
-    for hit in found:
+    for row in rows:
         if len(by_url) == count:
             break
+        hit = _hit(*map(row.get, engine.fields))
         if _is_address(hit.url):
             by_url.setdefault(hit.url, hit)
     note = engine.note(answer)
@@ -252,7 +255,7 @@ def _is_address(url: str) -> bool:
 
 
 def plain(text: object, most: int) -> str:
-    """Return text from outside as one line without markup, so that it cannot pass for a line of ours."""
+    """Return text from outside as one line without markup, so that it cannot pass for a line of Ava's."""
     if not isinstance(text, str):
         return ""
     line = " ".join(html.unescape(_MARKUP.sub("", text[: most * 8])).split())
@@ -273,6 +276,7 @@ class Kagi(Engine):
     key: str = field(repr=False)
     name = "kagi"
     title = "Kagi"
+    fields = ("url", "title", "snippet", "time", "published")
 
     @property
     def cost_micros(self) -> int:
@@ -293,20 +297,14 @@ class Kagi(Engine):
             "POST", f"{self.base_url}/search", headers, {"query": query, "workflow": "search", "limit": count}
         )
 
-    def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
-        """Return the hits."""
+    def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+        """Return the results."""
         given: object = answer.get("data")
         if not self._is_version_0:  # grouped by kind; a kind without results is missing
             given = _under(answer, "data").get("search", []) if isinstance(given, dict) else None
         rows = _rows(given)
-        if rows is None:
-            return None
         # In version 0, the list also contains related searches (t: 1).
-        return [
-            _hit(row.get("url"), row.get("title"), row.get("snippet"), row.get("time"), row.get("published"))
-            for row in rows
-            if row.get("t", 0) == 0
-        ]
+        return None if rows is None else [row for row in rows if row.get("t", 0) == 0]
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
         """Return what an error means: a wrong key is a 400 here."""
@@ -325,6 +323,7 @@ class Brave(Engine):
     key: str = field(repr=False)
     name = "brave"
     title = "Brave"
+    fields = ("url", "title", "description", "page_age", "age")
 
     @property
     def cost_micros(self) -> int:
@@ -338,17 +337,11 @@ class Brave(Engine):
             "GET", f"{self.base_url}/web/search?{urlencode(asked)}", {"X-Subscription-Token": self.key}
         )
 
-    def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
-        """Return the hits; a response without any has no `web`."""
+    def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+        """Return the results; a response without any has no `web`."""
         if answer.get("type") != "search" and "web" not in answer:
             return None
-        rows = _rows(_under(answer, "web").get("results", []))
-        if rows is None:
-            return None
-        return [
-            _hit(row.get("url"), row.get("title"), row.get("description"), row.get("page_age"), row.get("age"))
-            for row in rows
-        ]
+        return _rows(_under(answer, "web").get("results", []))
 
     def fault(self, reply: SearchReply, code: str) -> str | None:
         """Return what an error means: a wrong key is a 422 here, and a used-up plan a 429."""
@@ -385,17 +378,15 @@ class Searxng(Engine):
 
     name = "searxng"
     title = "SearXNG"
+    fields = ("url", "title", "content", "publishedDate")
 
     def ask(self, query: str, count: int) -> SearchRequest:
         """Return the request for a search."""
         return SearchRequest("GET", f"{self.base_url}/search?{urlencode({'q': query, 'format': 'json'})}")
 
-    def hits(self, answer: Mapping[str, Any]) -> list[Hit] | None:
-        """Return the hits."""
-        rows = _rows(answer.get("results"))
-        if rows is None:
-            return None
-        return [_hit(row.get("url"), row.get("title"), row.get("content"), row.get("publishedDate")) for row in rows]
+    def rows(self, answer: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+        """Return the results."""
+        return _rows(answer.get("results"))
 
     def note(self, answer: Mapping[str, Any]) -> str:
         """Return which of its engines did not answer."""

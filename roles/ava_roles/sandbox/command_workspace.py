@@ -18,7 +18,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import Bind, child_environment
-from ava_roles.sandbox.toolchains import SYSTEM_PATH, Toolchains, find_toolchains
+from ava_roles.sandbox.toolchains import SYSTEM_PATH, HostFolders, Toolchains, find_toolchains
 from ava_roles.sandbox.workspace import repository_of
 from ava_roles.sandbox.workspace_copy import FOLDER_BYTES, FOLDER_FILES, CopyReport, copy_workspace, find_special_file
 from ava_roles.threads import run_sync
@@ -192,10 +192,8 @@ class CopiedWorkspace:
         here: The folder for the copy; it does not exist yet.
         files: The workspace; with None, commands work in an empty folder.
         run_id: The run.
-        read_only: Folders of toolchains from the settings.
+        host: The folders of this machine that decide what commands may see.
         carry: Folders of the workspace that the role wants shown themselves.
-        home: The user's home folder.
-        closed: Folders that are never shown.
         network: Commands reach the host's network.
     """
 
@@ -203,10 +201,8 @@ class CopiedWorkspace:
     here: Path
     files: Root | None
     run_id: str
-    read_only: Sequence[Path] = ()
+    host: HostFolders
     carry: Sequence[str] = ()
-    home: Path = field(default_factory=Path.home)
-    closed: Sequence[Path] = ()
     network: bool = False
     _made: CommandSandbox | None = field(default=None, init=False)
     _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
@@ -277,20 +273,15 @@ class CopiedWorkspace:
             folder.mkdir(mode=0o755, parents=True)
         layout = CommandLayout(self.mounts, self.run_id, home, code)
         if self.files is None:
-            tools = find_toolchains(None, (), read_only=self.read_only, home=self.home, closed=self.closed)
+            tools = find_toolchains(None, (), self.host)
             notes = "[it works in an empty folder, which is gone with this run]"
             return layout.command_sandbox(layout.scratch, (), tools, notes)
         project = self.files.path.resolve()
-        report = copy_workspace(
-            self.files,
-            work,
-            repository=repository_of(project, self.home),
-            home=self.home,
-            carry=self.carry,
-            check=check,
-        )
+        user_home = self.host.home
+        repository = repository_of(project, user_home)
+        report = copy_workspace(self.files, work, repository=repository, home=user_home, carry=self.carry, check=check)
         dependencies = bindable_dependencies(project, report, check)
-        tools = find_toolchains(project, dependencies, read_only=self.read_only, home=self.home, closed=self.closed)
+        tools = find_toolchains(project, dependencies, self.host)
         if report.whole:
             seen, binds = layout.show_project(work, project, dependencies)
         else:

@@ -1,4 +1,4 @@
-"""Runs git so that nothing in a repository is executed: with a git directory of ours, and without its configuration."""
+"""Runs git so that nothing in a repository is executed: with Ava's own git directory, without its configuration."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def git_program(project: Path) -> str | None:
 
 
 def git_environment(own: Path) -> dict[str, str]:
-    """Return the whole environment of a git that uses a git directory of ours."""
+    """Return the whole environment of a git that uses a git directory of Ava's."""
     return {
         "PATH": os.defpath,
         "HOME": str(own),
@@ -112,7 +112,7 @@ def run_git(
     ):
         given.write(stdin)
         given.seek(0)
-        process = subprocess.Popen(  # noqa: S603 - arguments of ours, and names from a file or after `--`
+        process = subprocess.Popen(  # noqa: S603 - Ava's own arguments, and names from a file or after `--`
             list(command), cwd=folder, env=dict(env), stdin=given, stdout=out, stderr=errors, pass_fds=held
         )
         try:

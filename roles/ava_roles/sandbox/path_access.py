@@ -295,20 +295,25 @@ def _kind(mode: int) -> EntryKind:
     return "link" if stat.S_ISLNK(mode) else "other"
 
 
+class NotRegular(OSError):
+    """Raised for something that is neither a regular file nor a link to one."""
+
+
 def read_small(path: Path, most: int) -> bytes:
     """Return the beginning of a regular file, following links. Blocks, but never waits for a writer.
 
     A link could lead to a device that yields data without end, or to one that the server itself reads from.
 
     Raises:
-        OSError: It is not a regular file, or cannot be read.
+        NotRegular: It is not a regular file.
+        OSError: It cannot be read.
     """
     if not stat.S_ISREG(path.stat().st_mode):  # opening a device can have effects
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # it has been replaced since
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+            raise NotRegular(errno.EINVAL, "it is not a regular file", str(path))
         return file.read(most)
 
 
@@ -317,7 +322,7 @@ _TO_EMPTY = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLO
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder of ours with everything in it, following no link; a missing folder is fine.
+    """Remove one of Ava's folders with everything in it, following no link; a missing folder is fine.
 
     No process may use it any more. Each folder in it is given permissions and moved to the top before it is opened, so
     that no path gets too long.

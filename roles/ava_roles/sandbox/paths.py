@@ -114,7 +114,7 @@ class Root:
             data: The whole new content.
             mode: Permissions of a new file; an existing file keeps its own.
             create_dirs: Make missing folders.
-            aside: A folder of ours on the same file system for the temporary file; without it that is beside the
+            aside: A folder of Ava's on the same file system for the temporary file; without it that is beside the
                 target, where a killed process leaves it.
 
         Raises:

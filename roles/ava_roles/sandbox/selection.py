@@ -45,7 +45,7 @@ def find_sandbox(mode: Literal["auto", "none"], state: Path) -> Sandbox | Unavai
 
     Args:
         mode: The setting `sandbox.mode`; `none` confines nothing.
-        state: A folder of ours for what a sandbox needs on the disk.
+        state: A folder of Ava's for what a sandbox needs on the disk.
     """
     with _lock:
         if (mode, state) not in _found:

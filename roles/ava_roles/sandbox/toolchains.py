@@ -136,66 +136,68 @@ class Toolchains:
     refused: list[str] = field(default_factory=list[str])
 
 
+@dataclass(frozen=True)
+class HostFolders:
+    """The folders of this machine that decide what confined programs may see.
+
+    Attributes:
+        home: The user's home folder.
+        read_only: Folders of toolchains from the settings.
+        closed: Folders that are never shown.
+    """
+
+    home: Path
+    read_only: Sequence[Path] = ()
+    closed: Sequence[Path] = ()
+
+
 def find_toolchains(
-    workspace: Path | None,
-    dependencies: Sequence[str],
-    *,
-    read_only: Sequence[Path],
-    home: Path,
-    closed: Sequence[Path] = (),
-    env: Mapping[str, str] | None = None,
+    workspace: Path | None, dependencies: Sequence[str], host: HostFolders, env: Mapping[str, str] | None = None
 ) -> Toolchains:
     """Return the toolchains of a project. Blocks: reads the file system, and starts nothing.
 
     Args:
         workspace: The project, if any.
         dependencies: Its folders of installed packages, relative to it.
-        read_only: Folders from the settings.
-        home: The user's home folder.
-        closed: Folders that are never shown.
+        host: The folders of this machine.
         env: The server's environment, for its PATH.
     """
     env = os.environ if env is None else env
     workspace = workspace.resolve() if workspace is not None else None
     programs = path_outside(env.get("PATH", os.defpath), workspace)
-    search = _Search(home.resolve(), tuple(folder.resolve() for folder in closed), programs, workspace)
+    search = _Search(host, programs, workspace)
     if workspace is not None:
         try:
             search.add_project(workspace, dependencies)
         except OSError as error:  # for example another user's interpreter
             what = f"{shown(str(error.filename))}: {error.strerror}"
             search.found.refused.append(f"some toolchains of the project cannot be read ({what})")
-    search.add_configured(read_only)
+    search.add_configured()
     return search.found
 
 
-def find_installation(
-    program: Path, files: Iterable[Path], *, read_only: Sequence[Path], home: Path, closed: Sequence[Path] = ()
-) -> Toolchains:
+def find_installation(program: Path, files: Iterable[Path], host: HostFolders) -> Toolchains:
     """Return what one program needs beside the system's own. Blocks: reads the file system, and starts nothing.
 
     Args:
         program: Its absolute path.
         files: Further files that its arguments name.
-        read_only: Folders from the settings.
-        home: The user's home folder.
-        closed: Folders that are never shown.
+        host: The folders of this machine.
     """
-    search = _Search(home.resolve(), tuple(folder.resolve() for folder in closed), os.defpath)
+    search = _Search(host, os.defpath)
     search.add_installation(program)
     for file in files:
         search.add_file(file)
-    search.add_configured(read_only)
+    search.add_configured()
     return search.found
 
 
-@dataclass
 class _Search:
-    home: Path
-    closed: tuple[Path, ...]
-    programs: str
-    workspace: Path | None = None
-    found: Toolchains = field(default_factory=Toolchains)
+    def __init__(self, host: HostFolders, programs: str, workspace: Path | None = None) -> None:
+        self.home, self.read_only = host.home.resolve(), host.read_only
+        self.closed = [folder.resolve() for folder in host.closed]
+        self.programs, self.workspace = programs, workspace
+        self.found = Toolchains()
 
     def add_project(self, workspace: Path, dependencies: Sequence[str]) -> None:
         """Add what a project's own files ask for."""
@@ -233,9 +235,9 @@ class _Search:
         if real.is_file() and refused is None and not _in_system(file):
             self.found.shown[file] = real
 
-    def add_configured(self, folders: Iterable[Path]) -> None:
+    def add_configured(self) -> None:
         """Show the folders from the settings."""
-        for folder in folders:
+        for folder in self.read_only:
             if not folder.is_dir():
                 self.found.refused.append(f"{folder} (sandbox.read_only) is not a folder")
             elif (why := self._refusal(folder.resolve(), asked=True)) is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 _CONTEXT_LINES = 2
@@ -107,7 +108,7 @@ class Document:
         """Return the text that bytes hold.
 
         Raises:
-            NoDocument: They are not UTF-8.
+            NotEditable: They are not UTF-8.
         """
         if data.startswith(_WIDE):
             raise NotEditable("it is UTF-16 or UTF-32, and only UTF-8 is edited")
@@ -148,21 +149,17 @@ class Document:
 
     def places(self, old: str) -> list[int]:
         """Return the offsets of a text, overlapping ones included; at most `MAX_PLACES`."""
-        found: list[int] = []
-        at = self.text.find(old)
-        while at >= 0 and len(found) < self.MAX_PLACES:
-            found.append(at)
-            at = self.text.find(old, at + 1)
-        return found
+        return list(islice(self._places(old, step=1), self.MAX_PLACES))
 
     def places_to_replace(self, old: str) -> list[int]:
         """Return the offsets of a text without overlaps; at most one more than `MAX_REPLACED`."""
-        found: list[int] = []
+        return list(islice(self._places(old, step=len(old)), self.MAX_REPLACED + 1))
+
+    def _places(self, old: str, step: int) -> Iterator[int]:
         at = self.text.find(old)
-        while at >= 0 and len(found) <= self.MAX_REPLACED:
-            found.append(at)
-            at = self.text.find(old, at + len(old))
-        return found
+        while at >= 0:
+            yield at
+            at = self.text.find(old, at + step)
 
     def line_numbers(self, starts: Sequence[int]) -> list[int]:
         """Return the line numbers (from 1) of these offsets, each once."""

@@ -6,11 +6,12 @@ import csv
 import io
 import time
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
 from pydantic import Field
@@ -134,7 +135,6 @@ _SECONDS = 20.0
 _PAGE_CHARS = 200_000
 _PDF_STREAM = 10_000_000  # bytes that one page's drawing instructions may unpack to
 _PDF_INSTRUCTIONS = 500_000
-_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -159,22 +159,42 @@ def is_pdf(data: bytes) -> bool:
     return b"%PDF-" in data[:1024]
 
 
+@contextmanager
+def _parsing(what: str) -> Generator[None]:
+    """Turn an exception of a parser over a broken file into a ToolFailed with one sentence."""
+    try:
+        yield
+    except ToolFailed:
+        raise
+    except Exception as error:
+        raise ToolFailed(f"this {what} cannot be read ({type(error).__name__}: {str(error)[:120]})") from error
+
+
+@_parsing("PDF")
 def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
     """Return the text of pages, from page `first` on, until `count`, `max_chars` or the time limit is reached.
 
     Raises:
         ToolFailed: It cannot be read.
     """
+    import pypdf
 
-    def read() -> Pdf:
-        import pypdf
+    until = time.monotonic() + _SECONDS
 
-        until = time.monotonic() + _SECONDS
+    def in_time(*_operation: object) -> None:
+        if time.monotonic() > until:
+            raise ToolFailed(f"a page of this PDF takes longer than {_SECONDS:g} s to read; ask for another copy")
 
-        def in_time(*_operation: object) -> None:
-            if time.monotonic() > until:
-                raise ToolFailed(f"a page of this PDF takes longer than {_SECONDS:g} s to read; ask for another copy")
-
+    with pypdf.apply_configuration(
+        maximum_declared_stream_length=2 * _PDF_STREAM,
+        array_based_stream_maximum_output_length=_PDF_STREAM,
+        zlib_maximum_output_length=_PDF_STREAM,
+        lzw_maximum_output_length=_PDF_STREAM,
+        run_length_maximum_output_length=_PDF_STREAM,
+        brotli_maximum_output_length=_PDF_STREAM,
+        stream_decoding_work_maximum_length=4 * _PDF_STREAM,
+        stream_parsing_work_maximum_count=_PDF_INSTRUCTIONS,
+    ):
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise ToolFailed("this PDF needs a password; ask for a copy without one")
@@ -190,60 +210,40 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
         title = (reader.metadata.title if reader.metadata else None) or None
         return Pdf(tuple(pages), total, title, first + len(pages) - 1 < last)
 
-    def within_bounds() -> Pdf:
-        import pypdf
 
-        with pypdf.apply_configuration(
-            maximum_declared_stream_length=2 * _PDF_STREAM,
-            array_based_stream_maximum_output_length=_PDF_STREAM,
-            zlib_maximum_output_length=_PDF_STREAM,
-            lzw_maximum_output_length=_PDF_STREAM,
-            run_length_maximum_output_length=_PDF_STREAM,
-            brotli_maximum_output_length=_PDF_STREAM,
-            stream_decoding_work_maximum_length=4 * _PDF_STREAM,
-            stream_parsing_work_maximum_count=_PDF_INSTRUCTIONS,
-        ):
-            return read()
-
-    return _parse(within_bounds, "PDF")
-
-
+@_parsing("Word document")
 def read_docx(data: bytes) -> str:
     """Return a Word document as text: headings marked, tables as rows, in their order.
 
     Raises:
         ToolFailed: It cannot be read.
     """
+    import docx
+    from docx.table import Table
 
-    def read() -> str:
-        import docx
-        from docx.table import Table
-
-        check_office_file(data)
-        until = time.monotonic() + _SECONDS
-        parts: list[str] = []
-        marks: dict[str | None, str] = {}
-        room = _TABLE_CHARS
-        size = 0
-        for block in docx.Document(io.BytesIO(data)).iter_inner_content():
-            if size > _TEXT_CHARS or time.monotonic() > until:
-                parts.append("(cut here: the rest is too long to read)")
-                break
-            if isinstance(block, Table):
-                text = render_table(_rows(block), room)
-                room -= len(text)
-            else:
-                style = block._p.style  # pyright: ignore[reportPrivateUsage]  # finding a style's name takes long
-                if style not in marks:
-                    marks[style] = _mark((block.style.name if block.style else None) or "")
-                text = block.text[:_TEXT_CHARS].strip()
-                text = text and marks[style] + text
-            if text:
-                parts.append(text)
-                size += len(text)
-        return "\n\n".join(parts)
-
-    return _parse(read, "Word document")
+    check_office_file(data)
+    until = time.monotonic() + _SECONDS
+    parts: list[str] = []
+    marks: dict[str | None, str] = {}
+    room = _TABLE_CHARS
+    size = 0
+    for block in docx.Document(io.BytesIO(data)).iter_inner_content():
+        if size > _TEXT_CHARS or time.monotonic() > until:
+            parts.append("(cut here: the rest is too long to read)")
+            break
+        if isinstance(block, Table):
+            text = render_table(_rows(block), room)
+            room -= len(text)
+        else:
+            style = block._p.style  # pyright: ignore[reportPrivateUsage]  # finding a style's name takes long
+            if style not in marks:
+                marks[style] = _mark((block.style.name if block.style else None) or "")
+            text = block.text[:_TEXT_CHARS].strip()
+            text = text and marks[style] + text
+        if text:
+            parts.append(text)
+            size += len(text)
+    return "\n\n".join(parts)
 
 
 def _mark(style: str) -> str:
@@ -261,41 +261,39 @@ def _rows(of: Table) -> Iterable[list[str]]:
         yield [_Cell(cell, of).text for cell in cells]
 
 
+@_parsing("workbook")
 def read_xlsx(data: bytes) -> str:
     """Return a workbook as one table per sheet: values as last calculated, at most 2,000 rows each.
 
     Raises:
         ToolFailed: It cannot be read.
     """
+    import openpyxl
 
-    def read() -> str:
-        import openpyxl
-
-        check_office_file(data)
-        until = time.monotonic() + _SECONDS
-        book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
-        try:
-            parts: list[str] = []
-            room = _TABLE_CHARS
-            for number, sheet in enumerate(book.worksheets):
-                if room <= 0 or time.monotonic() > until:
-                    parts.append(f"({len(book.worksheets) - number:,} more sheets are not shown)")
-                    break
-                sheet.reset_dimensions()  # otherwise the claimed size is filled with empty cells
-                rows = (
-                    # Empty rows are dropped early: a row far down comes with as many empty rows as there are above it.
-                    [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
-                    for row in sheet.iter_rows(max_col=_MAX_COLUMNS + 1, values_only=True)
-                )
-                parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room)}")
-                room -= len(parts[-1])
-            return "\n\n".join(parts)
-        finally:
-            book.close()
-
-    return _parse(read, "workbook")
+    check_office_file(data)
+    until = time.monotonic() + _SECONDS
+    book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+    try:
+        parts: list[str] = []
+        room = _TABLE_CHARS
+        for number, sheet in enumerate(book.worksheets):
+            if room <= 0 or time.monotonic() > until:
+                parts.append(f"({len(book.worksheets) - number:,} more sheets are not shown)")
+                break
+            sheet.reset_dimensions()  # otherwise the claimed size is filled with empty cells
+            rows = (
+                # Empty rows are dropped early: a row far down comes with as many empty rows as there are above it.
+                [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
+                for row in sheet.iter_rows(max_col=_MAX_COLUMNS + 1, values_only=True)
+            )
+            parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room)}")
+            room -= len(parts[-1])
+        return "\n\n".join(parts)
+    finally:
+        book.close()
 
 
+@_parsing("CSV file")
 def read_csv(data: bytes) -> str:
     """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`.
 
@@ -306,14 +304,11 @@ def read_csv(data: bytes) -> str:
     if text is None:
         raise ToolFailed("this file is named like a CSV but is not text; choose another file")
 
-    def read() -> str:
-        beginning = text[:_CSV_CHARS]
-        shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
-        if len(text) > len(beginning):
-            shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
-        return shown
-
-    return _parse(read, "CSV file")
+    beginning = text[:_CSV_CHARS]
+    shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
+    if len(text) > len(beginning):
+        shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
+    return shown
 
 
 def _separator(text: str) -> str:
@@ -364,16 +359,6 @@ def _clean_cell(cell: str) -> str:
     return " ".join(cell[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS]
 
 
-def _parse(read: Callable[[], _Read], what: str) -> _Read:
-    """Run a parser; an exception over a broken file becomes a ToolFailed with one sentence."""
-    try:
-        return read()
-    except ToolFailed:
-        raise
-    except Exception as error:
-        raise ToolFailed(f"this {what} cannot be read ({type(error).__name__}: {str(error)[:120]})") from error
-
-
 _MAX_BYTES = 20_000_000
 _MAX_ENTRIES = 500
 _HEAD_CHARS = 600  # reserved for the lines around the text
@@ -384,7 +369,7 @@ class ReadFileArgs(ToolArgs):
 
     path: str = Field(description="File or folder, relative to the workspace; '.' lists the workspace.")
     offset: int = Field(default=1, ge=1, description="First line (PDF: page) to read.")
-    limit: int | None = Field(default=None, ge=1, description="Most lines (PDF: pages) to read.")
+    limit: int | None = Field(default=None, ge=1, description="Lines (PDF: pages) to read at most.")
 
 
 class ReadFile:
@@ -394,7 +379,7 @@ class ReadFile:
         name="read_file",
         description=(
             "Read a file of the workspace: text as it is, PDF, DOCX, XLSX and CSV as text or tables. "
-            "A folder is listed. Long files come in pieces: go on with the offset that the answer names."
+            "Lists a folder. Long files come in pieces: continue with the offset that the answer names."
         ),
         args=ReadFileArgs,
         files=True,
@@ -473,15 +458,8 @@ def _list_folder(name: str, entries: list[Entry], args: ReadFileArgs) -> ToolOut
     part = entries[first : first + min(args.limit or _MAX_ENTRIES, _MAX_ENTRIES)]
     lines = [f"{shown(name) or '.'} (folder): {len(entries):,} entries", ""]
     for entry in part:
-        match entry.kind:
-            case "folder":
-                lines.append(f"{shown(entry.name)}/")
-            case "file":
-                lines.append(f"{shown(entry.name)}  {entry.size:,} bytes")
-            case "link":
-                lines.append(f"{shown(entry.name)}  (link, not followed)")
-            case "other":
-                lines.append(f"{shown(entry.name)}  (not a regular file)")
+        what = {"folder": "/", "link": "  (link, not followed)", "other": "  (not a regular file)"}.get(entry.kind)
+        lines.append(f"{shown(entry.name)}{what or f'  {entry.size:,} bytes'}")
     if first + len(part) < len(entries):
         lines.append(f"\n[goes on: offset {first + len(part) + 1}]")
     return ToolOutput("\n".join(lines), count=len(part), sources=(Source(name or "."),))

@@ -193,8 +193,8 @@ class EditFileArgs(ToolArgs):
 
     path: str = Field(description="File, relative to the worktree.")
     old: str = Field(description="The text to be replaced, exactly as the file has it, white space included.")
-    new: str = Field(description="What comes in its place; empty removes it.")
-    replace_all: bool = Field(default=False, description="Replace every place, not the only one.")
+    new: str = Field(description="The text that replaces it; empty removes it.")
+    replace_all: bool = Field(default=False, description="Replace every occurrence.")
 
 
 class EditFile:
@@ -203,9 +203,9 @@ class EditFile:
     spec = ToolSpec(
         name=EDIT_FILE,
         description=(
-            "Replace a text in a file of your worktree. `old` must stand in it exactly once: quote enough lines around"
-            " it, or set replace_all. Where it does not, the nearest places are shown. Line endings and permissions of"
-            " the file are kept."
+            "Replace a text in a file of your worktree. `old` must be in the file exactly once: quote enough lines"
+            " around it, or set replace_all. If it is not there, the most similar places are shown. The file keeps its"
+            " line endings and permissions."
         ),
         args=EditFileArgs,
         read_only=False,
@@ -227,7 +227,7 @@ class EditFile:
 class WriteFileArgs(ToolArgs):
     """Arguments of `write_file`."""
 
-    path: str = Field(description="File, relative to the worktree; missing folders are made.")
+    path: str = Field(description="File, relative to the worktree; missing folders are created.")
     content: str = Field(description="The whole content.")
 
 
@@ -237,8 +237,8 @@ class WriteFile:
     spec = ToolSpec(
         name=WRITE_FILE,
         description=(
-            "Write a whole file in your worktree: a new one, or in the place of what is there. To change a part of a"
-            " file use edit_file."
+            "Write a whole file in your worktree: a new one, or in place of an existing one. To change a part of a"
+            " file, use edit_file."
         ),
         args=WriteFileArgs,
         read_only=False,
@@ -305,14 +305,14 @@ def _write(edits: Edits, args: WriteFileArgs) -> ToolOutput:
     except NotEditable as why:
         edits.write(name, data)
         lines = len(Document.of(data).lines)
-        replaced = f"in the place of {_bytes(existing)} ({why})"
+        replaced = f"in place of {_bytes(existing)} ({why})"
         return ToolOutput(f"wrote {shown(name)}: {_lines(lines)}, {_bytes(data)}, {replaced}", count=1)
     after = Document.of(data).like(before)
     if after.data() == existing:
         return ToolOutput(f"{shown(name)} already has this content; nothing was written", count=0)
     edits.write(name, after.data())
     whole = Region(0, len(before.lines), 0, len(after.lines))
-    head = f"wrote {shown(name)}: {_lines(len(after.lines))} in the place of {_lines(len(before.lines))}"
+    head = f"wrote {shown(name)}: {_lines(len(after.lines))} in place of {_lines(len(before.lines))}"
     if after.data() != data:
         head += "; the file's line endings and mark at its beginning are kept"
     changed = render_change(before.lines, after.lines, whole)
@@ -332,7 +332,7 @@ def _document(name: str, data: bytes) -> Document:
 def _require_text(text: str) -> None:
     """Refuse a text that no text file can contain."""
     if "\0" in text:
-        raise ToolFailed("a zero byte would make the file binary; write it as an escape of the language")
+        raise ToolFailed("a zero byte would make the file binary; write it as an escape sequence of the language")
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -378,7 +378,7 @@ def _bytes(data: bytes) -> str:
 
 
 def _note_on_last_line(before: Document, after: Document) -> str:
-    """Return a note if the last line has lost or got its line break."""
+    """Return a note if the last line has lost or gained its line break."""
     if not after.text or before.ends_in_line_break == after.ends_in_line_break:
         return ""
     return "\n[the file now ends {} a line break]".format("with" if after.ends_in_line_break else "without")

@@ -38,7 +38,7 @@ class SaveArtifact:
         name="save_artifact",
         description=(
             "Save a text file (report, table, data) that is handed over with the result: at most 20 files of "
-            "1 MB. The same name again replaces the file. Use it for what is too long for the result itself."
+            "1 MB. Saving under the same name replaces the file. Use it for what is too long for the result itself."
         ),
         args=SaveArtifactArgs,
         read_only=False,
@@ -76,7 +76,7 @@ def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
     existing = [entry.name for entry in folder.entries()]
     twin = next((name for name in existing if name.lower() == args.name.lower() and name != args.name), None)
     if twin is not None:
-        raise ToolFailed(f"there is {twin} already, and some systems take that for the same name; choose another")
+        raise ToolFailed(f"{twin} already exists, and some systems take the two names for the same; choose another")
     if args.name not in existing and len(existing) >= _MAX_FILES:
         raise ToolFailed(f"there are {_MAX_FILES} artifacts already; put more into one, or replace one by its name")
     folder.replace(args.name, data)
@@ -90,12 +90,12 @@ NOTE_CHARS = 4_000
 class ScratchpadArgs(ToolArgs):
     """Arguments of `scratchpad`."""
 
-    note: str = Field(default="", max_length=NOTE_CHARS, description="A note to keep; leave it out to read them all.")
+    note: str = Field(default="", max_length=NOTE_CHARS, description="A note to keep; leave it out to read all notes.")
 
 
 SCRATCHPAD = ToolSpec(
     name="scratchpad",
-    description="Keep a note, or read your notes back. Notes survive when older tool results are left out.",
+    description="Keep a note, or read your notes. Notes stay when older tool results are left out.",
     args=ScratchpadArgs,
     timeout_s=5,
     common=True,
@@ -105,13 +105,13 @@ SCRATCHPAD = ToolSpec(
 class ReadToolResultArgs(ToolArgs):
     """Arguments of `read_tool_result`."""
 
-    id: str = Field(description="R-… as it stands in place of the result.")
+    id: str = Field(description="The R-… that is shown in place of the result.")
     offset: int = Field(default=0, ge=0, description="Characters to skip.")
 
 
 READ_TOOL_RESULT = ToolSpec(
     name="read_tool_result",
-    description="Read an earlier tool result again, or go on in one that was cut.",
+    description="Read an earlier tool result again, or continue one that was cut.",
     args=ReadToolResultArgs,
     timeout_s=10,
     common=True,
@@ -127,8 +127,8 @@ class ReadSubagentResultArgs(ToolArgs):
 
 READ_SUBAGENT_RESULT = ToolSpec(
     name="read_subagent_result",
-    description="Read the result of an earlier subagent that the task context lists. It is no source: look up where"
-    " it says that something stands before you quote that.",
+    description="Read the result of an earlier subagent that the task context lists. It is not a source: before you"
+    " quote something that it reports, read the page or file that it names.",
     args=ReadSubagentResultArgs,
     timeout_s=10,
     results=True,
@@ -162,8 +162,8 @@ class Recall:
 
     spec = ToolSpec(
         name=NAME,
-        description="Read notes that people keep for subagents (facts, house rules); without arguments their list. "
-        "A note is no source: quote what it points to.",
+        description="Read notes that people keep for subagents (facts, house rules); without arguments, list them. "
+        "A note is not a source: quote what it points to.",
         args=RecallArgs,
         timeout_s=20,
         memory=True,
@@ -220,13 +220,17 @@ def _find_note(memory: Memory, name: str) -> Note:
 
 
 def _list(notes: list[Note], ignored: int, hide: Callable[[str], str]) -> str:
-    lines = [f"{len(notes)} {'note' if len(notes) == 1 else 'notes'}:" if notes else "There are no notes."]
+    lines = [f"{_count(notes)}:" if notes else "There are no notes."]
     for note in notes:
         title = hide(note.first_line)
         lines.append(f"{_head(note)}: {title if len(title) <= TITLE_CHARS else title[: TITLE_CHARS - 1] + '…'}")
     if ignored:
         lines.append(f"[{ignored} in the folder cannot be read as notes; `ava memory` tells a person why]")
     return "\n".join(lines)
+
+
+def _count(notes: list[Note]) -> str:
+    return "1 note" if len(notes) == 1 else f"{len(notes)} notes"
 
 
 def _head(note: Note) -> str:
@@ -236,7 +240,7 @@ def _head(note: Note) -> str:
 def _passages(notes: list[Note], query: str, hide: Callable[[str], str]) -> tuple[str, int]:
     files = best_notes(notes, query, MAX_NOTES_QUOTED, hide)
     if not files:
-        return f"No passage fits; {len(notes)} looked through. Try other words, or list the notes.", 0
+        return f"No passage fits in {_count(notes)}. Try other words, or list the notes.", 0
     parts = [f"{len(files)} of {len(notes)} fit best:"]
     for file in files:
         parts += [f"## {file.path}, {passage.where}\n{passage.text}" for passage in file.passages]

@@ -47,8 +47,8 @@ class SearchCodebase:
         name="search_codebase",
         description=(
             "Find the lines of the workspace's files that contain a text (any case) or match a regular "
-            "expression. Returns path:line: text. Use it when you know the word; for a question, "
-            "search_and_read. Files that .gitignore names, binary ones and those over 2 MB are passed over."
+            "expression. Returns path:line: text. Use it when you know the word; for a question, use "
+            "search_and_read. Skips files that .gitignore names, binary files and files over 2 MB."
         ),
         args=SearchArgs,
         files=True,
@@ -79,8 +79,8 @@ def _limits_of(found: grep.GrepResult) -> str:
     """Return what the result does not cover."""
     notes = [
         "; there are more: narrow the query, the path or the glob" if found.more else "",
-        f"; {found.skipped:,} binary, large or closed files passed over" if found.skipped else "",
-        f"; only the first {grep.MAX_ENTRIES:,} entries were looked at: give a path" if found.cut else "",
+        f"; {found.skipped:,} binary, large or unreadable files skipped" if found.skipped else "",
+        f"; only the first {grep.MAX_ENTRIES:,} entries were searched: give a path" if found.cut else "",
     ]
     return "".join(notes)
 
@@ -135,9 +135,8 @@ class SearchAndRead:
     spec = ToolSpec(
         name="search_and_read",
         description=(
-            "Find the files of the workspace that fit a question best, and return their best passages letter "
-            "for letter with line numbers. Use it first when you do not know where something stands; quote "
-            "from it."
+            "Find the files of the workspace that fit a question best, and return their best passages word for "
+            "word, with line numbers. Use it first when you do not know where something is; quote from it."
         ),
         args=SearchAndReadArgs,
         files=True,

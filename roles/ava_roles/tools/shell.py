@@ -28,11 +28,11 @@ _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 _BASH = (
     "Run a bash command in a sandbox: no network, 2 GiB of memory, 120 s. It works in {where}; installed packages "
-    "(.venv, node_modules) are there to be read. {changes} Returns the exit code, and stdout and stderr together."
+    "(.venv, node_modules) can be read. {changes} Returns the exit code, and stdout and stderr together."
 )
 _BASH_IN_WORKTREE = _BASH.format(
     where="your worktree, without .git and what git ignores",
-    changes="What it changes outside of what you may change is taken back, and you are told.",
+    changes="Changes outside of what you may change are undone, and you are told.",
 )
 
 
@@ -40,7 +40,7 @@ class RunBashArgs(ToolArgs):
     """Arguments of `run_bash`."""
 
     command: str = Field(min_length=1, max_length=20_000, description="What bash runs (bash -c), in the workspace.")
-    timeout: int = Field(default=COMMAND_S, ge=1, le=COMMAND_S, description="Seconds until it is ended.")
+    timeout: int = Field(default=COMMAND_S, ge=1, le=COMMAND_S, description="Time limit in seconds.")
 
 
 class RunBash:
@@ -54,7 +54,7 @@ class RunBash:
         name="run_bash",
         description=_BASH.format(
             where="a copy of the workspace that is thrown away with this run, without .git and what git ignores",
-            changes="Changes last from call to call, the user's files stay untouched.",
+            changes="Changes last from call to call; the user's files stay untouched.",
         ),
         args=RunBashArgs,
         read_only=False,
@@ -82,7 +82,7 @@ class PythonExecArgs(ToolArgs):
     """Arguments of `python_exec`."""
 
     code: str = Field(min_length=1, max_length=100_000, description="A Python program; print what you want to see.")
-    timeout: int = Field(default=COMMAND_S, ge=1, le=COMMAND_S, description="Seconds until it is ended.")
+    timeout: int = Field(default=COMMAND_S, ge=1, le=COMMAND_S, description="Time limit in seconds.")
 
 
 class PythonExec:
@@ -92,8 +92,8 @@ class PythonExec:
         name="python_exec",
         description=(
             "Run a Python program with the system's Python (standard library) in a sandbox: no network, 2 GiB of "
-            "memory, 120 s. It works where run_bash does; in a run that sees no folder, in an empty one. Nothing is "
-            "kept of its variables. Returns the exit code and what it printed."
+            "memory, 120 s. It works where run_bash does; in a run without a workspace, in an empty folder. Variables "
+            "do not last from call to call. Returns the exit code and what it printed."
         ),
         args=PythonExecArgs,
         read_only=False,
@@ -150,8 +150,8 @@ async def _run(
     parts = [_describe_end(finished, timeout_s, renewed), finished.output.rstrip("\n") or "(no output)"]
     if fresh:
         parts.insert(0, bench.notes)
-    if taken_back := await workbench.after_command():
-        parts.append(f"[{taken_back}]")
+    if undone := await workbench.after_command():
+        parts.append(f"[{undone}]")
     if finished.dropped:
         parts.append(f"[{finished.dropped:,} bytes of output were not kept; write to a file and read parts of it]")
     return ToolOutput("\n".join(parts), success=finished.ended == "exited" and finished.code == 0)
@@ -162,7 +162,7 @@ def _describe_end(finished: Finished, timeout_s: int, renewed: str) -> str:
     took = f"{finished.took_s:.1f} s"
     match finished.ended:
         case "timeout":
-            return f"[ended after {timeout_s} s, with all that it had started; run less at once]"
+            return f"[ended after {timeout_s} s, with every process that it started; run less at once]"
         case "memory":
             return f"[ended after {took}: it took more than 2 GiB of memory; run less at once]"
         case "disk":
@@ -195,7 +195,7 @@ def _encode(text: str) -> bytes:
         ToolFailed: It contains a zero byte.
     """
     if "\0" in text:
-        raise ToolFailed("it contains a zero byte; write it as an escape of the program that reads it")
+        raise ToolFailed("it contains a zero byte; write it as an escape sequence of the language")
     return text.encode()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from ava_roles.errors import ToolFailed
@@ -125,20 +126,11 @@ class WalkFilter:
 def patterns(*lines: str) -> GitIgnoreSpec | None:
     """Return the `.gitignore` patterns in lines; None if there are none. Other lines are ignored."""
     from pathspec import GitIgnoreSpec
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-    kept = [line for line in lines if line.strip() and not line.startswith("#") and line.count("*") <= _MAX_STARS]
-    try:
-        return GitIgnoreSpec.from_lines(kept) if kept else None
-    except ValueError:
-        good = [line for line in kept if _is_pattern(line)]
-        return GitIgnoreSpec.from_lines(good) if good else None
-
-
-def _is_pattern(line: str) -> bool:
-    from pathspec import GitIgnoreSpec
-
-    try:
-        GitIgnoreSpec.from_lines([line])
-    except ValueError:
-        return False
-    return True
+    found: list[GitIgnoreSpecPattern] = []
+    for line in lines:
+        if line.strip() and not line.startswith("#") and line.count("*") <= _MAX_STARS:
+            with suppress(ValueError):
+                found.append(GitIgnoreSpecPattern(line))
+    return GitIgnoreSpec(found) if found else None

@@ -27,7 +27,7 @@ _MAX_QUERY_WORDS = 50  # Brave's limit
 def _limit_words(query: str) -> str:
     words = query.split()
     if not words:
-        raise ValueError("only white space was given; give the words to look for")
+        raise ValueError("it is blank; give the words to look for")
     if len(words) > _MAX_QUERY_WORDS:
         raise ValueError(f"a search has at most {_MAX_QUERY_WORDS} words; leave out words that most pages contain")
     return " ".join(words)
@@ -141,8 +141,8 @@ class ReadWebpages:
     spec = ToolSpec(
         name="read_webpages",
         description=(
-            "Read one to five web pages as text: HTML as Markdown, PDF by pages. Give several URLs at once, "
-            "they are read side by side. A site's robots.txt is honoured; JavaScript is not run."
+            "Read one to five web pages as text: HTML as Markdown, PDF by pages. Give several URLs at once: "
+            "they are read in parallel. Follows a site's robots.txt; does not run JavaScript."
         ),
         args=ReadWebpagesArgs,
         network=True,
@@ -160,7 +160,7 @@ class ReadWebpages:
     async def __call__(self, args: ReadWebpagesArgs, at: ToolContext) -> ToolOutput:
         """Read the pages."""
         fetcher = need_fetch(at)
-        # No blank stays: words that a model puts into a URL must not count as words of a page.
+        # Blanks are encoded: words that a model puts into a URL must not count as words of a page.
         urls = list(dict.fromkeys("%20".join(url.split()) for url in args.urls))
         results: dict[str, _PageRead] = {}
 
@@ -289,8 +289,8 @@ class HttpGetArgs(ToolArgs):
         max_length=8,
         description=(
             "Request headers: Accept, Accept-Language, Authorization, or a name that ends in Key, Token or Version. A"
-            " secret that the task names is written {{secret:NAME}}, here or in the query of url, and is put in only"
-            " for the hosts that it is meant for."
+            " secret that the task names is written {{secret:NAME}}, here or in the query of url, and is sent only to"
+            " its own hosts."
         ),
     )
     max_bytes: int = Field(default=100_000, ge=1, le=1_000_000, description="Bytes to read at most.")
@@ -303,7 +303,7 @@ class HttpGet:
         name="http_get",
         description=(
             "Fetch a URL and return its text unchanged: JSON, CSV, feeds, HTML source. "
-            "For reading a page use read_webpages."
+            "To read a page, use read_webpages."
         ),
         args=HttpGetArgs,
         network=True,

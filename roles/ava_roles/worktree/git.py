@@ -434,11 +434,6 @@ def filtered_files(git: Git, commit: str, names: Sequence[str]) -> list[tuple[st
     return [(name, value) for name, value in found if value not in ("unspecified", "unset", "set")]
 
 
-def is_as_written(tree: Root, name: str, digest: str) -> bool:
-    """Tell whether a file is still as git wrote it."""
-    return _digest(tree, name) == digest
-
-
 def _seemingly_changed(git: Git, commit: str, tree: Path) -> dict[str, str]:
     """Return the files that git reports as changed in a tree that it has just written."""
     with temporary_index(replace(git, tree=tree)) as indexed:
@@ -447,12 +442,13 @@ def _seemingly_changed(git: Git, commit: str, tree: Path) -> dict[str, str]:
         changed = dict.fromkeys(indexed("ls-files", "-z", "--modified").names())
     root = Root.open(tree)
     try:
-        return {name: digest for name in changed if (digest := _digest(root, name))}
+        return {name: digest for name in changed if (digest := file_digest(root, name))}
     finally:
         root.close()
 
 
-def _digest(tree: Root, name: str) -> str:
+def file_digest(tree: Root, name: str) -> str:
+    """Return the digest of a file's beginning; empty if it cannot be read."""
     try:
         data, _more = tree.read(name, _MAX_BYTES)
     except ToolFailed:

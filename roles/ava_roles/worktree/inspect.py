@@ -33,18 +33,12 @@ class CheckoutState:
         head: The commit that the work would begin at.
         branch: The branch that is checked out; None for a detached HEAD.
         uncommitted: How many files have uncommitted changes, which are not part of the work.
-        submodules: The folders of submodules, which are empty in the worktree.
-        lfs: How many files Git LFS keeps; they are pointers in the worktree.
-        filters: The git filters that files pass through, and that are not run.
-        notes: The same for the user, one sentence each.
+        notes: What the work leaves out (uncommitted changes, submodules, Git LFS, git filters), one sentence each.
     """
 
     head: str
     branch: str | None
     uncommitted: int
-    submodules: tuple[str, ...]
-    lfs: int
-    filters: tuple[str, ...]
     notes: tuple[str, ...]
 
 
@@ -67,7 +61,7 @@ def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
         filtered = filtered_files(git, head, list(files.blobs)) if b"filter" in files.attributes else []
         uncommitted = _count_uncommitted(checkout, git, head)
     lfs = sum(value == "lfs" for _name, value in filtered)
-    filters = tuple(sorted({value for _name, value in filtered} - {"lfs"}))
+    filters = sorted({value for _name, value in filtered} - {"lfs"})
     notes: list[str] = []
     if uncommitted:
         changed = "1 file has" if uncommitted == 1 else f"{uncommitted:,} files have"
@@ -79,7 +73,7 @@ def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
         notes.append(f"files kept by Git LFS are pointers in the worktree and stay as they are: {lfs:,}")
     if filters:
         notes.append(f"git filters are not run: {', '.join(map(shown, filters))}")
-    return CheckoutState(head, branch, uncommitted, files.submodules, lfs, filters, tuple(notes))
+    return CheckoutState(head, branch, uncommitted, tuple(notes))
 
 
 def _count_uncommitted(checkout: UserRepository, git: Git, head: str) -> int:
@@ -103,8 +97,8 @@ _PYTHON_TEST = re.compile(r"((tests?|testing)/(.+/)?)?(test_[^/]*|[^/]*_test)\.p
 
 
 @dataclass(frozen=True)
-class CommandFound:
-    """The one verify command that fits a project.
+class VerifyCommand:
+    """A verify command that fits a project.
 
     Attributes:
         command: One line for bash.
@@ -115,22 +109,11 @@ class CommandFound:
     why: str
 
 
-@dataclass(frozen=True)
-class CommandAmbiguous:
-    """Several verify commands that fit equally well."""
+def find_verify_commands(repository: Path, home: Path) -> tuple[VerifyCommand, ...]:
+    """Return which of pytest, npm test, cargo test, go test and make test verify a project. Blocking; runs nothing.
 
-    commands: tuple[CommandFound, ...]
-
-
-@dataclass(frozen=True)
-class CommandNotFound:
-    """No verify command fits."""
-
-
-def find_verify_command(repository: Path, home: Path) -> CommandFound | CommandAmbiguous | CommandNotFound:
-    """Return which of pytest, npm test, cargo test, go test and make test verifies a project. Blocking; runs nothing.
-
-    A configured test runner goes before Python test files, and those before a Makefile.
+    A configured test runner goes before Python test files, and those before a Makefile. Several commands fit equally
+    well.
 
     Raises:
         NoRepository: There is no commit to look at; says what to do.
@@ -141,8 +124,8 @@ def find_verify_command(repository: Path, home: Path) -> CommandFound | CommandA
         project = _Project(git, checkout.head(git)[0], repository)
         for level in _LEVELS:
             if fitting := [found for find in level if (found := find(project)) is not None]:
-                return fitting[0] if len(fitting) == 1 else CommandAmbiguous(tuple(fitting))
-    return CommandNotFound()
+                return tuple(fitting)
+    return ()
 
 
 class _Project:
@@ -159,7 +142,7 @@ class _Project:
         done = self._git.run("cat-file", "blob", f"{self._commit}:{name}")
         return done.out[:_MAX_FILE_BYTES].decode("utf-8", "replace")
 
-    def pytest(self, why: str) -> CommandFound:
+    def pytest(self, why: str) -> VerifyCommand:
         """Return the pytest command, with the project's own interpreter if it has one.
 
         The virtual environment is in the checkout, and is shown at the same place in the check tree.
@@ -167,11 +150,11 @@ class _Project:
         for name in _VIRTUAL_ENVIRONMENTS:
             python = self._root / name / "bin" / "python"
             if (self._root / name / "pyvenv.cfg").is_file() and os.path.lexists(python):
-                return CommandFound(f"{shlex.quote(f'{name}/bin/python')} -m pytest", why)
-        return CommandFound("python3 -m pytest", why)
+                return VerifyCommand(f"{shlex.quote(f'{name}/bin/python')} -m pytest", why)
+        return VerifyCommand("python3 -m pytest", why)
 
 
-def _pytest_settings(project: _Project) -> CommandFound | None:
+def _pytest_settings(project: _Project) -> VerifyCommand | None:
     if "pytest.ini" in project.names or ".pytest.ini" in project.names:
         return project.pytest("pytest.ini")
     with suppress(tomllib.TOMLDecodeError, RecursionError):
@@ -184,36 +167,36 @@ def _pytest_settings(project: _Project) -> CommandFound | None:
     return project.pytest(found[0]) if found else None
 
 
-def _python_tests(project: _Project) -> CommandFound | None:
+def _python_tests(project: _Project) -> VerifyCommand | None:
     name = min((name for name in project.names if _PYTHON_TEST.fullmatch(name)), default=None)
     return project.pytest(name) if name is not None else None
 
 
-def _npm_script(project: _Project) -> CommandFound | None:
+def _npm_script(project: _Project) -> VerifyCommand | None:
     package: object = None
     with suppress(ValueError, RecursionError):
         package = json.loads(project.text("package.json"))
     script = _table(package, "scripts").get("test")
     if not isinstance(script, str) or not script.strip() or _NPM_PLACEHOLDER in script:
         return None
-    return CommandFound("npm test", "the script test in package.json")
+    return VerifyCommand("npm test", "the script test in package.json")
 
 
-def _cargo(project: _Project) -> CommandFound | None:
-    return CommandFound("cargo test", "Cargo.toml") if "Cargo.toml" in project.names else None
+def _cargo(project: _Project) -> VerifyCommand | None:
+    return VerifyCommand("cargo test", "Cargo.toml") if "Cargo.toml" in project.names else None
 
 
-def _go(project: _Project) -> CommandFound | None:
-    return CommandFound("go test ./...", "go.mod") if "go.mod" in project.names else None
+def _go(project: _Project) -> VerifyCommand | None:
+    return VerifyCommand("go test ./...", "go.mod") if "go.mod" in project.names else None
 
 
-def _make(project: _Project) -> CommandFound | None:
+def _make(project: _Project) -> VerifyCommand | None:
     names = (name for name in ("GNUmakefile", "makefile", "Makefile") if _MAKE_TEST.search(project.text(name)))
     name = next(names, None)
-    return CommandFound("make test", f"test in {name}") if name else None
+    return VerifyCommand("make test", f"test in {name}") if name else None
 
 
-_LEVELS: tuple[tuple[Callable[[_Project], CommandFound | None], ...], ...] = (
+_LEVELS: tuple[tuple[Callable[[_Project], VerifyCommand | None], ...], ...] = (
     (_pytest_settings, _npm_script, _cargo, _go),
     (_python_tests,),
     (_make,),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -17,6 +17,7 @@ from ava_roles.sandbox.command_workspace import CommandSandbox
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.threads import run_sync
 from ava_roles.worktree.edits import Edits
 from ava_roles.worktree.git import UserRepository, translate_os_errors
@@ -46,9 +47,7 @@ class WorktreeSession:
         spec: What was approved.
         path: The folder for it; what an earlier owner of the run left there is used again.
         sandbox: Runs commands.
-        home: The user's home folder.
-        read_only: Folders of toolchains that the settings name.
-        closed: Folders that are never shown.
+        host: The folders of this machine that decide what commands may see.
         network: Commands reach the host's network.
 
     Attributes:
@@ -56,19 +55,11 @@ class WorktreeSession:
     """
 
     def __init__(
-        self,
-        spec: WorktreeSpec,
-        path: Path,
-        sandbox: Sandbox,
-        *,
-        home: Path,
-        read_only: Sequence[Path] = (),
-        closed: Sequence[Path] = (),
-        network: bool = False,
+        self, spec: WorktreeSpec, path: Path, sandbox: Sandbox, host: HostFolders, *, network: bool = False
     ) -> None:
         self.say: Callable[[str], None] = lambda _doing: None
         self._spec, self._path, self._sandbox = spec, path, sandbox
-        self._home, self._read_only, self._closed, self._network = home, tuple(read_only), tuple(closed), network
+        self._host, self._network = host, network
         self._folder: WorktreeFolder | None = None
         self._prepared: PreparedWorktree | None = None
         self._publishing = Lock()
@@ -167,16 +158,14 @@ class WorktreeSession:
     def _prepare(self, resumed: bool) -> None:
         if self._prepared is not None:
             return
-        repository = UserRepository.at(self._spec.repository, self._home)
+        repository = UserRepository.at(self._spec.repository, self._host.home)
         self._folder = folder = self._folder or WorktreeFolder(self._path)
         trees = Trees(self._spec, folder, repository)
         if trees.reopen() is None:
             if resumed:
                 raise WorktreeFailed(f"the worktree {self._path} is gone, and with it what the run had changed")
             trees.create(check_cancelled)
-        sandboxes = WorktreeSandboxes(
-            trees, self._sandbox.mounts, self._home, self._read_only, self._closed, check_cancelled
-        )
+        sandboxes = WorktreeSandboxes(trees, self._sandbox.mounts, self._host, check_cancelled)
         with translate_os_errors("opening the worktree"):
             root = Root.open(folder.tree)
             edits = Edits(root, self._spec.namespace, folder.edits, trees.submodules)

@@ -20,14 +20,14 @@ from ava_roles.errors import BadNamespace, NoRepository, WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandLayout, CommandSandbox, bindable_dependencies, read_only_note
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root, shown
-from ava_roles.sandbox.toolchains import Toolchains, find_toolchains
+from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
 from ava_roles.worktree.git import (
     Git,
     ProtectedPaths,
     UserRepository,
+    file_digest,
     find_protected_paths,
-    is_as_written,
     translate_os_errors,
 )
 from ava_roles.worktree.spec import WorktreeSpec, within
@@ -206,7 +206,7 @@ class Trees:
             return found
         root = Root.open(git.tree)
         try:
-            return [name for name in found if name not in written or not is_as_written(root, name, written[name])]
+            return [name for name in found if name not in written or file_digest(root, name) != written[name]]
         finally:
             root.close()
 
@@ -308,31 +308,19 @@ class WorktreeSandboxes:
     Args:
         trees: The trees, which exist.
         mounts: Commands can see a folder under another path than its own.
-        home: The user's home folder.
-        read_only: Folders of toolchains that the settings name.
-        closed: Folders that are never shown.
+        host: The folders of this machine that decide what commands may see.
         check: Called repeatedly; raises to stop.
     """
 
-    def __init__(
-        self,
-        trees: Trees,
-        mounts: bool,
-        home: Path,
-        read_only: Sequence[Path],
-        closed: Sequence[Path],
-        check: Callable[[], None],
-    ) -> None:
+    def __init__(self, trees: Trees, mounts: bool, host: HostFolders, check: Callable[[], None]) -> None:
         self._trees, self._mounts = trees, mounts
         self._project = trees.repository.root
         self._notes: list[str] = []
         self._size: int | None = None
         with translate_os_errors("looking for the project's packages"):
-            trees.dependencies = self._find_dependencies(home, check)
+            trees.dependencies = self._find_dependencies(host.home, check)
             trees.folder.update(dependencies=trees.dependencies)
-            self._tools: Toolchains = find_toolchains(
-                self._project, trees.dependencies, read_only=read_only, home=home, closed=closed
-            )
+            self._tools = find_toolchains(self._project, trees.dependencies, host)
 
     def for_model(self) -> CommandSandbox:
         """Return what the model's commands get; the space that they use counts from the first of them on."""

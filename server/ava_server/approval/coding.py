@@ -14,7 +14,7 @@ from ava_roles.role import Role, command_line, parse_role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tools.registry import specs_of, tool_specs
-from ava_roles.worktree.inspect import CommandAmbiguous, CommandFound, find_verify_command, inspect_checkout
+from ava_roles.worktree.inspect import find_verify_commands, inspect_checkout
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
@@ -156,11 +156,11 @@ def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[
             raise BadInput(f"verify: it {error}") from error
     if role.verify is not None:
         return role.verify, "from the role file"
-    found = find_verify_command(repository, home)
-    if isinstance(found, CommandFound):
-        return found.command, f"found: {found.why}"
-    if isinstance(found, CommandAmbiguous):
-        named = " or ".join(f"`{each.command}` ({each.why})" for each in found.commands)
+    found = find_verify_commands(repository, home)
+    if len(found) == 1:
+        return found[0].command, f"found: {found[0].why}"
+    if found:
+        named = " or ".join(f"`{each.command}` ({each.why})" for each in found)
         raise BadInput(f"verify: {repository} may be verified by {named}; give the one that decides")
     raise BadInput(
         f"verify: nothing in {repository} says how it is tested; give the command line that its work must pass, or"

@@ -6,7 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Tool, ToolSpec
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
@@ -123,10 +124,8 @@ def make_workbench(
         here=scratch / f"{_WORKBENCH}{run.generation}",
         files=files,
         run_id=run.id,
-        read_only=settings.sandbox.read_only,
+        host=HostFolders(home_folder(), settings.sandbox.read_only, (settings.data_root,)),
         carry=parse_role(config.role_text, config.role_source, config.role).carry,
-        home=home_folder(),
-        closed=(settings.data_root,),
         network=config.network,
     )
 
@@ -265,11 +264,8 @@ def resolve_mcp_scope(
         if why:
             absent[word] = why
             names.append(word)
-    own = replace(
-        role,
-        tools=tuple(dict.fromkeys(names)),
-        needs=tuple(need for need in role.needs if server_of(need) is None),
-    )
+    needs = tuple(need for need in role.needs if server_of(need) is None)
+    own = role.model_copy(update={"tools": tuple(dict.fromkeys(names)), "needs": needs})
     return McpScope(own, granted, absent, servers), tuple(need for need in role.needs if server_of(need))
 
 

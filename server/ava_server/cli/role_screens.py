@@ -37,7 +37,7 @@ def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedMo
         lines += _tool_lines(role, known)
     for head, texts in (
         ("Cannot be used:", [problem.text for problem in catalog.problems]),
-        ("Means nothing here:", [note.text for note in catalog.notes]),
+        ("Means nothing here:", list(catalog.notes)),
         ("Not trusted:", [f"{each.name}: {each.why}." for each in catalog.untrusted]),
     ):
         lines += ["", head, *_indent(*texts)] if texts else []
@@ -56,7 +56,7 @@ def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[Resolved
             {"file": each.source, "line": each.line, "key": each.key, "reason": each.reason}
             for each in catalog.problems
         ],
-        "notes": [note.text for note in catalog.notes],
+        "notes": list(catalog.notes),
         "untrusted": [
             {"name": each.name, "file": each.file.source, "sha256": each.file.sha256, "changed": each.changed,
              "problem": each.problem.text if each.problem else None, "what_to_do": each.step}

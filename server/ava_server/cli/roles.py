@@ -193,9 +193,8 @@ def _check_all() -> tuple[list[Remark], int]:
             remarks += check(each.role.text, each.file.source, each.name)[1]
             if each.name in catalog.by_name:
                 taken = f"the name {each.name} is taken ({catalog.by_name[each.name].source}); rename this role"
-                remarks.append(Remark(each.file.source, None, None, taken, fault=True))
-    broken = [*catalog.problems, *(each.problem for each in catalog.untrusted if each.problem)]
-    remarks += [Remark(each.source, each.line, each.key, each.reason, fault=True) for each in broken]
+                remarks.append(Remark(each.file.source, taken))
+    remarks += [*catalog.problems, *(each.problem for each in catalog.untrusted if each.problem)]
     return remarks, len(own) + len(catalog.untrusted) + len(catalog.problems)
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from ava_roles.catalog import Catalog, Folder, Problem
-from ava_roles.errors import RoleFileError, WorkspaceRefused
+from ava_roles.catalog import Catalog, Folder, Remark
+from ava_roles.errors import WorkspaceRefused
 from ava_roles.role_files import folder_fingerprint
 from ava_roles.sandbox.workspace import project_at, resolve_workspace
 from ava_server.core.data_root import working_folder
@@ -134,12 +134,12 @@ class RolePlaces:
             by_path: Messages name files by their whole paths, for programs.
         """
         project = self.of_project
-        problems: tuple[Problem, ...] = ()
+        problems: tuple[Remark, ...] = ()
         if self.root is not None and any(folder.path.is_dir() for folder in project):
             try:
                 trusted = read_trusted(self.root.trusted_roles)
             except ConfigError as error:
-                problems = (Problem.of(RoleFileError("trusted role files", str(error))),)
+                problems = (Remark("trusted role files", str(error)),)
             else:
                 project = tuple(replace(folder, trusted=trusted.get(str(folder.path), {})) for folder in project)
         folders = (*self._of_root, *project, *self.of_user)

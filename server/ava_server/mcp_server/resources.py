@@ -221,7 +221,7 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
         ],
         "tiers": {tier: now(tier) for tier in TIERS},
         "problems": problems,
-        "notes": [note.text for note in catalog.notes],
+        "notes": list(catalog.notes),
         "untrusted": [
             {"name": untrusted.name if untrusted.role else None, "file": untrusted.file.source, "why": untrusted.why,
              "what_to_do": untrusted.what_to_do}

@@ -27,6 +27,7 @@ from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
 from ava_roles.tools.records import (
     READ_SUBAGENT_RESULT,
@@ -40,6 +41,7 @@ from ava_server.approval.requests import list_earlier, stored_result
 from ava_server.approval.scope import no_sandbox
 from ava_server.budget.run_config import EarlierRun, ForeignUse, RunConfig
 from ava_server.config.secrets import Secret
+from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.runs.history import History
@@ -299,7 +301,8 @@ class McpServers:
             return fill_secrets(values, url, self._secrets)
 
         settings = self._settings
-        return LaunchContext(run_id, sandbox, settings.sandbox.read_only, (settings.data_root,), folder, fill)
+        host = HostFolders(home_folder(), settings.sandbox.read_only, (settings.data_root,))
+        return LaunchContext(run_id, sandbox, host, folder, fill)
 
 
 def used_servers(config: RunConfig) -> Mapping[str, ForeignUse]:

@@ -25,6 +25,7 @@ from ava_roles.role import parse_role
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
@@ -330,9 +331,7 @@ class RunSetup:
             worktree_spec(run.id, config),
             self.worktrees.folder_of(run.id),
             sandbox,
-            home=Path.home(),
-            read_only=settings.sandbox.read_only,
-            closed=(settings.data_root,),
+            HostFolders(Path.home(), settings.sandbox.read_only, (settings.data_root,)),
             network=config.network,
         )
 

@@ -21,7 +21,7 @@ from ava_audit.store.schema import open_in_memory
 from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
-from ava_roles.sandbox.toolchains import find_toolchains
+from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_server.cli.doctor.finding import Finding, Setup
 from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
@@ -141,7 +141,7 @@ def confinement(setup: Setup) -> Iterator[Finding]:
     else:
         yield Finding(name, "ok", f"commands run in bubblewrap ({has})")
     closed = (setup.root.path,) if setup.root is not None else ()
-    toolchains = find_toolchains(None, (), read_only=settings.read_only, home=home_folder(), closed=closed)
+    toolchains = find_toolchains(None, (), HostFolders(home_folder(), settings.read_only, closed))
     for why in toolchains.refused:
         yield Finding(name, "warning", why, "Correct sandbox.read_only in config.toml.")
 

@@ -61,7 +61,7 @@ def roles(setup: Setup) -> Iterator[Finding]:
     for problem in catalog.problems:
         yield from_error("role file", problem.text, _FIX_FILE)
     for note in catalog.notes:
-        yield Finding("role file", "note", note.text)
+        yield Finding("role file", "note", note)
     for untrusted in catalog.untrusted:
         yield Finding("role file", "note", untrusted.why, untrusted.step)
     if without_model:

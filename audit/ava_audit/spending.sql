@@ -1,0 +1,26 @@
+SELECT
+  -- The totals of settled calls by run and day (microseconds): entries after ?1, reserved from ?2 on and before ?3.
+  -- A settlement belongs to the run's newest reservation before it. As in the budgets, a settlement of a call that is
+  -- not in flight counts for nothing. The pluses make SQLite use the index of the run, which has few entries, and not the
+  -- index of the type, which has many.
+  e.run_id, r.ts_us / 86400000000 AS day, count(*), sum(coalesce(e.cost_micros, 0)),
+  sum(coalesce(json_extract(e.content, '$.cost_by.retries'), 0)),
+  sum(coalesce(json_extract(e.content, '$.cost_by.plan'), 0)),
+  sum(iif(json_extract(e.content, '$.settlement') = 'unknown', coalesce(e.cost_micros, 0), 0)),
+  sum(json_extract(e.content, '$.overrun')),
+  sum(iif(json_extract(e.content, '$.overrun'),
+      max(0, coalesce(e.cost_micros, 0) - json_extract(e.content, '$.reserved_micros')), 0))
+FROM events AS e CROSS JOIN events AS r ON r.seq = (
+    SELECT b.seq FROM events AS b
+    WHERE b.run_id = e.run_id AND b.seq < e.seq AND +b.type = 'CostReserved'
+    ORDER BY b.seq DESC LIMIT 1)
+WHERE e.type = 'CostUpdate' AND e.seq > ?1 AND e.run_id IS NOT NULL
+  AND +r.ts_us >= ?2 AND +r.ts_us < ?3
+  AND json_extract(e.content, '$.turn') = json_extract(r.content, '$.turn')
+  AND json_extract(e.content, '$.attempt') = json_extract(r.content, '$.attempt')
+  AND NOT EXISTS (
+    SELECT 1 FROM events AS b
+    WHERE b.run_id = e.run_id AND b.seq > r.seq AND b.seq < e.seq AND +b.type = 'CostUpdate'
+      AND json_extract(b.content, '$.turn') = json_extract(e.content, '$.turn')
+      AND json_extract(b.content, '$.attempt') = json_extract(e.content, '$.attempt'))
+GROUP BY e.run_id, day
