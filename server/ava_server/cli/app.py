@@ -16,7 +16,6 @@ import typer
 
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
-from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
 COMMANDS: Mapping[str, str] = {
@@ -55,8 +54,6 @@ REMOTE_COMMANDS = ("approve", "reject")
 _OPTIONS_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
 """Commands of two words whose first word is also a command."""
-
-Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 
 USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
 """Exit codes of errors; the codes of a run's endings are in `views.py`."""
@@ -134,11 +131,6 @@ def first_word(args: Sequence[str]) -> str:
         elif not arg.startswith("-"):
             return arg
     return ""
-
-
-def heading(root: DataRoot) -> None:
-    """Print the first line of a screen, which names the data root."""
-    typer.echo(f"Data root: {root.path}")
 
 
 def refuse_in_subagent(command: str) -> None:

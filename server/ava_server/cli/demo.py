@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
-from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
+from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
+from ava_server.cli.terminal import Progress, agrees, columns, cut, heading, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
 

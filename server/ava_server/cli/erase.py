@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_server.cli.app import heading
 from ava_server.cli.completion import ended_runs
-from ava_server.cli.terminal import Progress, confirm, say, tell
+from ava_server.cli.terminal import Progress, confirm, heading, say, tell
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 

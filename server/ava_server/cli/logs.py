@@ -16,9 +16,8 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import heading
 from ava_server.cli.completion import agents, all_runs, event_types
-from ava_server.cli.terminal import Progress, columns, cut, reader_gone, say, write_lines
+from ava_server.cli.terminal import Progress, columns, cut, heading, reader_gone, say, write_lines
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
@@ -209,7 +208,7 @@ def _query(
     from ava_audit.errors import BadQuery
     from ava_audit.search import LogQuery
     from ava_audit.text_index import type_filter
-    from ava_server.cli.option_values import parse_time_option, split_names
+    from ava_server.cli.options import parse_time_option, split_names
 
     types = tuple(split_names(kind) or ())
     if kind is not None and not types:

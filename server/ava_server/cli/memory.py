@@ -17,10 +17,10 @@ import anyio
 import typer
 from typer.core import TyperCommand
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.completion import notes as note_names
 from ava_server.cli.log_access import checked_root
-from ava_server.cli.terminal import agrees, columns, confirm, cut, say, say_json, someone_there, tell
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import agrees, columns, confirm, cut, heading, say, say_json, someone_there, tell
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, ConfigError, Refused
 

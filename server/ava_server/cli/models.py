@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root
-from ava_server.cli.terminal import say, say_json, wrapped
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import heading, say, say_json, wrapped
 from ava_server.core.errors import AvaError, BadInput
 
 if TYPE_CHECKING:

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
-from ava_server.cli.app import heading
 from ava_server.cli.completion import groups
 from ava_server.cli.log_access import has_log
 from ava_server.cli.report_sums import NOT_FAILED, Report, Sum, report_json, report_of
-from ava_server.cli.terminal import cells, columns, cut, say, say_json, write
+from ava_server.cli.terminal import cells, columns, cut, heading, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 
@@ -159,7 +158,7 @@ def _head(report: Report) -> Iterator[str]:
     span = f"{last} (one day, UTC)" if days == 1 else f"{day_of(report.first * DAY_US)} to {last} ({days} days, UTC)"
     yield f"{span}, of {report.user if report.user is not None else 'all users'}"
     yield (
-        f"DaySpending {format_usd(total.cost)} in {_counted(total.calls, 'model call')} by "
+        f"Spent {format_usd(total.cost)} in {_counted(total.calls, 'model call')} by "
         f"{_counted(len(total.spenders), 'run')}; {total.ended:,} ended, {total.failed:,} of them failed."
     )
     parts = {

@@ -56,6 +56,11 @@ def exit_code(run: RunRow) -> int:
     return _ERROR_CODES.get(run.error_kind or "", _MODEL) if run.state == "error" else ENDING_CODES[run.state]
 
 
+def results_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
+    """Return runs with their results as plain JSON."""
+    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
+
+
 @dataclass(frozen=True)
 class Finding:
     """What a subagent found: its claim, the quote for it, whether that was found again, and the source."""

@@ -10,10 +10,10 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.completion import roles as role_names
 from ava_server.cli.log_access import checked_root, record_setting
-from ava_server.cli.terminal import agrees, say, say_json, someone_there, tell
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import agrees, heading, say, say_json, someone_there, tell
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 

@@ -14,10 +14,9 @@ import anyio.to_thread
 import typer
 
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
-from ava_server.cli.app import heading
 from ava_server.cli.completion import all_runs
 from ava_server.cli.results import show_results
-from ava_server.cli.terminal import columns, cut, say, say_json, tell, wrapped, write
+from ava_server.cli.terminal import columns, cut, heading, say, say_json, tell, wrapped, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput, Refused
 

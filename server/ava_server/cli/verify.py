@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.log_access import has_log
-from ava_server.cli.terminal import Progress, say, say_json
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import Progress, heading, say, say_json
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 

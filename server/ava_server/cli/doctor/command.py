@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.app import Json, heading
-from ava_server.cli.terminal import columns, say, say_json, tell, wrapped
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import columns, heading, say, say_json, tell, wrapped
 
 if TYPE_CHECKING:
     from ava_server.cli.doctor.finding import Finding

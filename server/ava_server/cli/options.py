@@ -1,4 +1,4 @@
-"""Values of options: ids, times, durations and amounts, each read with its own error."""
+"""Options that several commands have, and their values: ids, times, durations and amounts, each with its own error."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ import math
 import re
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import typer
+
+from ava_server.cli.completion import all_runs, ended_runs, open_runs_and_groups, unended_runs
 from ava_server.core.errors import BadInput
+
+_RUN = "The subagent, or its proposal (P-…)."
+RunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=all_runs)]
+EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
+UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
+_RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
+RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=_RUNS, autocompletion=open_runs_and_groups)]
+Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this time.")]
+Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
 _OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
