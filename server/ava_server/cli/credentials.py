@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import nearest
 
 _MODEL_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name not in SEARCHES)
 _SEARCH_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name in SEARCHES)
@@ -81,8 +81,8 @@ def set_key_command(provider: _Provider) -> None:
     if name not in WELL_KNOWN and name not in _configured_providers(root):
         if keys.may_be_key(provider):
             raise BadInput(f"This is not a provider that Ava knows, and may be a key. {_ProviderOnlyCommand.advice}")
-        near = difflib.get_close_matches(name, list(WELL_KNOWN), n=1)
-        hint = f"Did you mean {near[0]}? If not, give" if near else "Give"
+        near = nearest(name, WELL_KNOWN)
+        hint = f"Did you mean {near}? If not, give" if near else "Give"
         raise BadInput(
             f"Ava does not know the provider {name}. {hint} its address first: base_url under [providers.{name}]"
             f" in {root.config}"

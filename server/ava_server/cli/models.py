@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +11,9 @@ import typer
 from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import heading, say, say_json, wrapped
+from ava_server.cli.terminal import present, wrapped
 from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.ids import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,13 +35,11 @@ class ProviderModels:
         seller: The provider.
         offers: Its models.
         problem: Why the list may be incomplete.
-        whole: All of its models were asked for, not only those in use.
     """
 
     seller: ModelCatalog
     offers: Sequence[Offer]
     problem: str = ""
-    whole: bool = False
 
 
 def register(app: typer.Typer) -> None:
@@ -77,11 +75,8 @@ def models_command(
     models = model_settings(settings)
     tiers = resolve_tiers(models, settings.where)
     shown = anyio.run(_read_providers, models, tiers, provider, search)
-    if as_json:
-        say_json({"data_root": str(settings.data_root), **_as_json(tiers, shown)})
-        return
-    heading(root)
-    say("\n".join(_screen(tiers, shown, search)))
+    whole = provider is not None or search is not None
+    present(root, as_json, _as_json(tiers, shown), _screen(tiers, shown, search, whole=whole))
 
 
 async def _read_providers(
@@ -119,7 +114,7 @@ async def _read_providers(
                 problem = f"{error} {getattr(error, 'what_to_do', '')}".strip()
         every = offers(seller, dict.fromkeys(ids), models, tiers)
         shown = [offer for offer in every if word in offer.model_id.lower()]
-        found[seller.name] = ProviderModels(seller, shown, problem, whole)
+        found[seller.name] = ProviderModels(seller, shown, problem)
 
     async with ClientPool() as clients, anyio.create_task_group() as tasks:
         for seller in wanted:
@@ -130,9 +125,8 @@ async def _read_providers(
 def _find_provider(provider: str, known: dict[str, ModelCatalog]) -> ModelCatalog:
     if provider in known:
         return known[provider]
-    alike = {name.lower().replace("_", "-"): name for name in known}
-    near = difflib.get_close_matches(provider.lower().replace("_", "-"), alike, n=1)
-    hint = f" Did you mean {alike[near[0]]}?" if near else ""
+    near = nearest(provider, known)
+    hint = f" Did you mean {near}?" if near else ""
     raise BadInput(
         f"There is no provider {provider[:60]!r}.{hint} Known: {', '.join(known)}. Your own needs [providers.NAME]"
         " with its base_url in config.toml."
@@ -179,7 +173,9 @@ def _as_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels]) ->
 # -- the screen, in 80 columns ----------------------------------------------------------------------------------------
 
 
-def _screen(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels], search: str | None) -> list[str]:
+def _screen(
+    tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels], search: str | None, *, whole: bool
+) -> list[str]:
     from ava_server.models.listing import NOBODY
     from ava_server.models.selection import SET_A_MODEL
 
@@ -193,7 +189,7 @@ def _screen(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels], sea
     if any(meant.said_by == NOBODY for meant in tiers):
         lines += ["", *_wrap(SET_A_MODEL), *_wrap("Prices: `ava models openrouter`.")]
     for one in shown:
-        lines += ["", *_provider(one, search)]
+        lines += ["", *_provider(one, search, whole=whole)]
     return lines
 
 
@@ -213,7 +209,7 @@ def _tier(names: str, meant: ResolvedModel) -> list[str]:
     return [*first, *(f"{'':{_MARGIN}}{line}" for line in lines)]
 
 
-def _provider(one: ProviderModels, search: str | None) -> list[str]:
+def _provider(one: ProviderModels, search: str | None, *, whole: bool) -> list[str]:
     seller = one.seller
     state = "with a key" if seller.api_key else "without a key" if seller.configured else "no key yet"
     lines = _wrap(f"{seller.name}: {seller.base_url}, {state}")
@@ -225,12 +221,12 @@ def _provider(one: ProviderModels, search: str | None) -> list[str]:
     elif search is not None:
         lines += _wrap(f"  No known model contains {search.strip()!r}.")
     else:
-        lines.append("  No tier uses its models." if not one.whole else "  No models are known.")
+        lines.append("  No models are known." if whole else "  No tier uses its models.")
     lines += _wrap(f"  {one.problem}") if one.problem else []
     if unpriced := [offer.unpriced for offer in one.offers if offer.price is None]:
         head = f"{len(unpriced)} models have no price. The first: " if len(unpriced) > 1 else ""
         lines += [line for part in f"{head}{unpriced[0]}".split("\n") for line in _wrap(f"  {part}")]
-    if not one.whole:
+    if not whole:
         lines += _wrap(f"  All its models: `ava models {seller.name}`.")
     return lines
 
