@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from datetime import tzinfo
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -72,8 +73,16 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def parse_time_option(option: str, given: str | None) -> int | None:
+def parse_time_option(
+    option: str, given: str | None, now_us: int | None = None, zone: tzinfo | None = None
+) -> int | None:
     """Return a point in time as microseconds UTC.
+
+    Args:
+        option: The option.
+        given: Its value.
+        now_us: What it is relative to; None is now.
+        zone: The time zone of a value that names none; None is this machine's.
 
     Raises:
         BadInput: It is not a time; the error lists the forms.
@@ -83,7 +92,7 @@ def parse_time_option(option: str, given: str | None) -> int | None:
     if given is None:
         return None
     try:
-        return parse_time(given, time.time_ns() // 1000)
+        return parse_time(given, time.time_ns() // 1000 if now_us is None else now_us, zone)
     except ValueError as error:
         raise BadInput(f"{option}: {error}") from None
 

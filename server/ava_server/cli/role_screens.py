@@ -13,7 +13,7 @@ from ava_roles.tools.records import RUN_SPECS
 from ava_roles.tools.registry import builtin_tools
 from ava_roles.wrap import clean
 from ava_server.approval.summary import minutes, reach
-from ava_server.cli.terminal import wrapped
+from ava_server.cli.terminal import one_line, wrapped
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, UntrustedFile
@@ -212,5 +212,5 @@ def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: 
 
 def _indent(*texts: str) -> list[str]:
     """Return each text on a line, or on several of 80 columns, two blanks deep."""
-    lines = [wrapped(f"  {' '.join(clean(text)[0].split())}", WIDTH).split("\n") for text in texts]
+    lines = [wrapped(f"  {one_line(text)}", WIDTH).split("\n") for text in texts]
     return [line for several in lines for line in several]

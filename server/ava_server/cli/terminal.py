@@ -42,6 +42,7 @@ U = TypeVar("U")
 
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
+TERMINAL_EVERY_S = 0.1
 _START_OF_LINE = "\r\x1b[K"
 _UP_TO_IT = "\x1b[{}A\r\x1b[J"
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
@@ -177,6 +178,11 @@ def _wrapped_line(line: str, width: int) -> list[str]:
         current += word
         used += takes
     return [*lines, current]
+
+
+def one_line(text: str | None) -> str:
+    """Return a text on one line, cleaned."""
+    return " ".join(clean(text or "")[0].split())
 
 
 def cells(text: str) -> int:
@@ -370,3 +376,27 @@ class Progress:
         width = columns(self._stream)
         rows = sum(max(1, -(-cells(line) // width)) for line in self._shown)
         return _UP_TO_IT.format(rows - 1) if rows > 1 else _START_OF_LINE
+
+
+@contextmanager
+def progress_on_terminal() -> Generator[Callable[[str], None]]:
+    """Give a function that shows a line of progress on a terminal, ten times a second at most; elsewhere none is shown.
+
+    The line is removed when the block ends.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _line: None
+        return
+    progress = Progress()
+    shown_s = time.monotonic()
+
+    def show(line: str) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s >= TERMINAL_EVERY_S:
+            shown_s = time.monotonic()
+            progress.show(line)
+
+    try:
+        yield show
+    finally:
+        progress.end()
