@@ -14,9 +14,10 @@ import anyio.to_thread
 import typer
 
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
-from ava_server.cli.completion import all_runs
-from ava_server.cli.results import show_results
-from ava_server.cli.terminal import columns, cut, heading, say, say_json, tell, wrapped, write
+from ava_server.cli.log_access import find_run, note_shown, open_log, whole_answer
+from ava_server.cli.options import RunId, Utc
+from ava_server.cli.results import results_json, show_results
+from ava_server.cli.terminal import columns, cut, heading, present, say_json, wrapped, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import BadInput, Refused
 
@@ -48,13 +49,11 @@ def register(app: typer.Typer) -> None:
 
 
 def show_command(
-    subagent: Annotated[
-        str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=all_runs)
-    ],
+    subagent: RunId,
     cost: Annotated[bool, typer.Option("--cost", help="What it cost and why: turns, tool outputs, caps.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="What a coder changed, line by line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
-    utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
+    utc: Utc = False,
 ) -> None:
     """Show a run: what was asked, who approved it under which caps, what it did, and its result.
 
@@ -67,10 +66,8 @@ def show_command(
 
 async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: bool) -> None:
     from ava_audit.entries import mirror_line
-    from ava_audit.errors import StoreUnavailable
     from ava_audit.store.locks import Instances
     from ava_server.approval.proposals import texts_of
-    from ava_server.cli.log_access import find_run, note_fetched, open_log, terminal_session, whole_answer
     from ava_server.runs.costs import costs_of
 
     async with open_log(root) as store:
@@ -81,31 +78,19 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
             return await _show_diff(root, run, answer, as_json)
         if screen == "cost":
             costs = await store.read(lambda view: costs_of(run, view.entries(run.id), view.of_type("SettingsChanged")))
-            if as_json:
-                return say_json({"data_root": str(root.path), **cost_json(run, answer, costs)})
-            heading(root)
-            return say("\n".join(cost_screen(run, answer, costs, utc)))
+            return present(root, as_json, cost_json(run, answer, costs), cost_screen(run, answer, costs, utc))
         entries = await store.read(lambda view: view.entries(run.id))
         texts = await store.read(lambda view: texts_of(view, run))
-        if as_json:
-            lines = await store.read(lambda view: [mirror_line(row) for row in view.rows("run_id = ?", run.id)])
-            say_json(
-                {
-                    "data_root": str(root.path),
-                    "run": answer.model_dump(mode="json", exclude_none=True),
-                    "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
-                    "entries": [json.loads(line) for line in lines],
-                }
-            )
-        else:
-            heading(root)
-            say("\n".join(_screen(run, answer, texts, entries, utc)))
+        lines = await store.read(lambda view: [mirror_line(row) for row in view.rows("run_id = ?", run.id)])
+        fields = {
+            "run": results_json([answer])[0],
+            "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
+            "entries": [json.loads(line) for line in lines],
+        }
+        present(root, as_json, fields, _screen(run, answer, texts, entries, utc))
+        if not as_json:
             show_results([answer])
-        if answer.untrusted_result is not None:  # an erased one is no news
-            try:
-                await note_fetched(store, terminal_session(), "ava show", run)
-            except StoreUnavailable as error:  # it was shown
-                tell(f"The log does not say that this was shown: {error}")
+        await note_shown(store, "ava show", [(run, answer)])
 
 
 def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
