@@ -14,7 +14,7 @@ from ava_audit.units import format_usd, micros_from_cents
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, open_remote
 from ava_server.cli.completion import proposals
-from ava_server.cli.options import parse_group_limits
+from ava_server.cli.options import GroupMaxCost, GroupTimeout, parse_group_limits
 from ava_server.cli.service_client import open_service, refuse_unless_approved
 from ava_server.cli.terminal import agrees, ask, heading, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -41,12 +41,8 @@ def register(app: typer.Typer) -> None:
 def approve_command(
     context: typer.Context,
     ids: _Ids = None,
-    group_max_cost: Annotated[
-        str | None, typer.Option("--group-max", metavar="USD", help="For two or more: the most they cost together.")
-    ] = None,
-    group_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For two or more: the longest they take together.")
-    ] = None,
+    group_max_cost: GroupMaxCost = None,
+    group_timeout: GroupTimeout = None,
 ) -> None:
     """Show proposals and start them if you agree; under the policy human this takes the approval PIN.
 

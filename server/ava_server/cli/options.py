@@ -21,6 +21,12 @@ EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocomple
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
 _RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
 RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=_RUNS, autocompletion=open_runs_and_groups)]
+GroupMaxCost = Annotated[
+    str | None, typer.Option("--group-max", metavar="DOLLARS", help="For two or more: the most they cost together.")
+]
+GroupTimeout = Annotated[
+    str | None, typer.Option(metavar="TIME", help="For two or more: the longest they take together.")
+]
 Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this time.")]
 Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]

@@ -23,6 +23,8 @@ from ava_server.cli.artifacts import check_folder
 from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.log_access import find_run, open_log
 from ava_server.cli.options import (
+    GroupMaxCost,
+    GroupTimeout,
     name_options,
     parse_cents,
     parse_group_limits,
@@ -92,8 +94,7 @@ def register(app: typer.Typer) -> None:
 
 def run_command(
     role: Annotated[
-        str | None,
-        typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles),
+        str | None, typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles)
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -107,12 +108,8 @@ def run_command(
     also: Annotated[
         list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
     ] = None,
-    group_max_cost: Annotated[
-        str | None, typer.Option("--group-max", metavar="DOLLARS", help="The most that several cost together.")
-    ] = None,
-    group_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The longest that several take together.")
-    ] = None,
+    group_max_cost: GroupMaxCost = None,
+    group_timeout: GroupTimeout = None,
     retry: Annotated[
         str | None,
         typer.Option(
@@ -139,8 +136,7 @@ def run_command(
     max_iterations: Annotated[int | None, typer.Option(help="The most turns.")] = None,
     max_tool_calls: Annotated[int | None, typer.Option(help="The most tool calls.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers),
+        str | None, typer.Option(help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers)
     ] = None,
     system_prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What kind of subagent it is; required for the role custom.")
