@@ -18,36 +18,31 @@ from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer,
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
-COMMANDS: Mapping[str, str] = {
-    "serve": "ava_server.cli.serve",
-    "run": "ava_server.cli.run",
-    "approve": "ava_server.cli.approve",
-    "reject": "ava_server.cli.approve",
-    "resume": "ava_server.cli.steer",
-    "worker": "ava_server.cli.serve",
-    "status": "ava_server.cli.status",
-    "show": "ava_server.cli.show",
-    "report": "ava_server.cli.report",
-    "wait": "ava_server.cli.wait",
-    "send": "ava_server.cli.steer",
-    "cancel": "ava_server.cli.steer",
-    "logs": "ava_server.cli.logs",
-    "erase": "ava_server.cli.erase",
-    "verify": "ava_server.cli.verify",
-    "pin": "ava_server.cli.credentials",
-    "models": "ava_server.cli.models",
-    "roles": "ava_server.cli.roles",
-    "key": "ava_server.cli.credentials",
-    "secret": "ava_server.cli.credentials",
-    "memory": "ava_server.cli.memory",
-    "token": "ava_server.cli.users",
-    "user": "ava_server.cli.users",
-    "demo": "ava_server.cli.demo",
-    "init": "ava_server.cli.init",
-    "doctor": "ava_server.cli.doctor.command",
-    "completion": "ava_server.cli.completion",
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "serve": ("serve", "worker"),
+    "run": ("run",),
+    "approve": ("approve", "reject"),
+    "steer": ("resume", "send", "cancel"),
+    "status": ("status",),
+    "show": ("show",),
+    "report": ("report",),
+    "wait": ("wait",),
+    "logs": ("logs",),
+    "erase": ("erase",),
+    "verify": ("verify",),
+    "credentials": ("pin", "key", "secret"),
+    "models": ("models",),
+    "roles": ("roles",),
+    "memory": ("memory",),
+    "users": ("token", "user"),
+    "demo": ("demo",),
+    "init": ("init",),
+    "doctor.command": ("doctor",),
+    "completion": ("completion",),
 }
-"""Each first word, and its module, whose `register(app)` adds the commands to the app."""
+"""Each module, whose `register(app)` adds the commands to the app, with their first words."""
+COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
+"""Each first word, and its module."""
 
 REMOTE_COMMANDS = ("approve", "reject")
 """Commands that `--url` sends to another server."""
@@ -56,7 +51,7 @@ TWO_WORDS = ("logs export",)
 """Commands of two words whose first word is also a command."""
 
 USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
-"""Exit codes of errors; the codes of a run's endings are in `views.py`."""
+"""Exit codes of errors; the codes of a run's endings are in `results.py`."""
 
 
 _CODES: Mapping[type, int] = {
@@ -177,7 +172,7 @@ def _report(error: BaseException) -> int:
     """Print an error and return its exit code; a task group may have wrapped it."""
     from ava_server.cli.terminal import ReaderGone, tell
 
-    leaves = list(_leaves(error))
+    leaves = list(leaves_of(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return INTERRUPTED
     if any(isinstance(leaf, ReaderGone) for leaf in leaves):
@@ -218,9 +213,10 @@ def _explained(error: BaseException) -> str:
     return f"{error} {key_advice(provider, None)}"
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group that may contain groups; another error is its own leaf."""
     if isinstance(error, BaseExceptionGroup):
         for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(inner)
+            yield from leaves_of(inner)
     else:
         yield error

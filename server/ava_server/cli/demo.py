@@ -47,7 +47,6 @@ CHARS_MOST = 60_000
 LOOK_S = 2.0
 DOCUMENTS_MOST = 5
 WORDS = 3
-_TOOLS = ["read_file", "search_codebase", "search_and_read", "scratchpad"]
 _ENVIRONMENT = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
 _HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
 _WORD = re.compile(r"[^\W\d_]{4,24}")

@@ -16,22 +16,13 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
+from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approval_client import LocalApprovals
 from ava_server.cli.approve import check_group_cap, group_line
 from ava_server.cli.artifacts import check_folder
 from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.log_access import find_run, open_log
-from ava_server.cli.options import (
-    GroupMaxCost,
-    GroupTimeout,
-    name_options,
-    parse_cents,
-    parse_group_limits,
-    parse_seconds,
-    read_schema,
-    split_names,
-)
 from ava_server.cli.secret_input import unlock_session
 from ava_server.cli.service_client import decide, open_service, propose, start
 from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted
@@ -73,19 +64,6 @@ class RunRequest:
     out: Path | None = None
     artifacts: Path | None = None
 
-    def check(self) -> None:
-        """Check before any proposal that the results can be delivered.
-
-        Raises:
-            BadInput: They cannot.
-        """
-        if self.group and len(self.spawns) < 2:
-            raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
-        if self.out is not None and (self.out.is_dir() or not self.out.absolute().parent.is_dir()):
-            raise BadInput(f"--out: {self.out} cannot be written: it must be a file in an existing folder")
-        if self.artifacts is not None:
-            check_folder(self.artifacts)
-
 
 def register(app: typer.Typer) -> None:
     """Add `ava run` to the app."""
@@ -108,8 +86,8 @@ def run_command(
     also: Annotated[
         list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
     ] = None,
-    group_max_cost: GroupMaxCost = None,
-    group_timeout: GroupTimeout = None,
+    group_max_cost: options.GroupMaxCost = None,
+    group_timeout: options.GroupTimeout = None,
     retry: Annotated[
         str | None,
         typer.Option(
@@ -188,29 +166,29 @@ def run_command(
     common = {
         "retry_of": retry,
         "context": context,
-        "context_from": split_names(context_from),
+        "context_from": options.split_names(context_from),
         "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
         "namespace": namespace or None,
         "verify": verify,
-        "timeout": parse_seconds("--timeout", timeout),
-        "max_cost_cents": parse_cents("--max-cost", max_cost),
+        "timeout": options.parse_seconds("--timeout", timeout),
+        "max_cost_cents": options.parse_cents("--max-cost", max_cost),
         "max_tokens": max_tokens,
         "max_iterations": max_iterations,
         "max_tool_calls": max_tool_calls,
         "model": model,
         "system_prompt": system_prompt,
-        "tools": split_names(tools),
-        "blocked_tools": split_names(blocked_tools),
+        "tools": options.split_names(tools),
+        "blocked_tools": options.split_names(blocked_tools),
         "plan": plan,
         "extended_thinking": extended_thinking,
-        "output_schema": read_schema("--output-schema", output_schema),
+        "output_schema": options.read_schema("--output-schema", output_schema),
         "name": name,
         "task_id": task_id,
         "rationale": rationale,
     }
     request = RunRequest(
         spawn_requests(role, task or (), also or (), parallel=parallel, common=common),
-        parse_group_limits(group_max_cost, group_timeout),
+        options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
         as_json=as_json,
@@ -230,7 +208,12 @@ def _checked_settings(request: RunRequest) -> Settings:
     from ava_server.config.pin import policy_in_force
     from ava_server.config.settings import load_settings
 
-    request.check()
+    if request.group and len(request.spawns) < 2:
+        raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
+    if request.out is not None and (request.out.is_dir() or not request.out.absolute().parent.is_dir()):
+        raise BadInput(f"--out: {request.out} cannot be written: it must be a file in an existing folder")
+    if request.artifacts is not None:
+        check_folder(request.artifacts)
     settings = load_settings()
     if request.yes and policy_in_force(settings) == "human":
         why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
@@ -392,7 +375,7 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
                 short = task if len(task) <= SHOWN_CHARS else task[: SHOWN_CHARS - 1] + "…"
                 which = f" (of {spawn.get('role')}: {short}; nothing was started)"
             if isinstance(error, BadInput):
-                raise BadInput(name_options(str(error)) + which) from error
+                raise BadInput(options.name_options(str(error)) + which) from error
             hint = " To run without it: --degraded." if isinstance(error, ToolMissing) else ""
             if isinstance(error, Refused) and hint + which:
                 raise Refused(f"{error}{hint}{which}", needs_key=error.needs_key) from error

@@ -349,12 +349,7 @@ async def deliver(
 
     found = [await whole_answer(runtime.store, run_id, runtime.instances.alive) for run_id in run_ids]
     answers = [answer for _run, answer in found]
-    saved: dict[str, SavedFiles] = {}
-    for answer in answers if artifacts is not None else ():
-        assert artifacts is not None
-        source = runtime.settings.paths.artifacts / answer.subagent_id
-        folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
-        saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
+    saved = await _save_all(runtime, answers, artifacts) if artifacts is not None else {}
     if as_json:
         text = _json_of(runtime, answers, saved)
     else:
@@ -374,6 +369,15 @@ async def deliver(
     faults = any(each.faults for each in saved.values())
     codes = [exit_code(run) for run, _answer in found]
     return next((code for code in codes if code), CONFIGURATION if faults else 0)
+
+
+async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path) -> dict[str, SavedFiles]:
+    saved: dict[str, SavedFiles] = {}
+    for answer in answers:
+        source = runtime.settings.paths.artifacts / answer.subagent_id
+        folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
+        saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
+    return saved
 
 
 def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, SavedFiles]) -> str:
