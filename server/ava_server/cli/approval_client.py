@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 import stat
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -334,6 +333,8 @@ def _read_token_file(path: Path) -> str:
 
 def _connection_error(address: str, error: BaseException) -> ConfigError:
     """Return why a server was not reached, and what to do."""
+    import ssl
+
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
