@@ -122,7 +122,7 @@ class LocalApprovals:
 
     async def _start_worker(self) -> None:
         """Start a worker, which runs belong to here: there may be no host."""
-        from ava_server.runs.manager import ConfigNotSupported
+        from ava_server.runs.context import ConfigNotSupported
         from ava_server.runs.worker_process import WorkerProcesses
 
         try:

@@ -14,8 +14,8 @@ from ava_server.core.ids import nearest
 from ava_server.hosts.launching import key_advice
 from ava_server.models import listing
 from ava_server.models.clients import ClientPool
-from ava_server.models.listing import ModelCatalog, Offer, TierMeaning
-from ava_server.models.prices import Price, Step, per_call, price_facts, price_lines, usd
+from ava_server.models.listing import ModelCatalog, Offer, ResolvedModel
+from ava_server.models.prices import Price, Step, per_call, price_json, price_lines, usd
 from ava_server.models.selection import SET_A_MODEL, ModelSettings
 
 WIDTH = 80
@@ -39,7 +39,7 @@ class ProviderModels:
 
 
 async def read_providers(
-    models: ModelSettings, tiers: Sequence[TierMeaning], provider: str | None, search: str | None
+    models: ModelSettings, tiers: Sequence[ResolvedModel], provider: str | None, search: str | None
 ) -> list[ProviderModels]:
     """Return the wanted providers with their models.
 
@@ -47,7 +47,7 @@ async def read_providers(
         BadInput: There is no such provider.
         ConfigError: A configured provider has an invalid name.
     """
-    known = listing.sellers(models)
+    known = listing.model_catalogs(models)
     if provider is not None:
         wanted = [_find_provider(provider.strip(), known)]
     else:
@@ -94,10 +94,10 @@ def _advice(error: AvaError | None) -> str:
     return key_advice(error.needs_key, None) if error is not None and error.needs_key else ""
 
 
-def models_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -> dict[str, Any]:
+def models_json(tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels]) -> dict[str, Any]:
     """Return tiers and providers as plain JSON."""
     return {
-        "tiers": [{"tier": meant.wanted, **listing.facts(meant, _advice(meant.error))} for meant in tiers],
+        "tiers": [{"tier": meant.wanted, **listing.model_json(meant, _advice(meant.error))} for meant in tiers],
         "providers": [
             {
                 "provider": one.seller.name,
@@ -109,7 +109,7 @@ def models_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -
                         "id": offer.model_id,
                         "model": f"{one.seller.name}:{offer.model_id}",
                         "tiers": list(offer.tiers),
-                        "price": price_facts(offer.price) if offer.price else None,
+                        "price": price_json(offer.price) if offer.price else None,
                         "window": offer.price.window if offer.price else None,
                         "problem": offer.unpriced or None,
                     }
@@ -126,11 +126,11 @@ def models_json(tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels]) -
 
 
 def models_screen(
-    tiers: Sequence[TierMeaning], shown: Sequence[ProviderModels], search: str | None, *, whole: bool
+    tiers: Sequence[ResolvedModel], shown: Sequence[ProviderModels], search: str | None, *, whole: bool
 ) -> list[str]:
     """Return tiers and providers as lines."""
     lines = ["", "Tiers, as roles ask for them (USD per million tokens):"]
-    same: dict[str, tuple[list[str], TierMeaning]] = {}
+    same: dict[str, tuple[list[str], ResolvedModel]] = {}
     for meant in tiers:
         key = f"{meant.choice.name if meant.choice else meant.error} {meant.said_by}"
         same.setdefault(key, ([], meant))[0].append(meant.wanted)
@@ -143,7 +143,7 @@ def models_screen(
     return lines
 
 
-def _tier(names: str, meant: TierMeaning) -> list[str]:
+def _tier(names: str, meant: ResolvedModel) -> list[str]:
     if meant.choice is None:
         about = f"cannot be used: {meant.error} {_advice(meant.error)}".rstrip().split("\n")
     else:

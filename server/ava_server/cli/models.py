@@ -45,7 +45,7 @@ def models_command(
     root = checked_root(show=False)
     settings = load_settings()
     models = model_settings(settings)
-    tiers = tier_meanings(models, settings)
+    tiers = resolve_tiers(models, settings.where)
     shown = anyio.run(read_providers, models, tiers, provider, search)
     whole = provider is not None or search is not None
     present(root, as_json, models_json(tiers, shown), models_screen(tiers, shown, search, whole=whole))

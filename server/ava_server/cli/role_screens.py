@@ -24,7 +24,7 @@ from ava_server.config.keys import read_keys
 from ava_server.config.role_folders import RolePlaces
 from ava_server.config.search_engines import engine_of
 from ava_server.config.settings import Settings
-from ava_server.models.listing import TierMeaning
+from ava_server.models.listing import ResolvedModel
 
 WIDTH = 80
 
@@ -176,13 +176,13 @@ def _features(role: Role) -> list[str]:
     ]
 
 
-def _clamps(role: Role, meant: TierMeaning | None, settings: Settings) -> tuple[str, ...]:
+def _clamps(role: Role, meant: ResolvedModel | None, settings: Settings) -> tuple[str, ...]:
     if meant is None or meant.choice is None:
         return ()
     return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
 
 
-def _prompt(role: Role, meant: TierMeaning | None, settings: Settings, known: Specs) -> str:
+def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: Specs) -> str:
     notes = not Memory(settings.paths.memory).is_empty()
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free

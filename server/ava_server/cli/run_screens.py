@@ -20,6 +20,7 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import columns, cut, wrapped
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
+from ava_server.models.prices import Price
 from ava_server.runs.costs import DEAREST, Attempt, Costs
 from ava_server.service.logs import arguments_text, entry_line, is_trouble
 from ava_server.service.responses import RunAnswer
@@ -101,7 +102,7 @@ def _changes(changes: dict[str, Any]) -> str:
 
 
 def _limits(config: RunConfig) -> str:
-    money = "free" if config.price.get("free") else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    money = "free" if config.price.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     return (
         f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
         f"{config.max_tool_calls} tool calls"
@@ -160,12 +161,13 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
 
 
-def _price_text(price: dict[str, Any]) -> str:
-    if price.get("free"):
-        return str(price.get("source") or "free")
-    source = f" ({price['source']})" if price.get("source") else ""
+def _price_text(price: Price) -> str:
+    if price.free:
+        return price.source or "free"
+    source = f" ({price.source})" if price.source else ""
     rates = ", ".join(
-        f"{name.replace('_', ' ')} ${price[name] / 1000:g}" for name in ("input", "output", "cache_read", "cache_write")
+        f"{name.replace('_', ' ')} ${getattr(price, name) / 1000:g}"
+        for name in ("input", "output", "cache_read", "cache_write")
     )
     return f"per million tokens {rates}{source}"
 

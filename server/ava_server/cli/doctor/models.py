@@ -14,7 +14,7 @@ from ava_server.config.search_engines import engine_of, search_cost
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
 from ava_server.models import selection
-from ava_server.models.listing import tier_meanings
+from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
 from ava_server.models.selection import Choice, ModelSettings
 
