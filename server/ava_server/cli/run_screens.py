@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "group_id": run.group_id,
         "state": answer.state,
         "model": run.model,
-        "price": config.price,
+        "price": asdict(config.price),
         "cost_cents": cents(costs.micros),
         "max_cost_cents": cents(config.max_cost_micros),
         "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
