@@ -11,7 +11,7 @@ from support.terminal import on_terminal
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli import app
-from ava_server.cli.option_values import name_options
+from ava_server.cli.options import name_options
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelTimeout, Refused
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"

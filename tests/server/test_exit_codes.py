@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from ava_audit.events import ENDINGS
 from ava_server.approval.requests import SpawnArgs
 from ava_server.cli.app import build
-from ava_server.cli.option_values import name_options
+from ava_server.cli.options import name_options
 from ava_server.cli.results import exit_code
 
 NOTE = Say("", [("scratchpad", {"note": "a"})])

@@ -214,6 +214,7 @@ async def test_the_screen_fits_a_narrow_terminal_and_has_no_bars_in_a_pipe(
     assert "█" not in piped and "\x1b" not in piped
     for line in ("2025-12-28 ", "$0.000007      1      1       -", "S-000008"):
         assert line in piped
+    assert "\nSpent $" in piped, "the head line is a sentence"
     assert "2025-12-31" in piped, "a day without spending is shown as one"
     assert "2026-01-04 to 2026-01-09" in piped, "and many of them are one line"
     with on_terminal(tmp_path, *asked, columns=80) as screen:

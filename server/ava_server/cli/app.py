@@ -16,39 +16,33 @@ import typer
 
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
-from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
-COMMANDS: Mapping[str, str] = {
-    "serve": "ava_server.cli.serve",
-    "run": "ava_server.cli.run",
-    "approve": "ava_server.cli.approve",
-    "reject": "ava_server.cli.approve",
-    "resume": "ava_server.cli.steer",
-    "worker": "ava_server.cli.serve",
-    "status": "ava_server.cli.status",
-    "show": "ava_server.cli.show",
-    "report": "ava_server.cli.report",
-    "wait": "ava_server.cli.wait",
-    "send": "ava_server.cli.steer",
-    "cancel": "ava_server.cli.steer",
-    "logs": "ava_server.cli.logs",
-    "erase": "ava_server.cli.erase",
-    "verify": "ava_server.cli.verify",
-    "pin": "ava_server.cli.credentials",
-    "models": "ava_server.cli.models",
-    "roles": "ava_server.cli.roles",
-    "key": "ava_server.cli.credentials",
-    "secret": "ava_server.cli.credentials",
-    "memory": "ava_server.cli.memory",
-    "token": "ava_server.cli.users",
-    "user": "ava_server.cli.users",
-    "demo": "ava_server.cli.demo",
-    "init": "ava_server.cli.init",
-    "doctor": "ava_server.cli.doctor.command",
-    "completion": "ava_server.cli.completion",
+MODULES: Mapping[str, tuple[str, ...]] = {
+    "serve": ("serve", "worker"),
+    "run": ("run",),
+    "approve": ("approve", "reject"),
+    "steer": ("resume", "send", "cancel"),
+    "status": ("status",),
+    "show": ("show",),
+    "report": ("report",),
+    "wait": ("wait",),
+    "logs": ("logs",),
+    "erase": ("erase",),
+    "verify": ("verify",),
+    "credentials": ("pin", "key", "secret"),
+    "models": ("models",),
+    "roles": ("roles",),
+    "memory": ("memory",),
+    "users": ("token", "user"),
+    "demo": ("demo",),
+    "init": ("init",),
+    "doctor.command": ("doctor",),
+    "completion": ("completion",),
 }
-"""Each first word, and its module, whose `register(app)` adds the commands to the app."""
+"""Each module, whose `register(app)` adds the commands to the app, with their first words."""
+COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
+"""Each first word, and its module."""
 
 REMOTE_COMMANDS = ("approve", "reject")
 """Commands that `--url` sends to another server."""
@@ -56,10 +50,8 @@ _OPTIONS_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
 """Commands of two words whose first word is also a command."""
 
-Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
-
 USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
-"""Exit codes of errors; the codes of a run's endings are in `views.py`."""
+"""Exit codes of errors; the codes of a run's endings are in `results.py`."""
 
 
 _CODES: Mapping[type, int] = {
@@ -136,11 +128,6 @@ def first_word(args: Sequence[str]) -> str:
     return ""
 
 
-def heading(root: DataRoot) -> None:
-    """Print the first line of a screen, which names the data root."""
-    typer.echo(f"Data root: {root.path}")
-
-
 def refuse_in_subagent(command: str) -> None:
     """Refuse a command that is called by a subagent.
 
@@ -185,7 +172,7 @@ def _report(error: BaseException) -> int:
     """Print an error and return its exit code; a task group may have wrapped it."""
     from ava_server.cli.terminal import ReaderGone, tell
 
-    leaves = list(_leaves(error))
+    leaves = list(leaves_of(error))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         return INTERRUPTED
     if any(isinstance(leaf, ReaderGone) for leaf in leaves):
@@ -226,9 +213,10 @@ def _explained(error: BaseException) -> str:
     return f"{error} {key_advice(provider, None)}"
 
 
-def _leaves(error: BaseException) -> Iterator[BaseException]:
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in a group that may contain groups; another error is its own leaf."""
     if isinstance(error, BaseExceptionGroup):
         for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
-            yield from _leaves(inner)
+            yield from leaves_of(inner)
     else:
         yield error

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import ssl
 import stat
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.to_thread
 
+from ava_server.cli.log_access import find_runs
+from ava_server.cli.options import parse_any_id
 from ava_server.cli.secret_input import unlock_session
+from ava_server.cli.service_client import decide
 from ava_server.cli.terminal import tell
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 
@@ -38,41 +40,8 @@ LONGEST_REASON = 500
 _MAY_BE_DECIDED = "The decision may still have counted; without an id, all that still wait are shown."
 
 
-class ApprovalClient(Protocol):
-    """Reads waiting proposals and decides about them."""
-
-    async def waiting(self, ids: list[str]) -> list[Pending]:
-        """Return the proposals with these ids, or all of this user that wait, the oldest first.
-
-        Raises:
-            BadInput: An id is unknown.
-            Refused: A proposal no longer waits.
-        """
-        ...
-
-    async def check_can_approve(self) -> None:
-        """Check before any question that something can be approved.
-
-        Raises:
-            Refused: It cannot.
-        """
-        ...
-
-    async def decide(self, waiting: Sequence[Pending], decision: str, **more: Any) -> ConfirmAnswer:
-        """Approve or reject, with the PIN where one is needed.
-
-        Raises:
-            AvaError: The decision was not accepted.
-        """
-        ...
-
-    async def describe_start(self, waiting: Sequence[Pending]) -> str:
-        """Return a sentence on whether the approved runs start."""
-        ...
-
-
 class LocalApprovals:
-    """Decides on this machine's data root, in a session at its terminal."""
+    """Decides on this machine's data root, in a session at its terminal; `RemoteApprovals` has the same methods."""
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
         self._runtime = runtime
@@ -86,7 +55,6 @@ class LocalApprovals:
             Refused: A proposal no longer waits.
         """
         from ava_server.approval.proposals import pending_proposal, pending_proposals
-        from ava_server.cli.log_access import find_runs
 
         now_us = time.time_ns() // 1000
         found = await find_runs(self._runtime.store, ids) if ids else []
@@ -123,7 +91,6 @@ class LocalApprovals:
         Raises:
             AvaError: The decision was not accepted.
         """
-        from ava_server.cli.service_client import decide
         from ava_server.config.pin import PinFile
         from ava_server.service.service import Service
 
@@ -138,7 +105,8 @@ class LocalApprovals:
         """Return a sentence on whether the approved runs start, after watching for a moment."""
         from ava_audit.rows import QUEUED
 
-        await self._start_worker()
+        if self._runtime.settings.background:
+            await self._start_worker()
         ids = [one.subagent_id for one in waiting]
         with anyio.move_on_after(STARTS_WITHIN_S):
             while True:
@@ -153,12 +121,10 @@ class LocalApprovals:
         )
 
     async def _start_worker(self) -> None:
-        """Start a worker if runs belong to one: there may be no host."""
+        """Start a worker, which runs belong to here: there may be no host."""
         from ava_server.runs.context import ConfigNotSupported
         from ava_server.runs.worker_process import WorkerProcesses
 
-        if not self._runtime.settings.background:
-            return
         try:
             await WorkerProcesses(self._runtime.settings.paths)()
         except (ConfigNotSupported, OSError) as error:
@@ -246,7 +212,6 @@ class RemoteApprovals:
             Refused: A proposal does not wait.
         """
         from ava_server.approval.proposals import Pending
-        from ava_server.cli.option_values import parse_any_id
 
         wanted = [parse_any_id(given)[1] for given in ids]
         answer = await self._request("GET")
@@ -366,9 +331,12 @@ def _read_token_file(path: Path) -> str:
         raise BadInput(f"--token-file: {path} cannot be read: {why}.") from None
 
 
-def _connection_error(address: str, error: Exception) -> ConfigError:
+def _connection_error(address: str, error: BaseException) -> ConfigError:
     """Return why a server was not reached, and what to do."""
-    for cause in _causes(error):
+    import ssl
+
+    cause: BaseException | None = error
+    while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return ConfigError(
                 f"The certificate of {address} is not trusted here: {cause.verify_message or cause.reason}. The token"
@@ -377,12 +345,6 @@ def _connection_error(address: str, error: Exception) -> ConfigError:
             )
         if isinstance(cause, ssl.SSLError):
             return ConfigError(f"No TLS connection to {address}: {cause.reason}. The token was not sent.")
+        cause = cause.__cause__ or cause.__context__
     why = str(error) or type(error).__name__
     return ConfigError(f"{address} does not answer: {why}. Is `ava serve --http` running there?")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__ or cause.__context__

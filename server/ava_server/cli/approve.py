@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -11,14 +11,19 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
-from ava_server.cli.app import NOT_APPROVED, heading, refuse_in_subagent
+from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
+from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, open_remote
 from ava_server.cli.completion import proposals
-from ava_server.cli.terminal import agrees, ask, say, someone_there, tell
+from ava_server.cli.options import GroupMaxCost, GroupTimeout, parse_group_limits
+from ava_server.cli.service_client import open_service, refuse_unless_approved
+from ava_server.cli.terminal import agrees, ask, heading, say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
-    from ava_server.cli.approval_client import ApprovalClient, RemoteServer
+    from ava_server.config.settings import Settings
+
+ApprovalClient = LocalApprovals | RemoteApprovals
 
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
@@ -36,66 +41,51 @@ def register(app: typer.Typer) -> None:
 def approve_command(
     context: typer.Context,
     ids: _Ids = None,
-    group_max_cost: Annotated[
-        str | None, typer.Option("--group-max", metavar="USD", help="For two or more: the most they cost together.")
-    ] = None,
-    group_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="For two or more: the longest they take together.")
-    ] = None,
+    group_max_cost: GroupMaxCost = None,
+    group_timeout: GroupTimeout = None,
 ) -> None:
     """Show proposals and start them if you agree; under the policy human this takes the approval PIN.
 
     Two or more ids are one group under one cap. Without an id, all waiting proposals are shown one by one. `ava --url
     URL approve` decides on another server, with a token of the scope approve instead of the PIN.
     """
-    from ava_server.cli.option_values import parse_group_limits
-
     limits = parse_group_limits(group_max_cost, group_timeout)
     if limits and len(set(ids or ())) < 2:
         raise BadInput(_NO_GROUP)
-    remote = _begin(context, "ava approve")
+    opening = _begin(context, "ava approve", asked=True)
     if ids and not someone_there():
         raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
-    raise typer.Exit(anyio.run(_approve, remote, ids or [], limits))
+    raise typer.Exit(anyio.run(_approve, opening, ids or [], limits))
 
 
 def reject_command(context: typer.Context, ids: _Ids = None) -> None:
     """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits."""
-    raise typer.Exit(anyio.run(_reject, _begin(context, "ava reject"), ids or []))
+    raise typer.Exit(anyio.run(_reject, _begin(context, "ava reject", asked=someone_there()), ids or []))
 
 
-def _begin(context: typer.Context, command: str) -> RemoteServer | None:
-    """Print the first line, and return the server of `--url`; None for this machine's data root."""
-    from ava_server.cli.approval_client import RemoteServer
+def _begin(context: typer.Context, command: str, *, asked: bool) -> AbstractAsyncContextManager[ApprovalClient]:
+    """Print the first line, and return how to open the server of `--url`, or else this machine's data root."""
     from ava_server.config.settings import load_settings
 
     refuse_in_subagent(command)
     if context.obj is None:
-        heading(load_settings().paths)
-        return None
+        settings = load_settings()
+        heading(settings.paths)
+        return _open_local(settings, command, asked=asked)
     remote = RemoteServer(*context.obj)
     remote.token()  # an error comes before any question
     say(f"Server: {remote.address}")
-    return remote
+    return open_remote(remote)
 
 
 @asynccontextmanager
-async def _open(remote: RemoteServer | None, command: str, *, asked: bool) -> AsyncGenerator[ApprovalClient]:
-    from ava_server.cli.approval_client import LocalApprovals, open_remote
-    from ava_server.cli.service_client import open_session
-    from ava_server.config.settings import load_settings
-    from ava_server.service.runtime import open_runtime
-
-    if remote is not None:
-        async with open_remote(remote) as client:
-            yield client
-        return
-    async with open_runtime(load_settings(), runs=False) as runtime, open_session(runtime, command, asked=asked) as own:
-        yield LocalApprovals(runtime, own)
+async def _open_local(settings: Settings, command: str, *, asked: bool) -> AsyncGenerator[LocalApprovals]:
+    async with open_service(settings, command, asked=asked) as (runtime, service):
+        yield LocalApprovals(runtime, service.session)
 
 
-async def _approve(remote: RemoteServer | None, ids: list[str], limits: dict[str, Any]) -> int:
-    async with _open(remote, "ava approve", asked=True) as client:
+async def _approve(opening: AbstractAsyncContextManager[ApprovalClient], ids: list[str], limits: dict[str, Any]) -> int:
+    async with opening as client:
         waiting = await client.waiting(ids)
         if waiting and someone_there():  # an error comes before any question
             await client.check_can_approve()
@@ -134,8 +124,8 @@ async def _approve_together(client: ApprovalClient, waiting: list[Pending], limi
     return 0
 
 
-async def _reject(remote: RemoteServer | None, ids: list[str]) -> int:
-    async with _open(remote, "ava reject", asked=someone_there()) as client:
+async def _reject(opening: AbstractAsyncContextManager[ApprovalClient], ids: list[str]) -> int:
+    async with opening as client:
         waiting = await client.waiting(ids)
         for number, one in enumerate(waiting, 1):
             if not ids:
@@ -192,8 +182,6 @@ async def _start(client: ApprovalClient, waiting: list[Pending], limits: dict[st
     Raises:
         Refused: It may not start; says why.
     """
-    from ava_server.cli.service_client import refuse_unless_approved
-
     lines = [one.approval_line for one in waiting]
     if len(waiting) > 1:
         lines.append(group_line(waiting, limits))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from typing import Annotated
 
@@ -11,26 +10,18 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root, record_setting
+from ava_server.cli.options import Json
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, read_secret
-from ava_server.cli.terminal import say, say_json, say_rows
-from ava_server.config.keys import (
-    SEARCHES,
-    WELL_KNOWN,
-    find_key,
-    list_keys,
-    may_be_key,
-    provider_name,
-    read_keys,
-    remove_key,
-    set_key,
-)
+from ava_server.cli.terminal import aligned, heading, present, say
+from ava_server.config import keys
+from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name
 from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import nearest
 
 _MODEL_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name not in SEARCHES)
 _SEARCH_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name in SEARCHES)
@@ -59,16 +50,16 @@ class _ProviderOnlyCommand(NameOnlyCommand):
 def register(app: typer.Typer) -> None:
     """Add `ava key`, `ava secret` and `ava pin` to the app."""
     short = "asked for without echo, or read from a pipe."
-    keys = typer.Typer(help="Keys of model and search providers.", no_args_is_help=True)
-    keys.command("set", cls=_ProviderOnlyCommand, short_help=f"Store a key: {short}")(set_key_command)
-    keys.command("list", short_help="List which keys are stored, never the keys.")(list_keys_command)
-    keys.command("remove", cls=_ProviderOnlyCommand)(remove_key_command)
-    app.add_typer(keys, name="key")
-    secrets = typer.Typer(help="Secrets that tool calls of roles may send.", no_args_is_help=True)
-    secrets.command("set", cls=NameOnlyCommand, short_help=f"Store a secret: {short}")(set_secret_command)
-    secrets.command("list", short_help="List names, hosts and roles, never values.")(list_secrets_command)
-    secrets.command("remove", cls=NameOnlyCommand)(remove_secret_command)
-    app.add_typer(secrets, name="secret")
+    key = typer.Typer(help="Keys of model and search providers.", no_args_is_help=True)
+    key.command("set", cls=_ProviderOnlyCommand, short_help=f"Store a key: {short}")(set_key_command)
+    key.command("list", short_help="List which keys are stored, never the keys.")(list_keys_command)
+    key.command("remove", cls=_ProviderOnlyCommand)(remove_key_command)
+    app.add_typer(key, name="key")
+    secret = typer.Typer(help="Secrets that tool calls of roles may send.", no_args_is_help=True)
+    secret.command("set", cls=NameOnlyCommand, short_help=f"Store a secret: {short}")(set_secret_command)
+    secret.command("list", short_help="List names, hosts and roles, never values.")(list_secrets_command)
+    secret.command("remove", cls=NameOnlyCommand)(remove_secret_command)
+    app.add_typer(secret, name="secret")
     about = "The approval PIN, without which nothing starts."
     pin = typer.Typer(help=about, no_args_is_help=True)
     pin.command("set", short_help="Set a PIN: from then on nothing starts without it.")(set_pin_command)
@@ -88,10 +79,10 @@ def set_key_command(provider: _Provider) -> None:
     name = provider_name(provider)
     root = checked_root(show=False)
     if name not in WELL_KNOWN and name not in _configured_providers(root):
-        if may_be_key(provider):
+        if keys.may_be_key(provider):
             raise BadInput(f"This is not a provider that Ava knows, and may be a key. {_ProviderOnlyCommand.advice}")
-        near = difflib.get_close_matches(name, list(WELL_KNOWN), n=1)
-        hint = f"Did you mean {near[0]}? If not, give" if near else "Give"
+        near = nearest(name, WELL_KNOWN)
+        hint = f"Did you mean {near}? If not, give" if near else "Give"
         raise BadInput(
             f"Ava does not know the provider {name}. {hint} its address first: base_url under [providers.{name}]"
             f" in {root.config}"
@@ -99,9 +90,9 @@ def set_key_command(provider: _Provider) -> None:
     heading(root)
     value = read_secret(f"Key for {name}", "key", f"ava key set {name}")
     root.create()
-    set_key(name, value, root.keys)
+    keys.set_key(name, value, root.keys)
     say(f"Stored the key for {name} in {root.keys}.")
-    key = find_key(name, root.keys)
+    key = keys.find_key(name, root.keys)
     if key is not None and key.where != str(root.keys):
         say(f"{key.where} is also set in this environment, and takes precedence.")
     if name in SEARCHES:
@@ -111,30 +102,25 @@ def set_key_command(provider: _Provider) -> None:
 def list_keys_command(as_json: Json = False) -> None:
     """List which providers have a key and where it comes from, never the keys."""
     root = checked_root(show=False)
-    keys = list_keys(root.keys)
-    configured = (
-        _configured_providers(root) if any(key.provider not in WELL_KNOWN for key in keys) else frozenset[str]()
-    )
-    unused = {key.provider for key in keys if key.provider not in WELL_KNOWN and key.provider not in configured}
-    if as_json:
-        entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in keys]
-        say_json({"data_root": str(root.path), "keys": entries})
-        return
-    heading(root)
+    known = keys.list_keys(root.keys)
+    own = {key.provider for key in known} - {*WELL_KNOWN}
+    unused = own - _configured_providers(root) if own else own
+    entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in known]
     note = " (not used: config.toml has no [providers.{0}])"
-    say_rows((key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in keys)
-    if not keys:
-        say("No keys. Store one with `ava key set openrouter`.")
+    lines = aligned(
+        (key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in known
+    )
+    present(root, as_json, {"keys": entries}, lines or ["No keys. Store one with `ava key set openrouter`."])
 
 
 def remove_key_command(provider: _StoredProvider) -> None:
     """Remove a stored key."""
     name = provider_name(provider)
     root = find_data_root()
-    if not remove_key(name, root.keys):
-        key = find_key(name, root.keys, os.environ)
+    if not keys.remove_key(name, root.keys):
+        key = keys.find_key(name, root.keys, os.environ)
         where = f" It comes from {key.where}: unset it there." if key else " `ava key list` shows the stored ones."
-        whose = "a provider of this name" if may_be_key(provider) else name
+        whose = "a provider of this name" if keys.may_be_key(provider) else name
         raise BadInput(f"There is no key for {whose} in {root.keys}.{where}")
     heading(root)
     say(f"Removed the key for {name} from {root.keys}.")
@@ -145,7 +131,7 @@ def _search_in_use(root: DataRoot) -> str:
     from ava_server.config.search_engines import engine_of, search_cost
     from ava_server.config.settings import load_settings
 
-    engine = engine_of(load_settings(root.path).search, read_keys(root.keys))
+    engine = engine_of(load_settings(root.path).search, keys.read_keys(root.keys))
     if engine is None:
         return "Web search is still off: search.engine names another engine. `ava doctor` says more."
     return f"Subagents of roles with web_search now search by {engine.title}: {search_cost(engine.cost_micros)}."
@@ -197,14 +183,11 @@ def list_secrets_command(as_json: Json = False) -> None:
     secrets = read_secrets(root.secrets_file)
     roles = _roles_with_secrets(root)
     names = sorted({*secrets, *roles})
-    if as_json:
-        entries = [_secret_fields(name, secrets.get(name), roles.get(name, [])) for name in names]
-        say_json({"data_root": str(root.path), "secrets": entries})
-        return
-    heading(root)
-    say_rows((name, _describe_secret(secrets.get(name), roles.get(name, []))) for name in names)
-    if not names:
-        say("No secrets. Store one with `ava secret set NAME --for HOST`.")
+    entries = [_secret_fields(name, secrets.get(name), roles.get(name, [])) for name in names]
+    lines = aligned((name, _describe_secret(secrets.get(name), roles.get(name, []))) for name in names)
+    present(
+        root, as_json, {"secrets": entries}, lines or ["No secrets. Store one with `ava secret set NAME --for HOST`."]
+    )
 
 
 def remove_secret_command(name: _SecretName) -> None:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
-from ava_server.cli.app import INTERRUPTED, NOT_APPROVED, heading
-from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
+from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
+from ava_server.cli.terminal import Progress, agrees, columns, cut, heading, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
 
@@ -47,7 +47,6 @@ CHARS_MOST = 60_000
 LOOK_S = 2.0
 DOCUMENTS_MOST = 5
 WORDS = 3
-_TOOLS = ["read_file", "search_codebase", "search_and_read", "scratchpad"]
 _ENVIRONMENT = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
 _HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
 _WORD = re.compile(r"[^\W\d_]{4,24}")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_server.cli.app import heading
-from ava_server.cli.completion import ended_runs
-from ava_server.cli.terminal import Progress, confirm, say, tell
+from ava_server.cli.log_access import find_run, open_log, terminal_session
+from ava_server.cli.options import EndedRunId
+from ava_server.cli.terminal import Progress, confirm, heading, say, tell
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
@@ -47,9 +47,7 @@ def register(app: typer.Typer) -> None:
 
 
 def erase_command(
-    subagent: Annotated[
-        str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=ended_runs)
-    ],
+    subagent: EndedRunId,
     yes: Annotated[bool, typer.Option("--yes", help="Erase it without asking.")] = False,
 ) -> None:
     """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
@@ -61,7 +59,6 @@ def erase_command(
 
 
 async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> None:
-    from ava_server.cli.log_access import find_run, open_log
     from ava_server.core.ids import label
     from ava_server.service.runtime import maintain_data_root
 
@@ -119,7 +116,6 @@ def _summary(run: RunRow, erased_us: int | None, with_content: int) -> list[str]
 async def _erase_all(store: Store, run: RunRow, with_content: int) -> int:
     """Erase a run, wait until no file contains any of it, and return the number of erased entries."""
     from ava_audit.retention import erase_run
-    from ava_server.cli.log_access import terminal_session
     from ava_server.service.erase import quoting_entries
 
     total = 0

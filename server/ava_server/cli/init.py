@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.app import heading
 from ava_server.cli.completion import hosts
-from ava_server.cli.terminal import say, tell, write
+from ava_server.cli.terminal import heading, say, tell, write
 from ava_server.core.data_root import find_data_root, home_folder
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 

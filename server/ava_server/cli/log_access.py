@@ -10,14 +10,17 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_server.cli.app import heading, refuse_in_subagent
-from ava_server.cli.terminal import tell
+import anyio.to_thread
+
+from ava_server.cli.app import refuse_in_subagent
+from ava_server.cli.options import parse_any_id
+from ava_server.cli.terminal import heading, tell
 from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput, ConfigError
 
@@ -101,8 +104,6 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
     Raises:
         ConfigError: The data root cannot be used.
     """
-    import anyio.to_thread
-
     from ava_audit.store.store import Store
 
     if make:
@@ -135,8 +136,6 @@ async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:
 
 
 async def _find(store: Store | None, given: str, *, groups: bool = False) -> list[RunRow]:
-    from ava_server.cli.option_values import parse_any_id
-
     try:
         field, wanted = parse_any_id(given, groups=groups)
     except BadInput as error:
@@ -197,6 +196,19 @@ async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -
         return
     event = carried(session.who, tool, run.id)
     await store.do(lambda _view, _now_us: Outcome(None, (event,)))
+
+
+async def note_shown(store: Store, command: str, shown: Sequence[tuple[RunRow, RunAnswer]]) -> None:
+    """Log which results a command has shown at this terminal; if the log cannot be written, tell so."""
+    from ava_audit.errors import StoreUnavailable
+
+    session = terminal_session()
+    for run, answer in shown:
+        if answer.untrusted_result is not None:  # an erased one is no news
+            try:
+                await note_fetched(store, session, command, run)
+            except StoreUnavailable as error:
+                tell(f"The log does not say that this was shown: {error}")
 
 
 def terminal_session() -> Session:

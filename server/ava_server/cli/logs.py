@@ -16,9 +16,10 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import heading
 from ava_server.cli.completion import agents, all_runs, event_types
-from ava_server.cli.terminal import Progress, columns, cut, reader_gone, say, write_lines
+from ava_server.cli.log_access import find_run, open_log
+from ava_server.cli.options import Until, Utc, parse_time_option, split_names
+from ava_server.cli.terminal import columns, cut, heading, progress_on_terminal, reader_gone, say, write_lines
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
@@ -36,36 +37,17 @@ PIPED_WIDTH = 1_000
 STDOUT = "-"
 _ROWS_AT_ONCE = 500
 
-Kinds = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--type",
-        metavar="TYPE",
-        show_default=False,
-        help="error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas.",
-        autocompletion=event_types,
-    ),
-]
-Since = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", show_default=False, help='"1 hour ago", 30m, yesterday, 14:05, 2026-01-31 …'),
-]
-Until = Annotated[str | None, typer.Option(metavar="TIME", show_default=False, help="Only before this time.")]
-Search = Annotated[
-    str | None,
-    typer.Option(metavar="WORDS", show_default=False, help='All these words; "words together" in quotes.'),
-]
+_LAST = f"So many of the newest entries; {LAST} by default, all with --since or --until."
+_KINDS = "error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas."
+Kinds = Annotated[list[str] | None, typer.Option("--type", metavar="TYPE", help=_KINDS, autocompletion=event_types)]
+Since = Annotated[str | None, typer.Option(metavar="TIME", help='"1 hour ago", 30m, yesterday, 14:05, 2026-01-31 …')]
+Search = Annotated[str | None, typer.Option(metavar="WORDS", help='All these words; "words together" in quotes.')]
 Agents = Annotated[
-    list[str] | None,
-    typer.Option(metavar="ID", show_default=False, help="Only of this agent: ava, or S-….", autocompletion=agents),
+    list[str] | None, typer.Option(metavar="ID", help="Only of this agent: ava, or S-….", autocompletion=agents)
 ]
-Users = Annotated[list[str] | None, typer.Option(metavar="NAME", show_default=False, help="Only of this user.")]
-Sessions = Annotated[
-    list[str] | None, typer.Option(metavar="ID", show_default=False, help="Only of this host connection.")
-]
-Level = Annotated[
-    Literal["info", "warning", "error"] | None, typer.Option(show_default=False, help="At least this serious.")
-]
+Users = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only of this user.")]
+Sessions = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only of this host connection.")]
+Level = Annotated[Literal["info", "warning", "error"] | None, typer.Option(help="At least this serious.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -77,20 +59,9 @@ def register(app: typer.Typer) -> None:
 
 def logs_command(
     subagent: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[S-ID]", show_default=False, help="Only what this subagent did.", autocompletion=all_runs
-        ),
+        str | None, typer.Argument(metavar="[S-ID]", help="Only what this subagent did.", autocompletion=all_runs)
     ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1_000_000,
-            show_default=False,
-            help=f"So many of the newest entries; {LAST} by default, all with --since or --until.",
-        ),
-    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, max=1_000_000, help=_LAST)] = None,
     kind: Kinds = None,
     since: Since = None,
     until: Until = None,
@@ -105,24 +76,15 @@ def logs_command(
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a line, as in the files under logs/.")
     ] = False,
-    utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
+    utc: Utc = False,
 ) -> None:
     """Show the log of all agents, or of some: newest entries, oldest first."""
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
     root = find_data_root()
     ranged = since is not None or until is not None
-    query = _query(
-        kind=kind,
-        since=since,
-        until=until,
-        search=search,
-        agent=agent,
-        user=user,
-        session=session,
-        level=level,
-        limit=last or (LAST_FOLLOWED if follow else MOST if ranged else LAST),
-    )
+    limit = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)
+    query = _query(kind, since, until, agent, user, session, search=search, level=level, limit=limit)
     if not as_json:
         heading(root)
     errors = subagent is not None or level is not None or "error" in (name.lower() for name in query.types)
@@ -163,7 +125,6 @@ class _Printer:
 
 async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: _Printer, follow: bool) -> None:
     from ava_audit import search as log_search
-    from ava_server.cli.log_access import find_run, open_log
 
     async with open_log(root, make=follow) as store:
         if subagent is not None:
@@ -192,11 +153,10 @@ async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: 
 
 
 def _query(
-    *,
     kind: list[str] | None,
-    agent: list[str] | None,
     since: str | None,
     until: str | None,
+    agent: list[str] | None,
     user: list[str] | None,
     session: list[str] | None,
     **more: Any,
@@ -209,7 +169,6 @@ def _query(
     from ava_audit.errors import BadQuery
     from ava_audit.search import LogQuery
     from ava_audit.text_index import type_filter
-    from ava_server.cli.option_values import parse_time_option, split_names
 
     types = tuple(split_names(kind) or ())
     if kind is not None and not types:
@@ -247,9 +206,7 @@ def export_command(
     out: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")],
     run: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="S-ID", show_default=False, help="All of this run: what it did, and what was decided about it."
-        ),
+        typer.Option(metavar="S-ID", help="All of this run: what it did, and what was decided about it."),
     ] = None,
     kind: Kinds = None,
     since: Since = None,
@@ -266,15 +223,11 @@ def export_command(
     Only you can read the file. It is written whole or not at all, and `ava verify --jsonl FILE` checks it.
     """
     root = find_data_root()
-    query = _query(
-        kind=kind, since=since, until=until, search=search, agent=agent, user=user, session=session, level=level
-    )
+    query = _query(kind, since, until, agent, user, session, search=search, level=level)
     anyio.run(_export, root, query, run or [], out, force)
 
 
 async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, force: bool) -> None:
-    from ava_server.cli.log_access import find_run, open_log
-
     async with open_log(root) as store:
         query = replace(query, runs=tuple([(await find_run(store, given)).id for given in runs]))
         if store is None:
@@ -295,20 +248,15 @@ async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
     from ava_audit.search import export_lines
 
     entries = 0
-    shown = Progress() if sys.stderr.isatty() else None
-    try:
-        async with aclosing(export_lines(store, query)) as slices:
+    async with aclosing(export_lines(store, query)) as slices:
+        with progress_on_terminal() as show:
             async for lines in slices:
                 if file is sys.stdout.buffer:
                     write_lines(lines.data)
                 else:
                     await anyio.to_thread.run_sync(file.write, lines.data)
                 entries += lines.entries
-                if shown is not None:
-                    shown.show(f"{entries:,} entries written; {lines.upto:,} of {lines.of:,} looked at")
-    finally:
-        if shown is not None:
-            shown.end()
+                show(f"{entries:,} entries written; {lines.upto:,} of {lines.of:,} looked at")
     return entries
 
 

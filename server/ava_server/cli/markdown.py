@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable
+from importlib.resources import files
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -23,19 +24,7 @@ from ava_roles.wrap import clean
 _NARROWEST = 20
 _STYLES = re.compile(r"\x1b\[[\d;]*m")
 _BLANK = re.compile(r"\n{3,}")
-_THEME = Theme(
-    {
-        "markdown.code": "cyan",
-        "markdown.code_block": "cyan",
-        "markdown.block_quote": "italic",
-        "markdown.table.border": "dim",
-        "markdown.table.header": "bold",
-        "markdown.hr": "dim",
-        "markdown.item.bullet": "none",
-        "markdown.item.number": "none",
-        **{f"markdown.h{level}": "bold" for level in range(1, 8)},
-    }
-)
+_THEME = Theme.read(str(files("ava_server.cli") / "markdown.ini"))
 
 
 def drawn(text: str, width: int, *, colour: bool = True) -> str:

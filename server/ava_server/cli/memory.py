@@ -11,22 +11,22 @@ import sys
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import anyio
 import typer
 from typer.core import TyperCommand
 
-from ava_server.cli.app import Json, heading
+from ava_roles.memory import NOTE_BYTES, Memory, Note, Notes, best_notes
+from ava_roles.sandbox.paths import shown
 from ava_server.cli.completion import notes as note_names
 from ava_server.cli.log_access import checked_root
-from ava_server.cli.terminal import agrees, columns, confirm, cut, say, say_json, someone_there, tell
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import agrees, aligned, columns, confirm, cut, heading, present, say, someone_there, tell
+from ava_server.config.memory_notes import Notebook, note_name, text_of
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, ConfigError, Refused
-
-if TYPE_CHECKING:
-    from ava_roles.memory import Note, Notes
-    from ava_server.config.memory_notes import Notebook
+from ava_server.core.files import create_file
 
 BEST = 5
 _FIRST_LINE_CHARS = 100
@@ -77,27 +77,18 @@ def _list_by_default(ctx: typer.Context) -> None:
 def list_command(as_json: Json = False) -> None:
     """List the notes: name, date of the last change, size and first line."""
     root = checked_root(show=False)
-    found = _notebook(root).all()
-    if as_json:
-        say_json(
-            {
-                "data_root": str(root.path),
-                "notes": [_fields(note) | {"first_line": note.first_line} for note in found.notes],
-                "passed_over": [{"file": each.file, "why": each.why} for each in found.passed_over],
-            }
-        )
-        return
-    heading(root)
-    sizes = [f"{note.size:,} bytes" for note in found.notes]
-    name_width = max((len(note.name) for note in found.notes), default=0)
-    size_width = max(map(len, sizes), default=0)
-    for note, size in zip(found.notes, sizes, strict=True):
-        line = f"{note.name:<{name_width}}  {_day(note)}  {size:>{size_width}}  "
-        room = columns(sys.stdout) - len(line) if sys.stdout.isatty() else _FIRST_LINE_CHARS
-        say(line + cut(note.first_line, max(room, 20)))
-    if not found.notes:
-        say("No notes. Write one with `ava memory add NAME`; every subagent may then read it.")
-    _tell_skipped(found)
+    found = Notebook(Memory(root.memory)).all()
+    fields = {
+        "notes": [_fields(note) | {"first_line": note.first_line} for note in found.notes],
+        "passed_over": [{"file": each.file, "why": each.why} for each in found.passed_over],
+    }
+    lines = aligned(((note.name, _day(note), f"{note.size:,} bytes") for note in found.notes), right=[2])
+    room = columns(sys.stdout) - len(lines[0]) - 2 if lines and sys.stdout.isatty() else _FIRST_LINE_CHARS
+    lines = [f"{line}  {cut(note.first_line, max(room, 20))}" for line, note in zip(lines, found.notes, strict=True)]
+    none = "No notes. Write one with `ava memory add NAME`; every subagent may then read it."
+    present(root, as_json, fields, lines or [none])
+    if not as_json:
+        _tell_skipped(found)
 
 
 def add_command(
@@ -112,8 +103,6 @@ def add_command(
 
     An existing note is not overwritten. A note has at most 100,000 bytes.
     """
-    from ava_server.config.memory_notes import note_name
-
     name = note_name(name)
     root, book = _open_for_writing()
     heading(root)
@@ -124,22 +113,14 @@ def add_command(
 
 def show_command(name: _Name, as_json: Json = False) -> None:
     """Show a note, without invisible and control characters."""
-    from ava_server.config.memory_notes import note_name
-
     root = checked_root(show=False)
-    note = _notebook(root).get(note_name(name))
-    if as_json:
-        say_json({"data_root": str(root.path), **_fields(note), "text": note.text})
-        return
-    heading(root)
-    say(f"{note.name}: {note.size:,} bytes, changed {_day(note)}\n")
-    say(note.text.removesuffix("\n"))
+    note = Notebook(Memory(root.memory)).get(note_name(name))
+    head = f"{note.name}: {note.size:,} bytes, changed {_day(note)}\n"
+    present(root, as_json, {**_fields(note), "text": note.text}, [head, note.text.removesuffix("\n")])
 
 
 def edit_command(name: _Name) -> None:
     """Open a copy of a note, or a new one, in $VISUAL or $EDITOR, and store what is saved, checked as with add."""
-    from ava_server.config.memory_notes import note_name
-
     name = note_name(name)
     root, book = _open_for_writing()
     heading(root)
@@ -151,8 +132,6 @@ def remove_command(
     name: _Name, yes: Annotated[bool, typer.Option("--yes", help="Remove it without asking.")] = False
 ) -> None:
     """Remove a note, after a question. Passages that a subagent has recalled stay in its log."""
-    from ava_server.config.memory_notes import note_name
-
     name = note_name(name)
     root, book = _open_for_writing()
     heading(root)
@@ -168,34 +147,24 @@ def search_command(
     words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words or a question.")], as_json: Json = False
 ) -> None:
     """Show the passages that match best, as a subagent finds them."""
-    from ava_roles.memory import best_notes
-
     root = checked_root(show=False)
-    found = _notebook(root).all()
+    found = Notebook(Memory(root.memory)).all()
     query = " ".join(words)[:1_000]
     files = best_notes(found.notes, query, BEST, lambda text: text)
-    if as_json:
-        notes = [
-            {"name": file.path, "passages": [{"where": each.where, "text": each.text} for each in file.passages]}
-            for file in files
-        ]
-        say_json({"data_root": str(root.path), "query": query, "notes": notes})
-        return
-    heading(root)
-    for file in files:
-        for passage in file.passages:
-            say(f"\n{file.path}, {passage.where}:")
-            say("\n".join(f"  {line}" for line in passage.text.splitlines()))
-    if not files:
-        say(f"None of {len(found.notes)} notes has a matching passage.")
-    _tell_skipped(found)
-
-
-def _notebook(root: DataRoot) -> Notebook:
-    from ava_roles.memory import Memory
-    from ava_server.config.memory_notes import Notebook
-
-    return Notebook(Memory(root.memory))
+    notes = [
+        {"name": file.path, "passages": [{"where": each.where, "text": each.text} for each in file.passages]}
+        for file in files
+    ]
+    lines = [
+        line
+        for file in files
+        for passage in file.passages
+        for line in (f"\n{file.path}, {passage.where}:", *(f"  {text}" for text in passage.text.splitlines()))
+    ]
+    none = f"None of {len(found.notes)} notes has a matching passage."
+    present(root, as_json, {"query": query, "notes": notes}, lines or [none])
+    if not as_json:
+        _tell_skipped(found)
 
 
 def _open_for_writing() -> tuple[DataRoot, Notebook]:
@@ -205,9 +174,7 @@ def _open_for_writing() -> tuple[DataRoot, Notebook]:
         BadInput: A subagent calls this.
         AvaError: The secrets cannot be read, so a text that contains one would not be noticed.
     """
-    from ava_roles.memory import Memory
     from ava_server.config.credentials import Credentials
-    from ava_server.config.memory_notes import Notebook
     from ava_server.config.settings import load_settings
 
     if os.environ.get("AVA_RUN_ID"):
@@ -225,9 +192,6 @@ def _read_pipe(name: str) -> str:
     Raises:
         BadInput: There is no pipe, or the text cannot be a note.
     """
-    from ava_roles.memory import NOTE_BYTES
-    from ava_server.config.memory_notes import text_of
-
     if sys.stdin.isatty():
         raise BadInput(
             f"Give the text after the name, or pipe it in (ava memory add {name} < FILE), or write it with"
@@ -246,8 +210,6 @@ def _day(note: Note) -> str:
 
 
 def _tell_skipped(found: Notes) -> None:
-    from ava_roles.sandbox.paths import shown
-
     for each in found.passed_over[:_MOST_SKIPPED]:
         tell(f"Skipped: {shown(each.file)}: {each.why}.")
     if len(found.passed_over) > _MOST_SKIPPED:
@@ -265,9 +227,6 @@ def edit_note(book: Notebook, name: str) -> Note | None:
         BadInput: The saved text cannot be a note.
         Refused: The note was changed meanwhile; the saved text is kept, and the error says where.
     """
-    from ava_server.config.memory_notes import text_of
-    from ava_server.core.files import create_file
-
     editor = _editor(book.memory.path(name))
     before = book.find(name)
     old = before.text if before is not None else ""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
-from ava_server.cli.app import heading
 from ava_server.cli.completion import groups
-from ava_server.cli.log_access import has_log
+from ava_server.cli.log_access import has_log, open_snapshot
+from ava_server.cli.options import Json, Until, parse_time_option
 from ava_server.cli.report_sums import NOT_FAILED, Report, Sum, report_json, report_of
-from ava_server.cli.terminal import cells, columns, cut, say, say_json, write
+from ava_server.cli.terminal import aligned, cells, columns, cut, heading, one_line, say, say_json, write
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 
@@ -47,19 +47,15 @@ def register(app: typer.Typer) -> None:
 def report_command(
     since: Annotated[
         str | None,
-        typer.Option(metavar="TIME", show_default=False, help=f"From the day of this time on; {DAYS} days by default."),
+        typer.Option(metavar="TIME", help=f"From the day of this time on; {DAYS} days by default."),
     ] = None,
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", show_default=False, help="Only before this time.")
-    ] = None,
+    until: Until = None,
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
     group: Annotated[
         str | None,
-        typer.Option(
-            metavar="G-ID", show_default=False, help="The runs of a group: members, cap, time.", autocompletion=groups
-        ),
+        typer.Option(metavar="G-ID", help="The runs of a group: members, cap, time.", autocompletion=groups),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show what was spent and what failed; whole days, in UTC as those of the budgets."""
     from ava_audit.totals import spending
@@ -87,16 +83,10 @@ def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int
     Raises:
         BadInput: One is not a time, or no day lies between them.
     """
-    from ava_audit.units import parse_time
-
-    def day(option: str, given: str, before_us: int = 0) -> int:
-        try:
-            return (parse_time(given, now_us, UTC) - before_us) // DAY_US
-        except ValueError as error:
-            raise BadInput(f"{option}: {error}") from None
-
-    last = now_us // DAY_US if until is None else day("--until", until, 1)
-    first = last - DAYS + 1 if since is None else day("--since", since)
+    until_us = parse_time_option("--until", until, now_us, UTC)
+    since_us = parse_time_option("--since", since, now_us, UTC)
+    last = (now_us if until_us is None else until_us - 1) // DAY_US
+    first = last - DAYS + 1 if since_us is None else since_us // DAY_US
     if first > last:
         raise BadInput("no day lies in that time: --since is later than --until, or than today")
     return max(0, first), last
@@ -114,7 +104,6 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
 
     from ava_audit.errors import SchemaNewer, StoreUnavailable
     from ava_audit.store.schema import SCHEMA_VERSION
-    from ava_server.cli.log_access import open_snapshot
 
     if not has_log(root):
         return None
@@ -159,7 +148,7 @@ def _head(report: Report) -> Iterator[str]:
     span = f"{last} (one day, UTC)" if days == 1 else f"{day_of(report.first * DAY_US)} to {last} ({days} days, UTC)"
     yield f"{span}, of {report.user if report.user is not None else 'all users'}"
     yield (
-        f"DaySpending {format_usd(total.cost)} in {_counted(total.calls, 'model call')} by "
+        f"Spent {format_usd(total.cost)} in {_counted(total.calls, 'model call')} by "
         f"{_counted(len(total.spenders), 'run')}; {total.ended:,} ended, {total.failed:,} of them failed."
     )
     parts = {
@@ -225,42 +214,30 @@ def _failed(report: Report) -> Iterator[str]:
         yield "Nothing failed."
     for reason in report.reasons[:TOP]:
         run = reason.newest
-        yield f"  {reason.runs:,} x {reason.ending}: {_one_line(reason.reason) or 'no reason is known'}"
+        yield f"  {reason.runs:,} x {reason.ending}: {one_line(reason.reason) or 'no reason is known'}"
         latest = "" if reason.runs == 1 else "the latest: "
-        yield f"      {latest}{_one_line(run.role)}, {day_of(run.ended_us or 0)}: ava show {run.id}"
+        yield f"      {latest}{one_line(run.role)}, {day_of(run.ended_us or 0)}: ava show {run.id}"
     if len(report.reasons) > TOP:
         yield f"  and {len(report.reasons) - TOP} more reasons; --json has all"
     if report.errors:
         yield from ("", "Errors on the way, by kind:")
     for error in report.errors[:TOP]:
-        kind = _one_line(error.kind) if error.kind is not None else "(erased)"
+        kind = one_line(error.kind) if error.kind is not None else "(erased)"
         yield f"  {error.entries:,} x {kind}: ava logs {error.last_run} --type error"
-
-
-def _one_line(text: str | None) -> str:
-    from ava_roles.wrap import clean
-
-    return " ".join(clean(text or "")[0].split())
 
 
 def _table(title: str, head: Sequence[str], rows: Sequence[Row]) -> None:
     """Write a table to stdout, no wider than the terminal and with a bar at each row; in plain columns elsewhere."""
     terminal = sys.stdout.isatty()
     width = columns(sys.stdout) if terminal else 80
-    names = [title, *(cut(_one_line(row.name), width - 50 if terminal else 200) for row in rows)]
-    first = max(map(cells, names))
-    table = [tuple(head), *(row.figures for row in rows)]
-    sizes = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
-        f"{name}{' ' * (first - cells(name))}"
-        + "".join(f"  {figure:>{size}}" for figure, size in zip(figures, sizes, strict=True))
-        for name, figures in zip(names, table, strict=True)
-    ]
+    names = (cut(one_line(row.name), width - 50 if terminal else 200) for row in rows)
+    table = [(title, *head), *((name, *row.figures) for name, row in zip(names, rows, strict=True))]
+    lines = aligned(table, right=range(1, len(head) + 1))
     room = min(width - max(map(cells, lines)) - 3, BAR)
     most = max((row.bar for row in rows), default=0)
     say()
     if not terminal or most <= 0 or room < 6:
-        write("\n".join(line.rstrip() for line in lines))
+        write("\n".join(lines))
     else:
         _with_bars(lines, [row.bar / most for row in rows], room)
 
@@ -329,7 +306,7 @@ def _group_screen(found: GroupSum, now_us: int) -> None:
     if failed:
         say("\nWhat failed:")
     for run in failed:
-        say(f"  {run.id} {run.state}: {_one_line(run.stop_reason) or 'no reason is known'}\n      ava show {run.id}")
+        say(f"  {run.id} {run.state}: {one_line(run.stop_reason) or 'no reason is known'}\n      ava show {run.id}")
 
 
 def _group_json(found: GroupSum, now_us: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ava_roles.wrap import clean
-from ava_server.cli.terminal import columns, say, wrapped, write
+from ava_server.cli.terminal import columns, one_line, say, wrapped, write
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -54,6 +54,11 @@ _FENCE = re.compile(r"`{3,}")
 def exit_code(run: RunRow) -> int:
     """Return the exit code of a command that waited for this run's end."""
     return _ERROR_CODES.get(run.error_kind or "", _MODEL) if run.state == "error" else ENDING_CODES[run.state]
+
+
+def results_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
+    """Return runs with their results as plain JSON."""
+    return [run.model_dump(mode="json", exclude_none=True) for run in runs]
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     if run.state != "success":
         first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}. It may be incomplete.")
     if result is not None and result.error_text:
-        first.append(f"Error: {_one_line(result.error_text)}")
+        first.append(f"Error: {one_line(result.error_text)}")
     if result is not None and run.error and run.error.get("what_to_do"):
         first.append(f"What to do: {run.error['what_to_do']}")
     parts = [Part("", tuple(first))] if first else []
@@ -119,7 +124,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     if result.findings:
         parts.append(Part("Findings, each with its source", findings=tuple(_findings(run, result.findings))))
     if result.caveats:
-        parts.append(Part("Caveats", theirs="\n".join(f"- {_one_line(caveat)}" for caveat in result.caveats)))
+        parts.append(Part("Caveats", theirs="\n".join(f"- {one_line(caveat)}" for caveat in result.caveats)))
     if run.changes:
         lines = (*changes_lines(run.subagent_id, run.changes), *changed_lines(result.changed or {}))
         parts.append(Part("Changes", lines))
@@ -161,7 +166,7 @@ def _findings(run: RunAnswer, found: list[dict[str, Any]]) -> Iterable[Finding]:
     for number, finding in enumerate(found, 1):
         source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
         claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
-        yield Finding(_one_line(claim), quote.strip(), verdicts.get(number, ""), _one_line(", ".join(source)))
+        yield Finding(one_line(claim), quote.strip(), verdicts.get(number, ""), one_line(", ".join(source)))
 
 
 def _finding_text(number: int, one: Finding) -> str:
@@ -184,10 +189,6 @@ def _markdown(output: object) -> str:
     text = json.dumps(output, ensure_ascii=False, indent=2)
     fence = max((found[0] for found in _FENCE.finditer(text)), key=len, default="``") + "`"
     return f"{fence}json\n{text}\n{fence}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles | None) -> Iterable[str]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ava_audit.units import format_usd, micros_from_cents
+from ava_roles.catalog import Catalog, UntrustedFile
 from ava_roles.mcp_client.tools import server_of
-from ava_roles.role import first_sentence
+from ava_roles.memory import Memory
+from ava_roles.prompt import system_prompt
+from ava_roles.role import Role, first_sentence
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.records import RUN_SPECS
-from ava_roles.tools.registry import builtin_tools
+from ava_roles.tools.registry import specs_of
 from ava_roles.wrap import clean
+from ava_server.approval.requests import SpawnArgs
+from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import minutes, reach
-from ava_server.cli.terminal import wrapped
-
-if TYPE_CHECKING:
-    from ava_roles.catalog import Catalog, UntrustedFile
-    from ava_roles.role import Role
-    from ava_server.config.role_folders import RolePlaces
-    from ava_server.config.settings import Settings
-    from ava_server.models.listing import ResolvedModel
+from ava_server.cli.doctor.roles import tools_on_this_machine
+from ava_server.cli.terminal import one_line, wrapped
+from ava_server.config.keys import read_keys
+from ava_server.config.role_folders import RolePlaces
+from ava_server.config.search_engines import engine_of
+from ava_server.config.settings import Settings
+from ava_server.models.listing import ResolvedModel
 
 WIDTH = 80
 
@@ -98,8 +102,6 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
 
 def _reach(role: Role) -> str:
     """Return what a role's tools can do if all of them are available; its MCP servers are not asked."""
-    from ava_roles.tools.registry import specs_of
-
     unasked = [ToolSpec(name, "", ToolArgs, foreign={}) for name in role.tools if server_of(name) is not None]
     return reach([*specs_of(role.tools, {}), *unasked])
 
@@ -110,14 +112,8 @@ def tools_here(settings: Settings) -> Specs:
     Raises:
         AvaError: The keys cannot be read.
     """
-    from ava_server.approval.scope import usable_here
-    from ava_server.cli.doctor.machine import sandbox
-    from ava_server.config.keys import read_keys
-    from ava_server.config.search_engines import engine_of, without_search
-
-    tools = usable_here(builtin_tools(), sandbox(settings.sandbox.mode))
-    if engine_of(settings.search, read_keys(settings.paths.keys)) is None:
-        tools = without_search(tools)
+    engine = engine_of(settings.search, read_keys(settings.paths.keys))
+    tools = tools_on_this_machine(settings.sandbox.mode, engine)
     return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
 
 
@@ -181,18 +177,12 @@ def _features(role: Role) -> list[str]:
 
 
 def _clamps(role: Role, meant: ResolvedModel | None, settings: Settings) -> tuple[str, ...]:
-    from ava_server.approval.requests import SpawnArgs
-    from ava_server.approval.resolve import caps_of
-
     if meant is None or meant.choice is None:
         return ()
     return caps_of(SpawnArgs(role=role.name, task="-"), role, meant.choice, settings.limits)[1]
 
 
 def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: Specs) -> str:
-    from ava_roles.memory import Memory
-    from ava_roles.prompt import system_prompt
-
     notes = not Memory(settings.paths.memory).is_empty()
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free
@@ -212,5 +202,5 @@ def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: 
 
 def _indent(*texts: str) -> list[str]:
     """Return each text on a line, or on several of 80 columns, two blanks deep."""
-    lines = [wrapped(f"  {' '.join(clean(text)[0].split())}", WIDTH).split("\n") for text in texts]
+    lines = [wrapped(f"  {one_line(text)}", WIDTH).split("\n") for text in texts]
     return [line for several in lines for line in several]

@@ -10,10 +10,10 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.completion import roles as role_names
 from ava_server.cli.log_access import checked_root, record_setting
-from ava_server.cli.terminal import agrees, say, say_json, someone_there, tell
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import agrees, heading, present, say, someone_there, tell
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 
@@ -59,11 +59,8 @@ def list_command(as_json: Json = False) -> None:
     root, settings, places = _open()
     catalog = places.load()
     means = _models_of(catalog.roles, settings)
-    if as_json:
-        say_json({"data_root": str(root.path), **roles_as_json(places, catalog, means, tools_here(settings))})
-        return
-    heading(root)
-    say("\n".join(list_screen(places, catalog, means, tools_here(settings))))
+    shown = (places, catalog, means, tools_here(settings))
+    present(root, as_json, roles_as_json(*shown), list_screen(*shown))
 
 
 def show_command(

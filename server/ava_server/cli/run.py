@@ -12,20 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
-from ava_server.cli.app import NOT_APPROVED, heading, refuse_in_subagent
+from ava_server.cli import options
+from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
+from ava_server.cli.approval_client import LocalApprovals
+from ava_server.cli.approve import check_group_cap, group_line
+from ava_server.cli.artifacts import check_folder
 from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
-from ava_server.cli.service_client import decide, open_session, propose, start
-from ava_server.cli.terminal import agrees, interrupts, someone_there, tell
+from ava_server.cli.log_access import find_run, open_log
+from ava_server.cli.secret_input import unlock_session
+from ava_server.cli.service_client import decide, open_service, propose, start
+from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted
+from ava_server.cli.wait import deliver, follow_runs
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
-    from ava_server.service.access import Session
     from ava_server.service.responses import SpawnAnswer
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
@@ -59,21 +64,6 @@ class RunRequest:
     out: Path | None = None
     artifacts: Path | None = None
 
-    def check(self) -> None:
-        """Check before any proposal that the results can be delivered.
-
-        Raises:
-            BadInput: They cannot.
-        """
-        from ava_server.cli.artifacts import check_folder
-
-        if self.group and len(self.spawns) < 2:
-            raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
-        if self.out is not None and (self.out.is_dir() or not self.out.absolute().parent.is_dir()):
-            raise BadInput(f"--out: {self.out} cannot be written: it must be a file in an existing folder")
-        if self.artifacts is not None:
-            check_folder(self.artifacts)
-
 
 def register(app: typer.Typer) -> None:
     """Add `ava run` to the app."""
@@ -82,8 +72,7 @@ def register(app: typer.Typer) -> None:
 
 def run_command(
     role: Annotated[
-        str | None,
-        typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles),
+        str | None, typer.Argument(metavar="ROLE", help="Kind of subagent, e.g. researcher.", autocompletion=roles)
     ] = None,
     task: Annotated[
         list[str] | None,
@@ -97,12 +86,8 @@ def run_command(
     also: Annotated[
         list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
     ] = None,
-    group_max_cost: Annotated[
-        str | None, typer.Option("--group-max", metavar="DOLLARS", help="The most that several cost together.")
-    ] = None,
-    group_timeout: Annotated[
-        str | None, typer.Option(metavar="TIME", help="The longest that several take together.")
-    ] = None,
+    group_max_cost: options.GroupMaxCost = None,
+    group_timeout: options.GroupTimeout = None,
     retry: Annotated[
         str | None,
         typer.Option(
@@ -129,8 +114,7 @@ def run_command(
     max_iterations: Annotated[int | None, typer.Option(help="The most turns.")] = None,
     max_tool_calls: Annotated[int | None, typer.Option(help="The most tool calls.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers),
+        str | None, typer.Option(help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers)
     ] = None,
     system_prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What kind of subagent it is; required for the role custom.")
@@ -173,9 +157,6 @@ def run_command(
     apply to each, --group-max and --group-timeout to all together, and the exit code is that of the first that did not
     succeed.
     """
-    from ava_server.cli.option_values import parse_cents, parse_group_limits, parse_seconds, read_schema, split_names
-    from ava_server.config.pin import policy_in_force
-    from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide
 
     hide()
@@ -185,46 +166,64 @@ def run_command(
     common = {
         "retry_of": retry,
         "context": context,
-        "context_from": split_names(context_from),
+        "context_from": options.split_names(context_from),
         "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
         "namespace": namespace or None,
         "verify": verify,
-        "timeout": parse_seconds("--timeout", timeout),
-        "max_cost_cents": parse_cents("--max-cost", max_cost),
+        "timeout": options.parse_seconds("--timeout", timeout),
+        "max_cost_cents": options.parse_cents("--max-cost", max_cost),
         "max_tokens": max_tokens,
         "max_iterations": max_iterations,
         "max_tool_calls": max_tool_calls,
         "model": model,
         "system_prompt": system_prompt,
-        "tools": split_names(tools),
-        "blocked_tools": split_names(blocked_tools),
+        "tools": options.split_names(tools),
+        "blocked_tools": options.split_names(blocked_tools),
         "plan": plan,
         "extended_thinking": extended_thinking,
-        "output_schema": read_schema("--output-schema", output_schema),
+        "output_schema": options.read_schema("--output-schema", output_schema),
         "name": name,
         "task_id": task_id,
         "rationale": rationale,
     }
     request = RunRequest(
         spawn_requests(role, task or (), also or (), parallel=parallel, common=common),
-        parse_group_limits(group_max_cost, group_timeout),
+        options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
         as_json=as_json,
         out=out,
         artifacts=artifacts,
     )
-    request.check()
+    raise typer.Exit(anyio.run(_run, _checked_settings(request), request))
+
+
+def _checked_settings(request: RunRequest) -> Settings:
+    """Return the settings, if somebody or something may approve the request.
+
+    Raises:
+        BadInput: The results cannot be delivered.
+        Refused: Nobody can approve it here.
+    """
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.settings import load_settings
+
+    if request.group and len(request.spawns) < 2:
+        raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
+    if request.out is not None and (request.out.is_dir() or not request.out.absolute().parent.is_dir()):
+        raise BadInput(f"--out: {request.out} cannot be written: it must be a file in an existing folder")
+    if request.artifacts is not None:
+        check_folder(request.artifacts)
     settings = load_settings()
-    if yes and policy_in_force(settings) == "human":
+    if request.yes and policy_in_force(settings) == "human":
         why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
         raise Refused(f"--yes: {why}, so only a person who knows the PIN starts anything; nothing was proposed")
-    if not yes and not someone_there():
+    if not request.yes and not someone_there():
         raise Refused(
             "There is no terminal to ask on, so nothing was proposed. Run it in a terminal, or add --yes and"
             " --max-cost."
         )
-    raise typer.Exit(anyio.run(_run, settings, request))
+    return settings
 
 
 def spawn_requests(
@@ -273,27 +272,20 @@ def _role_and_task(given: str) -> tuple[str, str]:
 
 async def _run(settings: Settings, request: RunRequest) -> int:
     """Propose, ask, wait for the end, deliver the results, and return the exit code."""
-    from ava_server.cli.wait import deliver, follow_runs
-    from ava_server.service.runtime import open_runtime
-    from ava_server.service.service import Service
-
     if not request.as_json:
         heading(settings.paths)
     # The folder that a person names is for this session what a root is for a host's.
     folder = request.spawns[0].get("workspace") or await _folder_of(settings, request.spawns[0].get("retry_of"))
     roots = (str(folder),) if folder is not None else ()
-    async with (
-        open_runtime(settings) as runtime,
-        open_session(runtime, "ava run", asked=not request.yes, roots=roots) as session,
-    ):
-        service = Service(runtime, session)
-        run_ids = await _approve(runtime, session, service, request)
+    async with open_service(settings, "ava run", asked=not request.yes, runs=True, roots=roots) as (runtime, service):
+        run_ids = await _approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
         if (left := await follow_runs(runtime, service, run_ids)) is not None:
             return left
+        out, artifacts = request.out, request.artifacts
         return await deliver(
-            runtime, session, run_ids, "ava run", as_json=request.as_json, out=request.out, artifacts=request.artifacts
+            runtime, service.session, run_ids, "ava run", as_json=request.as_json, out=out, artifacts=artifacts
         )
 
 
@@ -304,7 +296,6 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
         BadInput: There is no such run.
     """
     from ava_server.budget.run_config import config_of
-    from ava_server.cli.log_access import find_run, open_log
 
     if retried is None:
         return None
@@ -312,15 +303,13 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
         return config_of((await find_run(log, retried)).config).workspace
 
 
-async def _approve(runtime: Runtime, session: Session, service: Service, request: RunRequest) -> list[str]:
+async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
     from ava_audit.rows import WAITING
-    from ava_server.cli.secret_input import unlock_session
     from ava_server.config.pin import PinFile
 
-    pin_file = PinFile(runtime.settings.paths.approval_file)
-    if await runtime.policy() == "human":  # an error comes before any question
-        await anyio.to_thread.run_sync(pin_file.ready)
+    client = LocalApprovals(runtime, service.session)
+    await client.check_can_approve()  # an error comes before any question
     proposals = await _propose_all(service, request)
     for number, proposal in enumerate(proposals, 1):
         if len(proposals) > 1:
@@ -330,28 +319,27 @@ async def _approve(runtime: Runtime, session: Session, service: Service, request
             tell(proposal.approval_line or "")
     if proposals[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
         return [proposals[0].subagent_id or ""]
-    group_line = await _group_line(runtime, session, service, proposals, request)
-    if group_line:
-        tell(f"\nAll of them: {group_line}.")
+    line = await _group_line(client, service, proposals, request)
+    if line:
+        tell(f"\nAll of them: {line}.")
     wrong: list[AvaError] = []
 
     async def knows_pin() -> bool:
         try:
-            await unlock_session(pin_file, session)
+            await unlock_session(PinFile(runtime.settings.paths.approval_file), service.session)
         except AvaError as error:
             wrong.append(error)
         return not wrong
 
-    question = "Start them?" if group_line else "Start it?"
-    agreed = request.yes or await _unless_interrupted(lambda: agrees(question))
-    if not agreed or (await runtime.policy() == "human" and not await _unless_interrupted(knows_pin)):
+    agreed = request.yes or await _answered(lambda: agrees("Start them?" if line else "Start it?"))
+    if not agreed or (await runtime.policy() == "human" and not await _answered(knows_pin)):
         await decide(service, proposals, "reject")
         if wrong:
             raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
         tell("Not approved; nothing was started.")
         return []
     try:
-        group_id = await start(service, proposals, group_line=group_line, **request.group)
+        group_id = await start(service, proposals, group_line=line, **request.group)
     except Refused:  # nobody else will approve these
         await decide(service, proposals, "reject")
         raise
@@ -360,14 +348,20 @@ async def _approve(runtime: Runtime, session: Session, service: Service, request
     return [proposal.subagent_id or "" for proposal in proposals]
 
 
+async def _answered(ask: Callable[[], Awaitable[bool]]) -> bool:
+    """Ask; Ctrl-C means no."""
+    agreed = await unless_interrupted(ask, None)
+    if agreed is None:
+        tell()
+    return bool(agreed)
+
+
 async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswer]:
     """Propose all; if one is refused, the others are rejected.
 
     Raises:
         AvaError: One was refused; says which, with the options' names.
     """
-    from ava_server.cli.option_values import name_options
-
     made: list[SpawnAnswer] = []
     for spawn in request.spawns:
         try:
@@ -381,7 +375,7 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
                 short = task if len(task) <= SHOWN_CHARS else task[: SHOWN_CHARS - 1] + "…"
                 which = f" (of {spawn.get('role')}: {short}; nothing was started)"
             if isinstance(error, BadInput):
-                raise BadInput(name_options(str(error)) + which) from error
+                raise BadInput(options.name_options(str(error)) + which) from error
             hint = " To run without it: --degraded." if isinstance(error, ToolMissing) else ""
             if isinstance(error, Refused) and hint + which:
                 raise Refused(f"{error}{hint}{which}", needs_key=error.needs_key) from error
@@ -390,39 +384,19 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
 
 
 async def _group_line(
-    runtime: Runtime, session: Session, service: Service, proposals: Sequence[SpawnAnswer], request: RunRequest
+    client: LocalApprovals, service: Service, proposals: Sequence[SpawnAnswer], request: RunRequest
 ) -> str | None:
     """Return the approval line of several together; None for one.
 
     Raises:
         BadInput: Their cap is above the sum of their own.
     """
-    from ava_server.cli.approval_client import LocalApprovals
-    from ava_server.cli.approve import check_group_cap, group_line
-
     if len(proposals) < 2:
         return None
-    waiting = await LocalApprovals(runtime, session).waiting([proposal.pending_id or "" for proposal in proposals])
+    waiting = await client.waiting([proposal.pending_id or "" for proposal in proposals])
     try:
         check_group_cap(request.group, sum(one.max_cost_micros for one in waiting))
     except BadInput as error:
         await decide(service, proposals, "reject")
         raise BadInput(f"{error}. Nothing was started.") from None
     return group_line(waiting, request.group)
-
-
-async def _unless_interrupted(ask: Callable[[], Awaitable[bool]]) -> bool:
-    """Ask; Ctrl-C means no."""
-    agreed = False
-    with interrupts() as signals:
-        async with anyio.create_task_group() as tasks:
-
-            async def stop() -> None:
-                async for _number in signals:
-                    tell()
-                    tasks.cancel_scope.cancel()
-
-            tasks.start_soon(stop)
-            agreed = await ask()
-            tasks.cancel_scope.cancel()
-    return agreed

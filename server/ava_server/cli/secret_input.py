@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -123,14 +123,12 @@ async def _ask_on_posix(question: str) -> str:
         import termios
     except ImportError:
         raise Refused("This system cannot hide what is typed, so the approval PIN cannot be typed here.") from None
-    try:
-        terminal = os.open(_TERMINAL, os.O_RDWR | getattr(os, "O_NOCTTY", 0))
-    except OSError:
-        raise Refused(_NO_TERMINAL) from None
-    try:
+    with ExitStack() as opened:
         try:
+            terminal = os.open(_TERMINAL, os.O_RDWR | getattr(os, "O_NOCTTY", 0))
+            opened.callback(os.close, terminal)
             silent = termios.tcgetattr(terminal)
-        except termios.error:
+        except (OSError, termios.error):
             raise Refused(_NO_TERMINAL) from None
         silent[3] &= ~termios.ECHO
         with restore_echo(terminal):
@@ -142,8 +140,6 @@ async def _ask_on_posix(question: str) -> str:
                 with suppress(OSError):  # the terminal may be gone
                     os.write(terminal, b"\n")
         return line.decode("utf-8", "replace")
-    finally:
-        os.close(terminal)
 
 
 async def _ask_on_windows(question: str) -> str:

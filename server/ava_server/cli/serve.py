@@ -9,7 +9,8 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_server.cli.app import heading, refuse_in_subagent
+from ava_server.cli.app import refuse_in_subagent
+from ava_server.cli.terminal import heading
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def serve_command(
 
     hide()
     if http:
-        from ava_server.cli.option_values import parse_seconds
+        from ava_server.cli.options import parse_seconds
         from ava_server.cli.terminal import say
         from ava_server.http.server import serve as serve_http
         from ava_server.http.settings import DEFAULT_PORT, Reach, proxies_of

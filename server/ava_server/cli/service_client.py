@@ -12,6 +12,7 @@ from ava_server.core.errors import Refused
 if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
     from ava_server.approval.proposals import Pending
+    from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.responses import ConfirmAnswer, SpawnAnswer
     from ava_server.service.runtime import Runtime
@@ -60,6 +61,29 @@ async def open_session(
     finally:
         end = Event(session.who, SessionEnd(reason="the command ended"))
         runtime.store.post(lambda _view, _now_us: Outcome(None, (end,)))
+
+
+@asynccontextmanager
+async def open_service(
+    settings: Settings, command: str, *, asked: bool = True, runs: bool = False, roots: tuple[str, ...] = ()
+) -> AsyncGenerator[tuple[Runtime, Service]]:
+    """Open the data root, and a session at the terminal with its service.
+
+    Args:
+        settings: The settings.
+        command: The running command, as the log names it.
+        asked: A person decides what starts; otherwise the log claims no person's approval.
+        runs: Serve this user's runs; False for a process that is gone in a moment.
+        roots: Folders that may contain a workspace.
+    """
+    from ava_server.service.runtime import open_runtime
+    from ava_server.service.service import Service
+
+    async with (
+        open_runtime(settings, runs=runs) as runtime,
+        open_session(runtime, command, asked=asked, roots=roots) as session,
+    ):
+        yield runtime, Service(runtime, session)
 
 
 async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = False) -> SpawnAnswer:

@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import anyio
 import anyio.to_thread
 import typer
 
-from ava_audit.units import cents, format_ts, format_usd, iso_utc
-from ava_server.cli.app import heading
-from ava_server.cli.completion import all_runs
-from ava_server.cli.results import show_results
-from ava_server.cli.terminal import columns, cut, say, say_json, tell, wrapped, write
-from ava_server.core.data_root import find_data_root, home_folder
-from ava_server.core.errors import BadInput, Refused
-
-if TYPE_CHECKING:
-    from ava_audit.entries import Entry
-    from ava_audit.rows import RunRow
-    from ava_server.budget.run_config import RunConfig, Texts
-    from ava_server.core.data_root import DataRoot
-    from ava_server.models.prices import Price
-    from ava_server.runs.costs import Attempt, Costs
-    from ava_server.service.responses import RunAnswer
-
-_CHANNELS = {
-    "host_call": "by the host's call (host_call); the log has no answer of a person",
-    "elicitation": "by a person, asked by the server through the host (elicitation)",
-    "terminal": "by a person at the terminal (terminal)",
-    "auto": "by the policy auto, without a question",
-    "http": "by a person over HTTP (http)",
-}
-_COST_COLUMNS = 80
-_HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
-_WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
-_TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
+from ava_server.cli.log_access import find_run, note_shown, open_log, whole_answer
+from ava_server.cli.options import RunId, Utc
+from ava_server.cli.results import results_json, show_results
+from ava_server.cli.terminal import heading, present, say_json, write
+from ava_server.core.data_root import DataRoot, find_data_root, home_folder
+from ava_server.core.errors import BadInput
 
 
 def register(app: typer.Typer) -> None:
@@ -49,13 +23,11 @@ def register(app: typer.Typer) -> None:
 
 
 def show_command(
-    subagent: Annotated[
-        str, typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=all_runs)
-    ],
+    subagent: RunId,
     cost: Annotated[bool, typer.Option("--cost", help="What it cost and why: turns, tool outputs, caps.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="What a coder changed, line by line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
-    utc: Annotated[bool, typer.Option("--utc", help="Times in UTC.")] = False,
+    utc: Utc = False,
 ) -> None:
     """Show a run: what was asked, who approved it under which caps, what it did, and its result.
 
@@ -68,10 +40,9 @@ def show_command(
 
 async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: bool) -> None:
     from ava_audit.entries import mirror_line
-    from ava_audit.errors import StoreUnavailable
     from ava_audit.store.locks import Instances
     from ava_server.approval.proposals import texts_of
-    from ava_server.cli.log_access import find_run, note_fetched, open_log, terminal_session, whole_answer
+    from ava_server.cli.run_screens import changes_in, cost_json, cost_screen, diff_of, run_screen
     from ava_server.runs.costs import costs_of
 
     async with open_log(root) as store:
@@ -79,342 +50,24 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
         assert store is not None
         run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
         if screen == "diff":
-            return await _show_diff(root, run, answer, as_json)
+            changes = changes_in(run, answer)
+            text = await anyio.to_thread.run_sync(diff_of, changes, home_folder())
+            if as_json:
+                return say_json({"data_root": str(root.path), "subagent_id": run.id, "changes": changes, "diff": text})
+            heading(root)
+            return write(text.rstrip("\n"))
         if screen == "cost":
             costs = await store.read(lambda view: costs_of(run, view.entries(run.id), view.of_type("SettingsChanged")))
-            if as_json:
-                return say_json({"data_root": str(root.path), **cost_json(run, answer, costs)})
-            heading(root)
-            return say("\n".join(cost_screen(run, answer, costs, utc)))
+            return present(root, as_json, cost_json(run, answer, costs), cost_screen(run, answer, costs, utc))
         entries = await store.read(lambda view: view.entries(run.id))
         texts = await store.read(lambda view: texts_of(view, run))
-        if as_json:
-            lines = await store.read(lambda view: [mirror_line(row) for row in view.rows("run_id = ?", run.id)])
-            say_json(
-                {
-                    "data_root": str(root.path),
-                    "run": answer.model_dump(mode="json", exclude_none=True),
-                    "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
-                    "entries": [json.loads(line) for line in lines],
-                }
-            )
-        else:
-            heading(root)
-            say("\n".join(_screen(run, answer, texts, entries, utc)))
+        lines = await store.read(lambda view: [mirror_line(row) for row in view.rows("run_id = ?", run.id)])
+        fields = {
+            "run": results_json([answer])[0],
+            "asked": texts.model_dump(mode="json", exclude_none=True) if texts else None,
+            "entries": [json.loads(line) for line in lines],
+        }
+        present(root, as_json, fields, run_screen(run, answer, texts, entries, utc))
+        if not as_json:
             show_results([answer])
-        if answer.untrusted_result is not None:  # an erased one is no news
-            try:
-                await note_fetched(store, terminal_session(), "ava show", run)
-            except StoreUnavailable as error:  # it was shown
-                tell(f"The log does not say that this was shown: {error}")
-
-
-def _screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: list[Entry], utc: bool) -> list[str]:
-    from ava_server.core.ids import label
-    from ava_server.service.logs import entry_line, is_trouble
-
-    terminal = sys.stdout.isatty()
-    width = columns() if terminal else 200
-    names = {run.id: run.name} if run.name else {}
-    lines = [f"{label(run)}: {answer.state}", ""]
-    lines += _asked(run, texts, utc)
-    lines += _decided(run, answer.state, entries, utc)
-    lines += ["", "What happened:"]
-    for entry in entries:
-        line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
-        lines.append(line if not terminal or is_trouble(entry) else cut(line, width))
-    return [*lines, "", "Result:" if run.ended else "So far:"]
-
-
-def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
-    asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
-    if texts is None:
-        return [f"{asked}: (erased)"]
-    lines = _block(asked, texts.task)
-    for title, text in (("Context", texts.context), ("Specialisation", texts.system_prompt), ("Why", texts.rationale)):
-        if text:
-            lines += _block(title, text)
-    return [*lines, *([f"task_id: {run.task_id}"] if run.task_id else [])]
-
-
-def _block(title: str, text: str) -> list[str]:
-    """Return a text under a title, indented; one line where it is short enough."""
-    lines = text.strip().splitlines() or [""]
-    if len(lines) == 1 and len(lines[0]) <= 100:
-        return [f"{title}: {lines[0]}"]
-    return [f"{title}:", *(f"  {line}" for line in lines)]
-
-
-def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
-    from ava_audit.events import SpawnDecided
-    from ava_server.budget.run_config import config_of
-
-    config = config_of(run.config)
-    lines: list[str] = []
-    for entry in entries:
-        if not isinstance(fact := entry.fact, SpawnDecided):
-            continue
-        how = _CHANNELS.get(
-            fact.channel or "", "by itself: nobody decided in time" if fact.decision == "expired" else ""
-        )
-        lines.append(f"{fact.decision.capitalize()} {format_ts(entry.ts_us, utc)} {how}".rstrip())
-        if fact.changes:
-            lines.append(f"Changed by the approval: {_changes(fact.changes)}")
-        if fact.group_id:
-            lines.append(f"Approved together with others as {fact.group_id}")
-    if not lines:
-        lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]
-    return [*lines, f"Caps: {_limits(config)}", f"Model: {config.model}. It {config.reach}."]
-
-
-def _changes(changes: dict[str, Any]) -> str:
-    """Return what an approval has lowered."""
-    from ava_server.approval.summary import minutes
-
-    texts: dict[str, Callable[[Any], str]] = {
-        "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
-        "timeout_s": lambda value: f"at most {minutes(value)}",
-        "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
-    }  # fmt: skip
-    return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
-
-
-def _limits(config: RunConfig) -> str:
-    from ava_server.approval.summary import minutes
-
-    money = "free" if config.price.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    return (
-        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
-        f"{config.max_tool_calls} tool calls"
-    )
-
-
-# -- --diff -----------------------------------------------------------------------------------------------------------
-
-
-async def _show_diff(root: DataRoot, run: RunRow, answer: RunAnswer, as_json: bool) -> None:
-    changes = _changes_in(run, answer)
-    text = await anyio.to_thread.run_sync(_diff_of, changes, home_folder())
-    if as_json:
-        return say_json({"data_root": str(root.path), "subagent_id": run.id, "changes": changes, "diff": text})
-    heading(root)
-    return write(text.rstrip("\n"))
-
-
-def _changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
-    """Return what the result of a run tells of its branch.
-
-    Raises:
-        Refused: There is none; says why.
-    """
-    from ava_server.budget.run_config import config_of
-    from ava_server.core.ids import label
-
-    who = label(run)
-    if config_of(run.config).coding is None:
-        raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")
-    if not run.ended:
-        raise Refused(f"{who} has not ended ({answer.state}); its branch is made at its end")
-    if run.result_seq is None:
-        raise Refused(f"{who} never ran ({answer.state}), so it has changed nothing")
-    if answer.changes is None:
-        why = "its content was erased" if answer.untrusted_result is None else "its result names no branch"
-        raise Refused(f"the changes of {who} are no longer known: {why}; look for the branch ava/{run.id}")
-    if answer.changes["branch"] is None:
-        raise Refused(f"{who} has no branch: {answer.changes['not_kept'] or 'it changed nothing'}")
-    changes: Mapping[str, Any] = answer.changes
-    return changes
-
-
-def _diff_of(changes: Mapping[str, Any], home: Path) -> str:
-    """Return a run's changes as a unified diff that steers no terminal. Blocking.
-
-    Raises:
-        Refused: They are gone.
-    """
-    from ava_roles.errors import RolesError
-    from ava_roles.worktree.session import branch_diff
-    from ava_roles.wrap import clean
-
-    try:
-        return clean(branch_diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
-    except RolesError as error:
-        raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
-
-
-# -- --cost -----------------------------------------------------------------------------------------------------------
-
-
-def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list[str]:
-    """Return what a run has cost and why, as lines of at most 80 columns."""
-    from ava_server.budget.run_config import config_of
-    from ava_server.core.ids import label
-
-    config = config_of(run.config)
-    lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
-    if run.task_id:
-        lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
-    lines += [*_folded(f"Model: {config.model}, {_price_text(config.price)}"), *_folded(f"Caps: {_limits(config)}"), ""]
-    if not costs.attempts:
-        return [*lines, "No model call was made, so nothing was spent.", *_cap_changes(costs, utc)]
-    return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
-
-
-def _price_text(price: Price) -> str:
-    if price.free:
-        return price.source or "free"
-    source = f" ({price.source})" if price.source else ""
-    rates = ", ".join(
-        f"{name.replace('_', ' ')} ${getattr(price, name) / 1000:g}"
-        for name in ("input", "output", "cache_read", "cache_write")
-    )
-    return f"per million tokens {rates}{source}"
-
-
-def _table(costs: Costs) -> Iterable[str]:
-    tries = Counter(attempt.turn for attempt in costs.attempts)
-    yield _row(*_HEAD)
-    for attempt in costs.attempts:
-        turn = f"{attempt.turn}.{attempt.attempt}" if tries[attempt.turn] > 1 else f"{attempt.turn}"
-        cost, share = "-", "-"
-        if attempt.settlement:
-            cost, share = format_usd(attempt.micros, exact=True), _share(attempt.micros, costs.micros)
-        usage = attempt.usage
-        tokens = ["-"] * len(_TOKENS) if usage is None else [str(getattr(usage, name)) for name in _TOKENS]
-        yield cut(f"{_row(turn, *tokens, cost, share)} {_note(attempt)}".rstrip(), _COST_COLUMNS)
-    used = [attempt.usage for attempt in costs.attempts if attempt.usage is not None]
-    sums = (str(sum(getattr(usage, name) for usage in used)) for name in _TOKENS)
-    yield _row("all", *sums, format_usd(costs.micros, exact=True), _share(costs.micros, costs.micros))
-
-
-def _row(*cells: str) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True))
-
-
-def _note(attempt: Attempt) -> str:
-    if attempt.settlement is None:
-        return "in flight"
-    words = [] if attempt.settlement == "billed" else [attempt.settlement.replace("_", " ")]
-    words += ["overrun"] if attempt.overrun else []
-    words += {"retries": ["retry"], "plan": ["plan"]}.get(attempt.purpose or "", [])
-    return ",".join(words)
-
-
-def _share(micros: int, total: int) -> str:
-    return f"{100 * micros / total:.0f} %" if total else "-"
-
-
-def _outputs(costs: Costs) -> Iterable[str]:
-    from ava_server.runs.costs import DEAREST
-    from ava_server.service.logs import arguments_text
-
-    yield ""
-    if costs.outputs is None:
-        yield "The tool outputs are gone: this run's content was erased. Its figures stay."
-        return
-    sent = [output for output in costs.outputs if output.sent]
-    if not sent:
-        yield "No tool output was sent to the model."
-        return
-    yield "Tool outputs that cost most, over all turns they were sent in (about):"
-    for output in sent[:DEAREST]:
-        yield cut(f"  R-{output.seq} {output.tool} {arguments_text(output.args)}".rstrip(), _COST_COLUMNS)
-        times = "once" if output.sent == 1 else f"{output.sent} times"
-        yield f"    {output.chars:,} characters, sent {times}: {format_usd(round(output.micros))}"
-
-
-def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
-    def usd(micros: int) -> str:
-        return format_usd(micros, exact=True)
-
-    parts = ", ".join(f"{name} {usd(micros)}" for name, micros in costs.cost_by.items()) or "nothing"
-    yield from ("", *_folded(f"Spent on: {parts}"))
-    yield f"Retries: {usd(costs.cost_by.get('retries', 0))}"
-    yield f"Planning: {usd(costs.cost_by.get('plan', 0))}"
-    unknown = costs.unknown
-    of_them = f", for {len(unknown)} attempt{'s' if len(unknown) > 1 else ''} at the worst case" if unknown else ""
-    yield f"Unknown settlements: {usd(sum(attempt.micros for attempt in unknown))}{of_them}"
-    cache = costs.cache
-    net = cache.saved - cache.premium
-    if cache.saved or cache.premium:
-        what = f"saved {usd(net)}" if net >= 0 else f"cost {usd(-net)} more than it saved"
-        yield f"The cache {what}: {usd(cache.saved)} by reading, less {usd(cache.premium)} for writing."
-    else:
-        yield "The provider's cache saved nothing."
-    held = sum(attempt.reserved for attempt in costs.attempts if attempt.settlement is None)
-    if held and not run.ended:
-        yield f"Held for the call in flight: at most {usd(held)}"
-
-
-def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:
-    if not costs.caps:
-        yield from ("", "Nobody raised or lowered a cap.")
-        return
-    yield from ("", "Who raised or lowered a cap:")
-    for note in costs.caps:
-        yield from _folded(f"  {format_ts(note.at_us, utc)} {note.text}")
-
-
-def _folded(line: str) -> list[str]:
-    return wrapped(line, _COST_COLUMNS).split("\n")
-
-
-def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
-    """Return what a run has cost and why as a plain object; money in US cents."""
-    from ava_server.budget.run_config import config_of
-    from ava_server.runs.costs import DEAREST
-
-    config = config_of(run.config)
-    unknown = costs.unknown
-    outputs = None if costs.outputs is None else [output for output in costs.outputs if output.sent][:DEAREST]
-    return {
-        "subagent_id": run.id,
-        "pending_id": run.pending_id,
-        "role": run.role,
-        "name": run.name,
-        "task_id": run.task_id,
-        "group_id": run.group_id,
-        "state": answer.state,
-        "model": run.model,
-        "price": config.price,
-        "cost_cents": cents(costs.micros),
-        "max_cost_cents": cents(config.max_cost_micros),
-        "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
-        "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
-        "tool_outputs": None
-        if outputs is None
-        else [
-            {
-                "id": f"R-{output.seq}",
-                "tool": output.tool,
-                "args": output.args,
-                "chars": output.chars,
-                "sent": output.sent,
-                "cost_cents": round(output.micros / 10_000, 4),
-            }
-            for output in outputs
-        ],
-        "retries_cents": cents(costs.cost_by.get("retries", 0)),
-        "plan_cents": cents(costs.cost_by.get("plan", 0)),
-        "unknown": {"attempts": len(unknown), "cost_cents": cents(sum(attempt.micros for attempt in unknown))},
-        "cache": {
-            "saved_cents": cents(costs.cache.saved - costs.cache.premium),
-            "read_saved_cents": cents(costs.cache.saved),
-            "write_premium_cents": cents(costs.cache.premium),
-        },
-        "caps": [{"at": iso_utc(note.at_us), "what": note.text} for note in costs.caps],
-    }
-
-
-def _attempt_json(attempt: Attempt, total: int) -> dict[str, Any]:
-    return {
-        "turn": attempt.turn,
-        "attempt": attempt.attempt,
-        "settlement": attempt.settlement or "in_flight",
-        "overrun": attempt.overrun,
-        "booked_under": attempt.purpose,
-        **(attempt.usage.model_dump() if attempt.usage is not None else {}),
-        "cost_cents": cents(attempt.micros),
-        "reserved_cents": cents(attempt.reserved),
-        "share_percent": round(100 * attempt.micros / total, 2) if total else None,
-    }
+        await note_shown(store, "ava show", [(run, answer)])

@@ -9,9 +9,13 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
-from ava_server.cli.app import Json, heading, refuse_in_subagent
-from ava_server.cli.completion import open_runs_and_groups, unended_runs
-from ava_server.cli.terminal import say, say_json, someone_there, tell
+from ava_server.cli.app import refuse_in_subagent
+from ava_server.cli.log_access import find_run, find_runs, open_log, whole_answer
+from ava_server.cli.options import Json, RunIds, UnendedRunId
+from ava_server.cli.results import results_json, show_results
+from ava_server.cli.service_client import ignore_progress, open_service
+from ava_server.cli.terminal import heading, say, say_json, someone_there, tell
+from ava_server.cli.wait import deliver, follow_runs
 from ava_server.core.errors import AvaError, Refused
 
 if TYPE_CHECKING:
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
+
+FORCE = "If that process is stopped or hangs, and cannot be ended: ava resume --force {run_id}"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,14 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel_command(
-    ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="S-ID…",
-            help="Subagents, their proposals (P-…), or a group (G-…).",
-            autocompletion=open_runs_and_groups,
-        ),
-    ],
+    ids: RunIds,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; the result shows it.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -46,10 +45,7 @@ def cancel_command(
 
 
 def send_command(
-    subagent: Annotated[
-        str,
-        typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=unended_runs),
-    ],
+    subagent: UnendedRunId,
     message: Annotated[str, typer.Argument(help="The message. It may steer the work, and changes no limit.")],
     as_json: Json = False,
 ) -> None:
@@ -59,13 +55,8 @@ def send_command(
 
 
 async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
-    from ava_server.cli.log_access import find_runs, open_log, whole_answer
-    from ava_server.cli.results import show_results
-    from ava_server.cli.service_client import ignore_progress, open_session
     from ava_server.config.settings import load_settings
     from ava_server.core.ids import label
-    from ava_server.service.runtime import open_runtime
-    from ava_server.service.service import Service
 
     settings = load_settings()
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
@@ -73,12 +64,7 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
     if not as_json:
         heading(settings.paths)
     failed: list[AvaError | AuditError] = []
-    # This process takes over no other runs: it is gone in a moment.
-    async with (
-        open_runtime(settings, runs=False) as runtime,
-        open_session(runtime, "ava cancel", asked=True) as session,
-    ):
-        service = Service(runtime, session)
+    async with open_service(settings, "ava cancel") as (runtime, service):
 
         async def cancel(run: RunRow) -> None:
             given = {"subagent_id": run.id, **({"reason": reason} if reason is not None else {})}
@@ -96,8 +82,7 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
         answers = [(await whole_answer(runtime.store, run.id, runtime.instances.alive))[1] for run in before]
     ended_before = [run.id for run in before if run.ended]
     if as_json:
-        runs = [answer.model_dump(mode="json", exclude_none=True) for answer in answers]
-        say_json({"data_root": str(settings.data_root), "runs": runs, "ended_before": ended_before})
+        say_json({"data_root": str(settings.data_root), "runs": results_json(answers), "ended_before": ended_before})
     elif results := [answer for answer in answers if answer.subagent_id not in ended_before]:
         show_results(results)
     else:
@@ -107,34 +92,24 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
 
 
 async def _send(given: str, message: str, as_json: bool) -> None:
-    from ava_server.cli.log_access import find_run, open_log
-    from ava_server.cli.service_client import ignore_progress, open_session
     from ava_server.config.settings import load_settings
-    from ava_server.service.runtime import open_runtime
-    from ava_server.service.service import Service
 
     settings = load_settings()
     async with open_log(settings.paths) as log:
         run = await find_run(log, given)
     if not as_json:
         heading(settings.paths)
-    async with open_runtime(settings, runs=False) as runtime, open_session(runtime, "ava send", asked=True) as session:
+    async with open_service(settings, "ava send") as (_runtime, service):
         asked = {"subagent_id": run.id, "message": message}
-        answer = await Service(runtime, session).call("message_subagent", asked, ignore_progress, raises=True)
+        answer = await service.call("message_subagent", asked, ignore_progress, raises=True)
     if as_json:
         say_json({"data_root": str(settings.data_root), **answer.structured()})
     else:
         say(answer.message or answer.status)
 
 
-FORCE = "If that process is stopped or hangs, and cannot be ended: ava resume --force {run_id}"
-
-
 def resume_command(
-    subagent: Annotated[
-        str,
-        typer.Argument(metavar="S-ID", help="The subagent, or its proposal (P-…).", autocompletion=unended_runs),
-    ],
+    subagent: UnendedRunId,
     force: Annotated[
         bool, typer.Option("--force", help="Take it even from a live process, one that is stopped or hangs.")
     ] = False,
@@ -159,13 +134,8 @@ def resume_command(
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
-    from ava_server.cli.log_access import find_run, open_log
     from ava_server.cli.secret_input import ask_pin
-    from ava_server.cli.service_client import open_session
-    from ava_server.cli.wait import deliver, follow_runs
     from ava_server.config.pin import PinFile, policy_in_force
-    from ava_server.service.runtime import open_runtime
-    from ava_server.service.service import Service
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
         run = await find_run(log, given)
@@ -174,11 +144,11 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
     # Ask before this process has a runtime, which would take over interrupted runs while a person still types.
     if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
         await ask_pin(PinFile(settings.paths.approval_file))
-    async with open_runtime(settings) as runtime, open_session(runtime, "ava resume", asked=someone_there()) as session:
-        await _take_over(runtime, session, run, force)
-        if (left := await follow_runs(runtime, Service(runtime, session), [run.id])) is not None:
+    async with open_service(settings, "ava resume", asked=someone_there(), runs=True) as (runtime, service):
+        await _take_over(runtime, service.session, run, force)
+        if (left := await follow_runs(runtime, service, [run.id])) is not None:
             return left
-        return await deliver(runtime, session, [run.id], "ava resume", as_json=as_json)
+        return await deliver(runtime, service.session, [run.id], "ava resume", as_json=as_json)
 
 
 async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: bool) -> None:

@@ -15,19 +15,34 @@ import stat
 import sys
 import time
 import unicodedata
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import anyio
 import typer
 
 from ava_roles.wrap import INVISIBLE, clean
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
+TERMINAL_EVERY_S = 0.1
 _START_OF_LINE = "\r\x1b[K"
 _UP_TO_IT = "\x1b[{}A\r\x1b[J"
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
@@ -44,12 +59,36 @@ def say(text: str = "") -> None:
     write(_wrapped_for(clean(text)[0], sys.stdout))
 
 
-def say_rows(rows: Iterable[tuple[str, str]]) -> None:
-    """Write rows of a name and a text to stdout, the texts in one column."""
+def heading(root: DataRoot) -> None:
+    """Write the first line of a screen, which names the data root."""
+    write(f"Data root: {root.path}")
+
+
+def present(root: DataRoot, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
+    """Write what a command has to show: as one JSON object, or as lines below the name of the data root."""
+    if as_json:
+        say_json({"data_root": str(root.path), **fields})
+        return
+    heading(root)
+    if lines := list(lines):
+        say("\n".join(lines))
+
+
+def aligned(rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> list[str]:
+    """Return rows of cells as lines with columns, each as wide as its widest cell.
+
+    Args:
+        rows: The rows, equally long.
+        right: The numbers of the columns that are aligned to the right.
+    """
     rows = list(rows)
-    width = max((len(name) for name, _text in rows), default=0)
-    for name, text in rows:
-        say(f"{name:<{width}}  {text}")
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+
+    def padded(number: int, cell: str) -> str:
+        blanks = " " * (widths[number] - cells(cell))
+        return blanks + cell if number in right else cell + blanks
+
+    return ["  ".join(padded(number, cell) for number, cell in enumerate(row)).rstrip() for row in rows]
 
 
 def write(text: str) -> None:
@@ -141,6 +180,11 @@ def _wrapped_line(line: str, width: int) -> list[str]:
     return [*lines, current]
 
 
+def one_line(text: str | None) -> str:
+    """Return a text on one line, cleaned."""
+    return " ".join(clean(text or "")[0].split())
+
+
 def cells(text: str) -> int:
     """Return the width of a text in columns: wide characters take two, combining ones none."""
     if text.isascii():
@@ -192,6 +236,22 @@ def interrupts() -> Generator[AsyncIterator[int]]:
     """Deliver each Ctrl-C as an item of an iterator instead of an exception."""
     with received(signal.SIGINT) as signals:
         yield signals
+
+
+async def unless_interrupted(work: Callable[[], Awaitable[T]], otherwise: U) -> T | U:
+    """Return what some work returns; Ctrl-C ends the work, and `otherwise` is returned."""
+    result: T | U = otherwise
+    with interrupts() as signals:
+        async with anyio.create_task_group() as tasks:
+
+            async def stop() -> None:
+                async for _number in signals:
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(stop)
+            result = await work()
+            tasks.cancel_scope.cancel()
+    return result
 
 
 def forget_typed() -> None:
@@ -316,3 +376,27 @@ class Progress:
         width = columns(self._stream)
         rows = sum(max(1, -(-cells(line) // width)) for line in self._shown)
         return _UP_TO_IT.format(rows - 1) if rows > 1 else _START_OF_LINE
+
+
+@contextmanager
+def progress_on_terminal() -> Generator[Callable[[str], None]]:
+    """Give a function that shows a line of progress on a terminal, ten times a second at most; elsewhere none is shown.
+
+    The line is removed when the block ends.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _line: None
+        return
+    progress = Progress()
+    shown_s = time.monotonic()
+
+    def show(line: str) -> None:
+        nonlocal shown_s
+        if time.monotonic() - shown_s >= TERMINAL_EVERY_S:
+            shown_s = time.monotonic()
+            progress.show(line)
+
+    try:
+        yield show
+    finally:
+        progress.end()

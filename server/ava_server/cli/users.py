@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import anyio.to_thread
 import typer
 
 from ava_audit.units import format_usd, iso_second, micros_from_cents
-from ava_server.cli.app import Json, heading
 from ava_server.cli.log_access import checked_root, open_log, record_setting
-from ava_server.cli.terminal import say, say_json, say_rows, write
+from ava_server.cli.options import Json
+from ava_server.cli.secret_input import ask_pin
+from ava_server.cli.terminal import aligned, present, say, write
+from ava_server.config import tokens
+from ava_server.config.pin import PinFile
 from ava_server.config.settings import load_settings
-from ava_server.config.tokens import (
-    SCOPES,
-    Scope,
-    Token,
-    create_token,
-    expiry,
-    read_tokens,
-    revoke_token,
-    scopes_in,
-    token_name,
-    user_name,
-)
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput
 
@@ -39,11 +30,11 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. 
 
 def register(app: typer.Typer) -> None:
     """Add `ava token` and `ava user` to the app."""
-    tokens = typer.Typer(help="The tokens for `ava serve --http`.", no_args_is_help=True)
-    tokens.command("create", short_help="Create a token; it is shown once.")(create_command)
-    tokens.command("list", short_help="List names, users, scopes and expiry, never the tokens.")(list_tokens_command)
-    tokens.command("revoke", short_help="Revoke a token, from its next request on.")(revoke_command)
-    app.add_typer(tokens, name="token")
+    token = typer.Typer(help="The tokens for `ava serve --http`.", no_args_is_help=True)
+    token.command("create", short_help="Create a token; it is shown once.")(create_command)
+    token.command("list", short_help="List names, users, scopes and expiry, never the tokens.")(list_tokens_command)
+    token.command("revoke", short_help="Revoke a token, from its next request on.")(revoke_command)
+    app.add_typer(token, name="token")
     users = typer.Typer(help="The users of this data root.", no_args_is_help=True)
     users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
     app.add_typer(users, name="user")
@@ -72,44 +63,37 @@ def create_command(
 
     With a PIN (policy human) a token of the scope approve requires the PIN: it approves as the PIN does.
     """
-    scopes = scopes_in(scope)
-    name, user = token_name(name), user_name(user)
-    ends_us = expiry(expires, time.time_ns() // 1000)
+    scopes = tokens.scopes_in(scope)
+    name, user = tokens.token_name(name), tokens.user_name(user)
+    ends_us = tokens.expiry(expires, time.time_ns() // 1000)
     anyio.run(_create, checked_root("ava token create"), name, user, scopes, ends_us)
 
 
 def list_tokens_command(as_json: Json = False) -> None:
     """List the tokens' names, users, scopes and expiry; never the tokens."""
     root = checked_root(show=False)
-    tokens = sorted(read_tokens(root.tokens_file).values(), key=lambda token: token.name)
+    known = sorted(tokens.read_tokens(root.tokens_file).values(), key=lambda token: token.name)
     now_us = time.time_ns() // 1000
-    if as_json:
-        entries = [
-            {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now_us)}
-            for one in tokens
-        ]
-        say_json({"data_root": str(root.path), "tokens": entries})
-        return
-    heading(root)
-    say_rows((one.name, f"{one.user}; {', '.join(one.scopes)}; {_lifetime(one, now_us)}") for one in tokens)
-    if not tokens:
-        say(f"No tokens. Create one with `ava token create NAME --user USER --scope {','.join(SCOPES[:2])}`.")
+    entries = [
+        {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now_us)}
+        for one in known
+    ]
+    lines = aligned((one.name, f"{one.user}; {', '.join(one.scopes)}; {_lifetime(one, now_us)}") for one in known)
+    none = f"No tokens. Create one with `ava token create NAME --user USER --scope {','.join(tokens.SCOPES[:2])}`."
+    present(root, as_json, {"tokens": entries}, lines or [none])
 
 
 def revoke_command(name: _Name) -> None:
     """Revoke a token: its next request is refused, also by a running server."""
-    anyio.run(_revoke, checked_root("ava token revoke"), token_name(name))
+    anyio.run(_revoke, checked_root("ava token revoke"), tokens.token_name(name))
 
 
-async def _create(root: DataRoot, name: str, user: str, scopes: tuple[Scope, ...], ends_us: int | None) -> None:
-    from ava_server.cli.secret_input import ask_pin
-    from ava_server.config.pin import PinFile
-
+async def _create(root: DataRoot, name: str, user: str, scopes: tuple[tokens.Scope, ...], ends_us: int | None) -> None:
     pin = PinFile(root.approval_file)
     if "approve" in scopes and await anyio.to_thread.run_sync(lambda: pin.is_set):
         await ask_pin(pin)
     await anyio.to_thread.run_sync(root.create)
-    token, text = await anyio.to_thread.run_sync(create_token, root.tokens_file, name, user, scopes, ends_us)
+    token, text = await anyio.to_thread.run_sync(tokens.create_token, root.tokens_file, name, user, scopes, ends_us)
     await record_setting(root, f"tokens.{name}", None, token.on_record())
     say(f"Token {name} for {user}: {', '.join(scopes)}; {_lifetime(token, token.created_us)}.")
     say("It is shown only this once, and only its hash is stored. Anyone who has it acts for this user:")
@@ -117,14 +101,14 @@ async def _create(root: DataRoot, name: str, user: str, scopes: tuple[Scope, ...
 
 
 async def _revoke(root: DataRoot, name: str) -> None:
-    token = await anyio.to_thread.run_sync(revoke_token, root.tokens_file, name)
+    token = await anyio.to_thread.run_sync(tokens.revoke_token, root.tokens_file, name)
     if token is None:
         raise BadInput(f"There is no token {name} in {root.tokens_file}. `ava token list` shows the stored ones.")
     await record_setting(root, f"tokens.{name}", token.on_record(), None)
     say(f"Token {name} of {token.user} is revoked: its next request is refused.")
 
 
-def _lifetime(token: Token, now_us: int) -> str:
+def _lifetime(token: tokens.Token, now_us: int) -> str:
     if token.expires_us is None:
         return "until it is revoked"
     at = iso_second(token.expires_us)
@@ -134,22 +118,6 @@ def _lifetime(token: Token, now_us: int) -> str:
 # -- ava user ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class UserStatus:
-    """A user: cents spent today (with what is reserved for calls in flight), runs, and limits."""
-
-    name: str
-    spent_cents: float
-    daily_cents: int
-    running: int
-    running_limit: int
-    waiting: int
-    tokens: int
-    workspaces: tuple[str, ...]
-    roles: tuple[str, ...] | None
-    approval: str
-
-
 def list_users_command(as_json: Json = False) -> None:
     """List everyone who has a token, a table in config.toml, or runs: spent today, running, and every limit.
 
@@ -157,32 +125,29 @@ def list_users_command(as_json: Json = False) -> None:
     """
     settings = load_settings()
     users = anyio.run(_read_users, settings)
-    if as_json:
-        say_json({"data_root": str(settings.data_root), "users": [asdict(user) for user in users]})
-        return
-    heading(settings.paths)
-    say_rows((user.name, _describe_user(user)) for user in users)
+    present(settings.paths, as_json, {"users": users}, aligned((user["name"], _describe_user(user)) for user in users))
 
 
-async def _read_users(settings: Settings) -> list[UserStatus]:
+async def _read_users(settings: Settings) -> list[dict[str, Any]]:
+    """Return each user: cents spent today (with what is reserved for calls in flight), runs, and limits."""
     from ava_server.budget import caps
     from ava_server.config.pin import policy_in_force
 
-    tokens = read_tokens(settings.paths.tokens_file)
     now_us = time.time_ns() // 1000
-    of_tokens = [token.user for token in tokens.values() if not token.expired(now_us)]
+    of_tokens = [
+        token.user for token in tokens.read_tokens(settings.paths.tokens_file).values() if not token.expired(now_us)
+    ]
     names = {os_user(), *settings.users, *of_tokens}
     policy = "human" if policy_in_force(settings) == "human" else settings.approval
 
     def query(view: View) -> dict[str, tuple[float, int, int]]:
         from ava_audit.rows import QUEUED, RUNNING, WAITING
-        from ava_server.budget.caps import user_scope, utc_day
 
         rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
-        day = utc_day(now_us)
+        day = caps.utc_day(now_us)
         return {
             name: (
-                view.bucket(user_scope(name, day)).committed / micros_from_cents(1),
+                view.bucket(caps.user_scope(name, day)).committed / micros_from_cents(1),
                 sum(row.user_id == name and row.state == RUNNING for row in rows),
                 sum(row.user_id == name and row.state != RUNNING for row in rows),
             )
@@ -191,36 +156,34 @@ async def _read_users(settings: Settings) -> list[UserStatus]:
 
     async with open_log(settings.paths) as store:
         figures = dict.fromkeys(names, (0.0, 0, 0)) if store is None else await store.read(query)
-    found: list[UserStatus] = []
-    for name, (spent_cents, running, waiting) in sorted(figures.items()):
-        own = caps.user_settings(settings, name)
-        found.append(
-            UserStatus(
-                name=name,
-                spent_cents=spent_cents,
-                daily_cents=caps.day_cents(settings, name),
-                running=running,
-                running_limit=caps.running(settings, name),
-                waiting=waiting,
-                tokens=of_tokens.count(name),
-                workspaces=tuple(map(str, own.workspaces)),
-                roles=own.roles,
-                approval=caps.stricter_policy(settings, name, policy),
-            )
-        )
-    return found
+    return [
+        {
+            "name": name,
+            "spent_cents": spent_cents,
+            "daily_cents": caps.day_cents(settings, name),
+            "running": running,
+            "running_limit": caps.running(settings, name),
+            "waiting": waiting,
+            "tokens": of_tokens.count(name),
+            "workspaces": list(map(str, caps.user_settings(settings, name).workspaces)),
+            "roles": caps.user_settings(settings, name).roles,
+            "approval": caps.stricter_policy(settings, name, policy),
+        }
+        for name, (spent_cents, running, waiting) in sorted(figures.items())
+    ]
 
 
-def _describe_user(user: UserStatus) -> str:
-    spent, day = micros_from_cents(user.spent_cents), micros_from_cents(user.daily_cents)
+def _describe_user(user: Mapping[str, Any]) -> str:
+    spent, day = micros_from_cents(user["spent_cents"]), micros_from_cents(user["daily_cents"])
+    waiting = f", {user['waiting']} waiting" if user["waiting"] else ""
     parts = [
         f"{format_usd(spent)} of {format_usd(day)} today",
-        f"{user.running} of {user.running_limit} running" + (f", {user.waiting} waiting" if user.waiting else ""),
-        f"approval {user.approval}",
-        f"{user.tokens} {'token' if user.tokens == 1 else 'tokens'}",
+        f"{user['running']} of {user['running_limit']} running{waiting}",
+        f"approval {user['approval']}",
+        f"{user['tokens']} {'token' if user['tokens'] == 1 else 'tokens'}",
     ]
-    if user.roles is not None:
-        parts.append(f"over HTTP roles {', '.join(user.roles) or 'none'}")
-    if user.workspaces:
-        parts.append(f"over HTTP workspaces {', '.join(user.workspaces)}")
+    if user["roles"] is not None:
+        parts.append(f"over HTTP roles {', '.join(user['roles']) or 'none'}")
+    if user["workspaces"]:
+        parts.append(f"over HTTP workspaces {', '.join(user['workspaces'])}")
     return "; ".join(parts)

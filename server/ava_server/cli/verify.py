@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.app import Json, heading
 from ava_server.cli.log_access import has_log
-from ava_server.cli.terminal import Progress, say, say_json
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 FAULT = 1
 STDIN = "-"
-_EVERY_S = 0.1
 _IN_CHAIN = ("changed", "missing", "inserted", "reordered", "damaged")
 
 
@@ -76,7 +74,8 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
         heading(root)
     begun = time.monotonic()
     if has_log(root):
-        with _progress("entries") as told:
+        with progress_on_terminal() as show:
+            told = _progress(show, "entries")
             report = verify(root.db, head=head, since=since, mirror=root.logs, on_progress=told)
     else:
         missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
@@ -96,8 +95,8 @@ def _verify_file(name: str, as_json: bool) -> Report:
         say("File: " + ("(standard input)" if name == STDIN else name))
     begun = time.monotonic()
     try:
-        with _progress("bytes") as told:
-            report = verify_lines(sys.stdin.buffer if name == STDIN else Path(name), told)
+        with progress_on_terminal() as show:
+            report = verify_lines(sys.stdin.buffer if name == STDIN else Path(name), _progress(show, "bytes"))
     except OSError as failed:
         raise BadInput(f"--jsonl: {name} cannot be read: {failed.strerror}; give a file of JSON lines") from None
     seconds = time.monotonic() - begun
@@ -152,33 +151,9 @@ def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
 
 
 def _fields(report: Report, seconds: float) -> dict[str, object]:
-    return {
-        "ok": report.ok,
-        "entries": report.entries,
-        "seq": report.seq,
-        "head": report.head,
-        "projections": report.projections,
-        "duration_ms": round(seconds * 1_000),
-        "faults": [asdict(fault) for fault in report.faults],
-    }
+    fields = {name: value for name, value in asdict(report).items() if name != "gaps"}
+    return {"ok": report.ok, **fields, "duration_ms": round(seconds * 1_000)}
 
 
-@contextmanager
-def _progress(what: str) -> Generator[ProgressCallback | None]:
-    """Show the progress on a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    shown = Progress()
-    last_s = time.monotonic()
-
-    def told(done: int, of: int) -> None:
-        nonlocal last_s
-        if time.monotonic() - last_s >= _EVERY_S:
-            last_s = time.monotonic()
-            shown.show(f"{done:,} of {of:,} {what} checked" if of else f"{done:,} {what} checked")
-
-    try:
-        yield told
-    finally:
-        shown.end()
+def _progress(show: Callable[[str], None], what: str) -> ProgressCallback:
+    return lambda done, of: show(f"{done:,} of {of:,} {what} checked" if of else f"{done:,} {what} checked")

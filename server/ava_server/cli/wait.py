@@ -17,23 +17,14 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import StoreUnavailable
-from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, heading
+from ava_server.cli import terminal
+from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.artifacts import SavedFiles, save_artifacts
-from ava_server.cli.completion import open_runs_and_groups
-from ava_server.cli.results import exit_code, result_text, show_results
+from ava_server.cli.log_access import find_runs, note_fetched, note_shown, open_log, whole_answer
+from ava_server.cli.options import RunIds, parse_seconds
+from ava_server.cli.results import exit_code, result_text, results_json, show_results
 from ava_server.cli.service_client import ignore_progress
-from ava_server.cli.terminal import (
-    Progress,
-    ask,
-    cells,
-    harmless_json,
-    interrupts,
-    say,
-    say_json,
-    someone_there,
-    tell,
-    write,
-)
+from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -62,17 +53,9 @@ def register(app: typer.Typer) -> None:
 
 
 def wait_command(
-    ids: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="S-ID…",
-            help="Subagents, their proposals (P-…), or a group (G-…).",
-            autocompletion=open_runs_and_groups,
-        ),
-    ],
+    ids: RunIds,
     timeout: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", show_default=False, help="Wait at most this long: 90, 90s, 10m, 1h. Runs go on."),
+        str | None, typer.Option(metavar="TIME", help="Wait at most this long: 90, 90s, 10m, 1h. Runs go on.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The results as one JSON object.")] = False,
 ) -> None:
@@ -81,7 +64,6 @@ def wait_command(
     The exit code is that of the ending; of several the highest, which is the worst. 130: the wait is over, by Ctrl-C
     or --timeout, and something is still running.
     """
-    from ava_server.cli.option_values import parse_seconds
     from ava_server.config.settings import load_settings
 
     within_s = parse_seconds("--timeout", timeout)
@@ -90,31 +72,22 @@ def wait_command(
 
 async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_json: bool) -> int:
     from ava_audit.store.locks import Instances
-    from ava_server.cli.log_access import find_runs, open_log
     from ava_server.service.run_view import status_line
 
     async with open_log(settings.paths) as store:
         runs = await find_runs(store, ids)
         assert store is not None
         if not as_json:
-            heading(settings.paths)
+            terminal.heading(settings.paths)
         watch = RunWatch(store, Instances(settings.paths.instances), [run.id for run in runs])
-        why = ""
-        with interrupts() as signals:
-            async with anyio.create_task_group() as tasks:
 
-                async def on_signals() -> None:
-                    nonlocal why
-                    async for _number in signals:
-                        why = "The wait was ended; the runs were not."
-                        tasks.cancel_scope.cancel()
+        async def until_over() -> str:
+            with anyio.move_on_after(within_s):
+                await watch.until_over()
+                return ""
+            return f"The wait ended after {within_s:g} s; the runs did not."
 
-                tasks.start_soon(on_signals)
-                with anyio.move_on_after(within_s) as waiting:
-                    await watch.until_over()
-                if waiting.cancelled_caught:
-                    why = f"The wait ended after {within_s:g} s; the runs did not."
-                tasks.cancel_scope.cancel()
+        why = await terminal.unless_interrupted(until_over, "The wait was ended; the runs were not.")
         watch.progress.end()
         seen = await watch.look()
         if why:
@@ -124,31 +97,25 @@ async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_j
 
 async def _show_ended(store: Store, watch: RunWatch, settings: Settings, seen: Sequence[RunView], as_json: bool) -> int:
     """Show the results, put on record that they were shown, and return the worst exit code."""
-    from ava_server.cli.log_access import note_fetched, terminal_session, whole_answer
-
-    answers = [(run.over, *await whole_answer(store, run.row.id, watch.alive)) for run in seen]
-    expired = [
-        f"{answer.status_line}: its proposal {run.pending_id} has expired."
-        for over, run, answer in answers
-        if over and not run.ended
-    ]
+    found = [await whole_answer(store, run.row.id, watch.alive) for run in seen]
+    over = [run.row.id for run in seen if run.over]
     if as_json:
-        runs = [answer.model_dump(mode="json", exclude_none=True) for _over, _run, answer in answers]
-        say_json({"data_root": str(settings.data_root), "runs": runs})
+        answers = results_json(answer for _run, answer in found)
+        terminal.say_json({"data_root": str(settings.data_root), "runs": answers})
     else:
-        ended = [answer for _over, run, answer in answers if run.ended]
+        expired = [
+            f"{answer.status_line}: its proposal {run.pending_id} has expired."
+            for run, answer in found
+            if run.id in over and not run.ended
+        ]
+        ended = [answer for run, answer in found if run.ended]
         if ended:
             show_results(ended)
         if expired:
             say("\n\n".join(["", *expired] if ended else expired))
-    session = terminal_session()
-    for _over, run, answer in answers:
-        if answer.untrusted_result is not None:
-            try:
-                await note_fetched(store, session, "ava wait", run)
-            except StoreUnavailable as error:  # it was shown
-                tell(f"The log does not say that this was shown: {error}")
-    return max(exit_code(run) if run.ended else NOT_APPROVED if over else INTERRUPTED for over, run, _answer in answers)
+    await note_shown(store, "ava wait", found)
+    unended = {run.id: NOT_APPROVED if run.id in over else INTERRUPTED for run, _answer in found}
+    return max(exit_code(run) if run.ended else unended[run.id] for run, _answer in found)
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
@@ -167,7 +134,7 @@ class RunWatch:
     def __init__(
         self, store: Store, instances: Instances, run_ids: Sequence[str], manager: Manager | None = None
     ) -> None:
-        self.progress = Progress()
+        self.progress = terminal.Progress()
         self.alive = instances.alive
         self._store = store
         self._instances = instances
@@ -244,27 +211,22 @@ def lines_of(seen: Sequence[RunView]) -> list[str]:
     from ava_audit.units import format_usd
     from ava_server.service.run_view import cost_of, elapsed_s
 
+    def turns(run: RunView) -> str:
+        return f"turn {run.row.turns}" + (f" of {run.caps[1].most}" if run.caps else "")
+
     rows = [
         (
             run.row.id,
             (run.row.name or run.row.role)[:NAME_CHARS],
-            f"{elapsed_s(run.row, run.at_us):.0f} s, turn {run.row.turns}"
-            + (f" of {run.caps[1].most}" if run.caps else ""),
+            f"{elapsed_s(run.row, run.at_us):.0f} s, {turns(run)}",
             cost_of(run),
+            run.doing,
         )
         for run in seen
     ]
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     ended, spent = sum(run.over for run in seen), sum(run.row.cost_micros for run in seen)
-    return [
-        f"{len(seen)} subagents, {ended} ended, {format_usd(spent)} spent:",
-        *(
-            "  ".join(
-                [*(f"{part}{' ' * (width - cells(part))}" for part, width in zip(row, widths, strict=True)), run.doing]
-            )
-            for run, row in zip(seen, rows, strict=True)
-        ),
-    ]
+    head = f"{len(seen)} subagents, {ended} ended, {format_usd(spent)} spent:"
+    return [head, *terminal.aligned(rows)]
 
 
 # -- following one's own runs -----------------------------------------------------------------------------------------
@@ -289,7 +251,7 @@ class _FollowedRuns:
         self._left: int | None = None
 
     async def until_over(self) -> int | None:
-        with interrupts() as signals:
+        with terminal.interrupts() as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._on_signals, signals, tasks)
                 await self._watch.until_over(lambda: self._question is not None)
@@ -315,22 +277,15 @@ class _FollowedRuns:
             rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in self._run_ids])
             running = [row for row in rows if row is not None and not row.ended]
             ours = not running or any(row.instance == self._runtime.manager.instance for row in running)
-            if len(self._run_ids) == 1:
-                which, them, they = f"{self._run_ids[0]} is still running", "it", "it"
-            else:
-                which, them, they = (
-                    f"{len(running)} of {len(self._run_ids)} subagents are still running",
-                    "them",
-                    "they",
-                )
+            which, them, they = f"{self._run_ids[0]} is still running", "it", "it"
+            if len(self._run_ids) > 1:
+                which, them = f"{len(running)} of {len(self._run_ids)} subagents are still running", "them"
+                they = "they"
             tell(f"{which}. Cancel {them} (the results so far are kept), or leave {them}?")
-            tell(
-                f"If left, {they} will be interrupted until an Ava server of this user resumes {them}."
-                if ours
-                else f"If left, {they} will go on."
-            )
+            resumed = f"be interrupted until an Ava server of this user resumes {them}"
+            tell(f"If left, {they} will {resumed if ours else 'go on'}.")
             tell("Ctrl-C again cancels.")
-            while (answer := await ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
+            while (answer := await terminal.ask("[c]ancel or [l]eave:")) not in ("c", "cancel", "l", "leave", ""):
                 tell("c or l.")
             if answer in ("c", "cancel"):
                 await self._cancel(tasks)
@@ -390,17 +345,11 @@ async def deliver(
     Raises:
         BadInput: The file cannot be written.
     """
-    from ava_server.cli.log_access import note_fetched, whole_answer
     from ava_server.core.ids import label
 
     found = [await whole_answer(runtime.store, run_id, runtime.instances.alive) for run_id in run_ids]
     answers = [answer for _run, answer in found]
-    saved: dict[str, SavedFiles] = {}
-    for answer in answers if artifacts is not None else ():
-        assert artifacts is not None
-        source = runtime.settings.paths.artifacts / answer.subagent_id
-        folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
-        saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
+    saved = await _save_all(runtime, answers, artifacts) if artifacts is not None else {}
     if as_json:
         text = _json_of(runtime, answers, saved)
     else:
@@ -410,7 +359,7 @@ async def deliver(
         for run, _answer in found:
             (tell if as_json else say)(f"{label(run)} {run.state}: written to {out}")
     elif as_json:
-        write(text)
+        terminal.write(text)
     else:
         show_results(answers, saved=saved)
     if saved and (as_json or out is not None):
@@ -422,15 +371,23 @@ async def deliver(
     return next((code for code in codes if code), CONFIGURATION if faults else 0)
 
 
-def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, SavedFiles]) -> str:
-    values: list[dict[str, Any]] = []
+async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path) -> dict[str, SavedFiles]:
+    saved: dict[str, SavedFiles] = {}
     for answer in answers:
-        copied = saved.get(answer.subagent_id)
-        value = answer.model_dump(mode="json", exclude_none=True)
-        values.append({**value, **({"artifacts_saved": copied.as_json()} if copied is not None else {})})
-    root = {"data_root": str(runtime.settings.data_root)}
-    one = {**root, **values[0]} if len(values) == 1 else {**root, "group_id": answers[0].group_id, "runs": values}
-    return harmless_json(json.dumps(one, ensure_ascii=False))
+        source = runtime.settings.paths.artifacts / answer.subagent_id
+        folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
+        saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
+    return saved
+
+
+def _json_of(runtime: Runtime, answers: Sequence[RunAnswer], saved: dict[str, SavedFiles]) -> str:
+    values = results_json(answers)
+    for value in values:
+        if copied := saved.get(value["subagent_id"]):
+            value["artifacts_saved"] = copied.as_json()
+    shown: dict[str, Any] = {"group_id": answers[0].group_id, "runs": values} if len(values) > 1 else values[0]
+    shown = {"data_root": str(runtime.settings.data_root), **shown}
+    return terminal.harmless_json(json.dumps(shown, ensure_ascii=False))
 
 
 def _write_out(path: Path, text: str) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.app import Json, heading
-from ava_server.cli.terminal import columns, say, say_json, tell, wrapped
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import columns, heading, say, say_json, tell, wrapped
 
 if TYPE_CHECKING:
-    from ava_server.cli.doctor.finding import Finding
+    from ava_server.cli.doctor.finding import Finding, Setup
 
 FAULT = 1
 WIDTH = 80
@@ -41,36 +42,14 @@ def doctor_command(
 
     Without --online nothing is written and nothing is sent; the programs of MCP servers are started for a moment.
     """
-    from ava_server.cli.doctor.checks import redactor_of, run_checks
-    from ava_server.cli.doctor.finding import Finding, read_setup
-    from ava_server.cli.doctor.roles import remote_servers, remote_servers_not_asked
+    from ava_server.cli.doctor.finding import read_setup
 
     setup = read_setup()
-    redactor = redactor_of(setup)
-    findings: list[Finding] = []
-
-    def redacted(text: str) -> str:
-        return redactor.redact(text)[0]
-
-    def report(finding: Finding) -> None:
-        finding = Finding(finding.name, finding.state, redacted(finding.text), redacted(finding.what_to_do))
-        findings.append(finding)
-        if not as_json:
-            say(_lines(finding))
-
     if not as_json and setup.root is not None:
         heading(setup.root)
     elif not as_json:
         say("Data root: not known")
-    for finding in run_checks(setup):
-        report(finding)
-    for finding in (remote_servers if online else remote_servers_not_asked)(setup):
-        report(finding)
-    if online:
-        from ava_server.cli.doctor.online import ask_providers, try_search
-
-        ask_providers(setup, lambda text: tell(redacted(text)), report)
-        try_search(setup, tell, report)
+    findings = _findings(setup, online, as_json)
     counts: Counter[str] = Counter(finding.state for finding in findings)
     if as_json:
         say_json(
@@ -84,6 +63,33 @@ def doctor_command(
     else:
         say(_summary(counts, findings))
     raise typer.Exit(FAULT if counts["fault"] else 0)
+
+
+def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
+    """Run all checks, print each finding at once, and return them."""
+    from ava_server.cli.doctor.checks import redactor_of, run_checks
+    from ava_server.cli.doctor.roles import remote_servers, remote_servers_not_asked
+
+    redactor = redactor_of(setup)
+    findings: list[Finding] = []
+
+    def redacted(text: str) -> str:
+        return redactor.redact(text)[0]
+
+    def report(found: Finding) -> None:
+        found = replace(found, text=redacted(found.text), what_to_do=redacted(found.what_to_do))
+        findings.append(found)
+        if not as_json:
+            say(_lines(found))
+
+    for found in chain(run_checks(setup), (remote_servers if online else remote_servers_not_asked)(setup)):
+        report(found)
+    if online:
+        from ava_server.cli.doctor.online import ask_providers, try_search
+
+        ask_providers(setup, lambda text: tell(redacted(text)), report)
+        try_search(setup, tell, report)
+    return findings
 
 
 def _lines(finding: Finding) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import sqlite3
@@ -239,18 +238,13 @@ def processes(setup: Setup) -> Iterator[Finding]:
 
 def budgets(setup: Setup) -> Iterator[Finding]:
     """Report what is spent of today's budgets."""
-    root = setup.usable_root
-    if setup.settings is None or root is None:
+    root, settings = setup.usable_root, setup.settings
+    if settings is None or root is None:
         return
-    limits, day = setup.settings.limits, utc_day(time.time_ns() // 1000)
+    limits, day = settings.limits, utc_day(time.time_ns() // 1000)
     caps = (
-        ("you", user_scope(os_user(), day), limits.user_daily_cents, setup.settings.user_day_setting),
-        (
-            "everybody",
-            installation_scope(day),
-            limits.installation_daily_cents,
-            setup.settings.installation_day_setting,
-        ),
+        ("you", user_scope(os_user(), day), limits.user_daily_cents, settings.user_day_setting),
+        ("everybody", installation_scope(day), limits.installation_daily_cents, settings.installation_day_setting),
     )
     spent = [0 for _cap in caps]
     if root.db.exists():
@@ -266,8 +260,7 @@ def budgets(setup: Setup) -> Iterator[Finding]:
         for micros, (who, _scope, cents, _setting) in zip(spent, caps, strict=True)
     ]
     text = f"spent today (UTC): {', '.join(shown)}"
-    used_up = [micros >= micros_from_cents(cap[2]) for micros, cap in zip(spent, caps, strict=True)]
-    full = list(itertools.compress(caps, used_up))
+    full = [cap for cap, micros in zip(caps, spent, strict=True) if micros >= micros_from_cents(cap[2])]
     if not full:
         yield Finding("budget", "ok", text)
         return

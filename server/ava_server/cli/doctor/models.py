@@ -13,18 +13,10 @@ from ava_server.config.keys import SEARCHES, list_keys, read_keys
 from ava_server.config.search_engines import engine_of, search_cost
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
+from ava_server.models import selection
 from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
-from ava_server.models.selection import (
-    CUSTOM,
-    KNOWN_URLS,
-    SET_A_MODEL,
-    Choice,
-    ModelSettings,
-    choose,
-    configured,
-    default_tiers,
-)
+from ava_server.models.selection import Choice, ModelSettings
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
 _NOT_CHECKED = "not checked: correct the data root, the settings or the keys first"
@@ -64,14 +56,16 @@ def providers(setup: Setup) -> Iterator[Finding]:
         yield Finding("providers", "note", _NOT_CHECKED)
         return
     try:
-        usable = configured(models)
+        usable = selection.configured(models)
     except AvaError as error:
         yield from_error("providers", str(error), setup.correct_settings)
         return
     for name, provider in usable.items():
         with_key = "with a key" if provider.api_key else "without a key"
-        from_env = " (AVA_MODEL_BASE_URL)" if name == CUSTOM and models.base_url else ""
-        yield Finding(f"provider {name}", "ok", f"{provider.base_url or KNOWN_URLS[name]}{from_env}, {with_key}")
+        from_env = " (AVA_MODEL_BASE_URL)" if name == selection.CUSTOM and models.base_url else ""
+        yield Finding(
+            f"provider {name}", "ok", f"{provider.base_url or selection.KNOWN_URLS[name]}{from_env}, {with_key}"
+        )
     for key in list_keys(setup.root.keys, setup.env):
         if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable) and key.provider not in SEARCHES:
             why = f"config.toml has no [providers.{key.provider}] with its address"
@@ -81,7 +75,12 @@ def providers(setup: Setup) -> Iterator[Finding]:
             "none is configured: subagents use the offline reader, which finds and quotes passages, costs nothing and"
             " writes no text of its own"
         )
-        yield Finding("providers", "note", text, f"For a language model: {SET_A_MODEL[0].lower()}{SET_A_MODEL[1:]}")
+        yield Finding(
+            "providers",
+            "note",
+            text,
+            f"For a language model: {selection.SET_A_MODEL[0].lower()}{selection.SET_A_MODEL[1:]}",
+        )
 
 
 def tiers(setup: Setup) -> Iterator[Finding]:
@@ -113,7 +112,7 @@ def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding
     failed: Finding | None = None
     for wanted in _candidates(name, models):
         try:
-            choice = choose(wanted, "fast", models)
+            choice = selection.choose(wanted, "fast", models)
         except AvaError as error:
             failed = failed or from_error(title, str(error), _fix_choice(error, setup), "warning")
             continue
@@ -125,9 +124,9 @@ def cheapest(name: str, models: ModelSettings, setup: Setup) -> Choice | Finding
 
 def _candidates(name: str, models: ModelSettings) -> list[str | None]:
     """Return the models of settings or defaults, those first that are likely a provider's cheapest."""
-    if name == CUSTOM and models.base_url:
-        return [f"{CUSTOM}:{models.model}" if models.model else None]
-    default = default_tiers().get(name, {}).get("fast")
+    if name == selection.CUSTOM and models.base_url:
+        return [f"{selection.CUSTOM}:{models.model}" if models.model else None]
+    default = selection.default_tiers().get(name, {}).get("fast")
     own = f"{name}:{default}" if default else None
     wanted = (models.tiers.get("fast"), own, models.tiers.get("balanced"), models.tiers.get("deep"), models.model)
     return [model for model in wanted if model]

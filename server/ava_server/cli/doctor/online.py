@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -16,6 +16,7 @@ from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
 from ava_server.budget.caps import Slots
+from ava_server.cli.app import leaves_of
 from ava_server.cli.doctor.finding import REPORT, Finding, Setup, from_error
 from ava_server.cli.doctor.models import cheapest, models_of, search_engine
 from ava_server.cli.log_access import note_fetched, whole_answer
@@ -87,7 +88,7 @@ def ask_providers(setup: Setup, tell: Tell, report: Report) -> None:
     except* ReaderGone:
         raise
     except* Exception as group:  # what was found is still shown
-        error = _first(group)
+        error = next(leaves_of(group))
         expected = isinstance(error, AvaError | RolesError | AuditError | OSError)
         text = f"no further provider was asked: {'' if expected else f'{type(error).__name__}: '}{error}"
         report(from_error("online", text, _AGAIN if expected else REPORT))
@@ -222,13 +223,6 @@ def _finding(title: str, choice: Choice, run: RunRow, answer: RunAnswer, took_s:
     why = (why or answer.stop_reason or run.state).rstrip(".")
     step = str((answer.error or {}).get("what_to_do") or f"Look at `ava show {run.id}`.")
     return Finding(title, "fault", f"{why} ({about})", step)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return the first error in a group that may contain groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
-    return error
 
 
 def try_search(setup: Setup, tell: Tell, report: Report) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.tools import server_of
+from ava_roles.net.search_engines import Engine
 from ava_roles.placeholders import secret_names
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_server.approval.coding import changes_files
 from ava_server.approval.scope import usable_here
@@ -92,14 +95,17 @@ def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, boo
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
 
 
-def _available_tools(setup: Setup) -> list[str]:
+def tools_on_this_machine(mode: Literal["auto", "none"], engine: Engine | None) -> dict[str, Tool]:
     """Return the available built-in tools: web search with an engine, commands with a sandbox."""
-    known = usable_here(builtin_tools(), sandbox(_sandbox_mode(setup)))
-    try:
+    tools = usable_here(builtin_tools(), sandbox(mode))
+    return tools if engine is not None else without_search(tools)
+
+
+def _available_tools(setup: Setup) -> dict[str, Tool]:
+    engine = None
+    with suppress(AvaError):  # the check of keys reports this
         engine = search_engine(setup)
-    except AvaError:  # the check of keys reports this
-        engine = None
-    return list(known if engine is not None else without_search(known))
+    return tools_on_this_machine(_sandbox_mode(setup), engine)
 
 
 def _confinable_servers(setup: Setup) -> dict[str, bool]:

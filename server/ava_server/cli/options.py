@@ -1,4 +1,4 @@
-"""Values of options: ids, times, durations and amounts, each read with its own error."""
+"""Options that several commands have, and their values: ids, times, durations and amounts, each with its own error."""
 
 from __future__ import annotations
 
@@ -6,10 +6,30 @@ import json
 import math
 import re
 import time
+from datetime import tzinfo
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import typer
+
+from ava_server.cli.completion import all_runs, ended_runs, open_runs_and_groups, unended_runs
 from ava_server.core.errors import BadInput
+
+_RUN = "The subagent, or its proposal (P-…)."
+RunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=all_runs)]
+EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
+UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
+_RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
+RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=_RUNS, autocompletion=open_runs_and_groups)]
+GroupMaxCost = Annotated[
+    str | None, typer.Option("--group-max", metavar="DOLLARS", help="For two or more: the most they cost together.")
+]
+GroupTimeout = Annotated[
+    str | None, typer.Option(metavar="TIME", help="For two or more: the longest they take together.")
+]
+Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this time.")]
+Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
 _OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
@@ -59,8 +79,16 @@ def parse_group_limits(max_cost: str | None, timeout: str | None) -> dict[str, A
     return {name: value for name, value in limits.items() if value is not None}
 
 
-def parse_time_option(option: str, given: str | None) -> int | None:
+def parse_time_option(
+    option: str, given: str | None, now_us: int | None = None, zone: tzinfo | None = None
+) -> int | None:
     """Return a point in time as microseconds UTC.
+
+    Args:
+        option: The option.
+        given: Its value.
+        now_us: What it is relative to; None is now.
+        zone: The time zone of a value that names none; None is this machine's.
 
     Raises:
         BadInput: It is not a time; the error lists the forms.
@@ -70,7 +98,7 @@ def parse_time_option(option: str, given: str | None) -> int | None:
     if given is None:
         return None
     try:
-        return parse_time(given, time.time_ns() // 1000)
+        return parse_time(given, time.time_ns() // 1000 if now_us is None else now_us, zone)
     except ValueError as error:
         raise BadInput(f"{option}: {error}") from None
 
