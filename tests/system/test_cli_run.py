@@ -163,7 +163,10 @@ def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace:
         (("researcher", "x", "--yes", "--max-cost", "1", "--timeout", "0m"), "--timeout: '0m'"),
         (("researcher", "x", "--yes", "--max-cost", "1", "--max-tokens", "-5"), "ava: --max-tokens: "),
         (("researcher", " ", "--yes", "--max-cost", "1"), "ava: TASK: only white space"),
-        (("custom", "x", "--yes", "--max-cost", "1"), "ava: --system-prompt: role custom has no words of its own"),
+        (
+            ("custom", "x", "--yes", "--max-cost", "1"),
+            "ava: --system-prompt: role custom has no instructions of its own",
+        ),
         (
             ("researcher", "x", "--yes", "--max-cost", "1", "--tools", "read_file,fly"),
             "ava: --tools: researcher has no",

@@ -493,9 +493,7 @@ def _check_need(
     if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
         raise ToolMissing(f"{role.name} needs results of earlier subagents; name them in context_from", need)
     if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
-        raise ToolMissing(
-            f"{role.name} needs memory, which has no notes yet; add one with `ava memory add NAME`", need
-        )
+        raise ToolMissing(f"{role.name} needs memory, which has no notes yet; add one with `ava memory add NAME`", need)
     if need not in known:
         raise ToolMissing(
             f"{role.name} needs {need}, which this version of Ava does not have yet; use another role", need
