@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.terminal import on_terminal
+from support.terminal import command, on_terminal
 
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
@@ -19,7 +19,7 @@ VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 def ava(root: Path | str, *args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ava_server", *args],
+        [*command(env), *args],
         env={"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root), **env},
         input=stdin,
         capture_output=True,

@@ -89,7 +89,7 @@ async def test_refuses_a_role_that_needs_recall_if_there_is_no_note(tmp_path: Pa
         roles.mkdir()
         (roles / "clerk.md").write_text("---\nname: clerk\ndescription: Knows.\nneeds: [recall]\n---\nSay it.\n")
         refused = await lab.call("spawn_subagent", role="clerk", task="x", workspace=str(lab.workspace))
-        assert refused.status == "failed" and "write one with `ava memory add NAME`" in refused.message
+        assert refused.status == "failed" and "add one with `ava memory add NAME`" in refused.message
         keep(tmp_path, NOTES)
         assert "recall" in (await lab.propose(role="clerk")).tools
 

@@ -25,10 +25,14 @@ from pathlib import Path
 
 import pyte
 
+from support.fork_server import prepared
+
 COMMAND = (sys.executable, "-m", "ava_server")
 CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
 """The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
 WITHIN_S = 30.0
+WITHOUT_SLOW = "PYTEST_WITHOUT_SLOW"
+"""Set where --all was not given; see conftest.py."""
 
 
 def environment(root: Path | str, **more: str) -> dict[str, str]:
@@ -37,12 +41,21 @@ def environment(root: Path | str, **more: str) -> dict[str, str]:
     return {**kept, "AVA_DATA_ROOT": str(root), "TERM": "xterm", "LANG": "C.UTF-8", **more}
 
 
+def command(env: Mapping[str, str]) -> tuple[str, ...]:
+    """How a command begins; forked from a prepared process, unless slow tests are asked for too.
+
+    A variable that Python or a library may read before the command does needs a fresh process.
+    """
+    late = all(name.startswith("AVA_") or name.endswith("_API_KEY") or name == "HOME" for name in env)
+    return prepared() if late and os.name == "posix" and os.environ.get(WITHOUT_SLOW) else COMMAND
+
+
 def ava(
     root: Path | str, *args: str, cwd: Path | None = None, stdin: str = "", env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command without a terminal."""
     return subprocess.run(
-        [*COMMAND, *args],
+        [*command(env or {}), *args],
         env=environment(root, **(env or {})),
         cwd=cwd,
         input=stdin,
