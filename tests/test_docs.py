@@ -21,10 +21,12 @@ from support.repository import REPOSITORY, script
 
 from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
+from ava_roles.tools.registry import tool_specs
 from ava_server.cli.app import COMMANDS
 from ava_server.config.settings import load_settings
 from ava_server.hosts.known import HOSTS
 from ava_server.mcp_server.server import build_server
+from ava_server.models.providers import PROVIDERS
 
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])
@@ -112,6 +114,17 @@ def test_the_role_table_matches_the_role_files() -> None:
         assert tokens == f"{role.max_tokens // 1000}k"
         assert (turns, calls) == (str(role.max_iterations), str(role.max_tool_calls))
         assert minutes == "{} to {}".format(*role.estimated_minutes)
+
+
+def test_the_tool_table_lists_every_tool_a_role_may_name() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| [^|]+ \|$", (DOCS / "roles.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(rows) == sorted([*tool_specs(), "mcp__server__tool"])
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/first-run.md"])
+def test_the_pages_for_beginners_name_every_provider_of_models(page: str) -> None:
+    text = (REPOSITORY / page).read_text("utf-8").lower()
+    assert [name for name, known in PROVIDERS.items() if known.models and name not in text] == []
 
 
 def test_every_dependency_is_listed_with_its_reason() -> None:

@@ -8,23 +8,25 @@ import pytest
 
 from ava_roles.tools.registry import builtin_tools
 
+ACCESS = [  # name, network, files, read_only
+    ("http_get", True, False, True),
+    ("read_webpages", True, False, True),
+    ("web_search", True, False, True),
+    ("read_file", False, True, True),
+    ("search_codebase", False, True, True),
+    ("search_and_read", False, True, True),
+    ("save_artifact", False, False, False),
+    ("recall", False, False, True),
+    ("run_bash", False, True, False),
+    ("python_exec", False, False, False),
+    ("edit_file", False, True, False),
+    ("write_file", False, True, False),
+]
+
 
 def test_lists_the_built_in_tools_by_name() -> None:
     tools = builtin_tools()
-    assert sorted(tools) == [
-        "edit_file",
-        "http_get",
-        "python_exec",
-        "read_file",
-        "read_webpages",
-        "recall",
-        "run_bash",
-        "save_artifact",
-        "search_and_read",
-        "search_codebase",
-        "web_search",
-        "write_file",
-    ]
+    assert set(tools) == {name for name, *_access in ACCESS}
     for name, tool in tools.items():
         assert tool.spec.name == name
         schema = tool.spec.schema()
@@ -32,23 +34,7 @@ def test_lists_the_built_in_tools_by_name() -> None:
         assert len(json.dumps(schema)) + len(tool.spec.description) < 1_500
 
 
-@pytest.mark.parametrize(
-    ("name", "network", "files", "read_only"),
-    [
-        ("http_get", True, False, True),
-        ("read_webpages", True, False, True),
-        ("web_search", True, False, True),
-        ("read_file", False, True, True),
-        ("search_codebase", False, True, True),
-        ("search_and_read", False, True, True),
-        ("save_artifact", False, False, False),
-        ("recall", False, False, True),
-        ("run_bash", False, True, False),
-        ("python_exec", False, False, False),
-        ("edit_file", False, True, False),
-        ("write_file", False, True, False),
-    ],
-)
+@pytest.mark.parametrize(("name", "network", "files", "read_only"), ACCESS)
 def test_each_tool_declares_what_it_accesses(name: str, network: bool, files: bool, read_only: bool) -> None:
     spec = builtin_tools()[name].spec
     assert (spec.network, spec.files, spec.read_only) == (network, files, read_only)

@@ -7,7 +7,7 @@ import pytest
 
 from ava_roles.catalog import BUILT_IN, Catalog, Folder
 from ava_roles.errors import UnknownRole
-from ava_roles.role import COMMON_TOOLS
+from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
 
 
 def folder(path: Path, **files: str) -> Folder:
@@ -51,6 +51,11 @@ def test_a_built_in_role_has_the_specified_limits_and_tools(name: str) -> None:
     assert role.plan is (name == "coder")
     assert (role.source, role.ignored_keys, role.network, role.secrets) == ("built in", (), False, ())
     assert len(role.body) > 200
+
+
+@pytest.mark.parametrize("name", ["researcher", "custom"])
+def test_a_file_that_names_no_tools_gets_those_of_this_role(name: str) -> None:
+    assert set(Catalog.load().get(name).tools) == {*RESEARCH_TOOLS, *COMMON_TOOLS}
 
 
 def test_only_roles_that_depend_on_a_tool_require_it() -> None:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+from support.repository import REPOSITORY
+
+import ava_roles
 from ava_roles.errors import RoleFileError
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS, Role, first_sentence, parse_role
 
@@ -42,6 +47,16 @@ def test_a_minimal_file_gets_custom_role_defaults_and_researcher_tools() -> None
         text="---\ndescription: Does it.\n---\n\nDo it well.\n",
         ignored_keys=(),
     )
+
+
+def test_a_new_file_and_the_page_explain_every_key() -> None:
+    keys = {field.alias or name for name, field in Role.model_fields.items()}
+    keys -= {"body", "source", "text", "ignored_keys"}
+    new = Path(ava_roles.__file__).with_name("starting.txt").read_text("utf-8")
+    assert {key for key in keys if not re.search(rf"^(?:# )?{key}: ", new, re.MULTILINE)} == set()
+    assert {tool for tool in RESEARCH_TOOLS if tool not in new} == set()
+    page = (REPOSITORY / "docs" / "roles.md").read_text("utf-8")
+    assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
 def test_reads_every_supported_key() -> None:
@@ -139,7 +154,7 @@ def test_horizontal_rules_in_the_body_do_not_end_the_frontmatter() -> None:
         ('verify: "a\\ud800b"', "line 3, verify: "),
         ('tools: "read\\u202e_file"', 'line 3, tools: no tool "read_file"'),
         ("tools: web_serch", 'line 3, tools: no tool "web_serch"; did you mean web_search?'),
-        ("disallowedTools: xyzzy", 'line 3, disallowedTools: no tool "xyzzy"; known: edit_file, '),
+        ("disallowedTools: xyzzy", 'line 3, disallowedTools: no tool "xyzzy"; known: '),
         ("tools: [read_file, spawn_subagent]", "line 3, tools: spawn_subagent is never given to a subagent"),
         ("tools: {a: b}", "line 3, tools: must be one value or a flat list"),
         ("tools: [[a]]", "line 3, tools: must be one value or a flat list"),

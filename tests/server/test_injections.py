@@ -50,8 +50,7 @@ TOKEN = "token-of-a-secret-0123456789abcdef"
 ROLE = """---
 name: tester
 description: Reads whatever it is told to.
-tools: [web_search, read_webpages, http_get, read_file, search_codebase, search_and_read, run_bash,
-  python_exec]
+tools: [TOOLS]
 max_tool_calls: 150
 max_tokens: 200000
 secrets: [TOKEN]
@@ -228,7 +227,7 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Ground, La
     """A lab with a role that has every tool that reads, a site, a search engine, and a secret."""
     root = tmp_path / "data"
     (root / "roles").mkdir(mode=0o700, parents=True)
-    (root / "roles" / "tester.md").write_text(ROLE)
+    (root / "roles" / "tester.md").write_text(ROLE.replace("TOOLS", ", ".join({way.tool for way in WAYS.values()})))
     set_secret("TOKEN", TOKEN, ["docs.example.com"], root / "secrets" / "secrets.toml")
     set_key("openrouter", "key-of-a-provider-0123456789", root / "keys.toml")
     hits: list[Step] = []

@@ -89,11 +89,11 @@ async def ended(host: Wire, run_id: str) -> dict[str, Any]:
 
 
 def test_log_verifies_and_runs_and_money_are_unchanged(old: OldRoot) -> None:
+    lines = old.ava("logs", "--json", "--last", "1000000").stdout.splitlines()  # migrates it, which the others do not
+    assert [json.loads(line) for line in lines] == lines_below(old.path), "an entry reads as it did"
     verified = old.json("verify", "--head", old.facts["verified"]["head"], "--json")
     assert verified["ok"] and verified["projections"] and verified["faults"] == []
     assert verified["entries"] == old.facts["verified"]["entries"] > 400
-    lines = old.ava("logs", "--json", "--last", "1000000").stdout.splitlines()
-    assert [json.loads(line) for line in lines] == lines_below(old.path), "an entry reads as it did"
     status = old.json("status", "--all", "--json")
     states = {run["subagent_id"]: (run["state"], run["cost_cents"]) for run in status["runs"]}
     told = {name: old.facts["shown"][name]["run"] for name in old.facts["runs"]}
@@ -168,6 +168,7 @@ async def check(old: OldRoot, model: ModelServer) -> None:
 @pytest.mark.usefixtures("places")
 async def test_terminal_resumes_the_interrupted_run_and_approves_the_proposal(old: OldRoot) -> None:
     runs, waits = old.facts["runs"], old.facts["waits"]
+    assert settlements(old, runs["Weasel"]), "and `ava logs` migrates the log, which `ava status` asks for"
     spent, _held = money(old)
     with running_model_server(script) as model, reached(model) as way:
         answer = old.json("resume", runs["Weasel"], "--json", env=way)

@@ -1,4 +1,4 @@
-"""The seven hosts that Ava knows.
+"""The hosts that Ava knows.
 
 For each: where its configuration is, what an entry looks like, and which variables it passes on to a server, as seen in
 the versions that docs/hosts.md names.

@@ -43,7 +43,7 @@ def test_a_tier_selects_a_current_model_of_the_provider_with_a_key(tier: str) ->
 def test_with_several_keys_the_first_provider_in_tiers_toml_wins() -> None:
     keys = {name: Provider(api_key=KEY) for name in sorted(KNOWN_URLS)}
     preferred = [name for name in default_tiers() if name in keys]
-    assert preferred[0] == "openrouter" and preferred[-1] == "groq"
+    assert preferred[0] == "openrouter" and len(preferred) == len(keys)
     while preferred:
         choice = choose(None, "fast", ModelSettings(providers=keys))
         assert (choice.provider, choice.base_url) == (preferred[0], KNOWN_URLS[preferred[0]])
