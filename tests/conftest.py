@@ -16,9 +16,9 @@ ALL, _WITHOUT_SLOW = "--all", "PYTEST_WITHOUT_SLOW"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Twice as many as processors: most of their time tests wait, for other processes, the disk and deadlines."""
+    """Half as many again as processors: tests wait for other processes, the disk and deadlines much of their time."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 * here
+    return max(here + here // 2, 2)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
+import anyio.from_thread
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
@@ -33,11 +35,14 @@ if TYPE_CHECKING:
     from ava_server.runs.setup import RunSetup
 
 log = logging.getLogger("ava.control")
+T = TypeVar("T")
 
 OWNER_S = 4.0
 """Seconds that a run's owner has to carry out a cancel; then the instance that was asked does it."""
 ANSWER_S, LEAST_S = 4.7, 0.1
 """Seconds within which a cancel is through: it has to be answered within 5 s."""
+BEGIN_S = 1.0
+"""Seconds that a thread has at least to begin its work, however late it is: the work then goes on by itself."""
 KEEP_S = 8.0
 """Seconds that saving a run's changes on their branch may take where nobody waits for an answer."""
 
@@ -89,14 +94,14 @@ class RunControl:
             return RunFiles(artifacts)
         texts = await self._store.read(lambda view: texts_of(view, run))
         task = texts.task if texts is not None else ""
-        with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
-            kept = await anyio.to_thread.run_sync(self._setup.keep_changes, run, task, abandon_on_cancel=True)
-            return RunFiles(artifacts, kept)
-        return RunFiles(artifacts, KeptChanges(fault=LATE))
+        try:
+            return RunFiles(artifacts, await _begin(until, self._setup.keep_changes, run, task))
+        except TimeoutError:
+            return RunFiles(artifacts, KeptChanges(fault=LATE))
 
     async def _remove_folders(self, run: RunRow, until: float) -> None:
-        with anyio.move_on_after(max(until - anyio.current_time(), LEAST_S)):
-            await anyio.to_thread.run_sync(self._setup.remove_folders, run, abandon_on_cancel=True)
+        with suppress(TimeoutError):
+            await _begin(until, self._setup.remove_folders, run)
 
     async def end(
         self,
@@ -164,3 +169,22 @@ class RunControl:
             if run.ended:
                 return run
             await self._store.wait_for_entry_after(seen)
+
+
+async def _begin(until: float, work: Callable[..., T], *args: object) -> T:
+    """Begin blocking work in a thread, and wait for it no longer than until a time of the event loop's clock.
+
+    Raises:
+        TimeoutError: The time is over; the work goes on.
+    """
+    with anyio.fail_after(max(until - anyio.current_time(), BEGIN_S)) as scope:
+
+        def wait_until() -> None:
+            scope.deadline = max(until, anyio.current_time() + LEAST_S)
+
+        def begun() -> T:
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits
+                anyio.from_thread.run_sync(wait_until)
+            return work(*args)
+
+        return await anyio.to_thread.run_sync(begun, abandon_on_cancel=True)
