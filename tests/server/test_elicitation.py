@@ -28,6 +28,7 @@ from mcp_types import (
 from mcp_types.jsonrpc import jsonrpc_message_adapter
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.runtime import PRICED, connect, hand_over, settings_of, with_workspace
+from support.sample import sampled
 from support.stdio import MODERN, serving, using
 
 from ava_audit.events import Fact, RunClaimed, SpawnDecided, UserMessage
@@ -260,7 +261,9 @@ async def test_a_group_timeout_may_be_lowered_but_not_raised(tmp_path: Path, era
 
 
 @pytest.mark.parametrize("name", ["max_cost_dollars", "max_minutes"])
-@pytest.mark.parametrize("given", [1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]])
+@pytest.mark.parametrize(
+    "given", sampled([1_000_000, 10**400, math.nan, math.inf, True, False, "0.1", "", 0, -1, 1e-9, ["1"]], 4)
+)
 async def test_an_invalid_limit_starts_nothing_and_names_the_field(
     tmp_path: Path, era: str, name: str, given: Any
 ) -> None:
@@ -497,14 +500,17 @@ async def test_the_wait_after_a_question_gets_the_remaining_time_of_the_call(
 
 @pytest.mark.parametrize(
     "reply",
-    [
-        {},
-        {"action": "yes"},
-        {"action": "ACCEPT", "content": {}},
-        {"action": "accept", "content": {"max_minutes": {"at most": 1}}},
-        {"action": "accept", "content": "all of it"},
-        {"action": ["accept"]},
-    ],
+    sampled(
+        [
+            {},
+            {"action": "yes"},
+            {"action": "ACCEPT", "content": {}},
+            {"action": "accept", "content": {"max_minutes": {"at most": 1}}},
+            {"action": "accept", "content": "all of it"},
+            {"action": ["accept"]},
+        ],
+        3,
+    ),
 )
 async def test_an_invalid_answer_starts_nothing_and_is_not_an_internal_error(
     tmp_path: Path, reply: dict[str, Any]
@@ -678,21 +684,24 @@ async def test_an_answer_about_a_proposal_that_no_longer_exists_starts_nothing(t
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"inputResponses": {"approval": {"action": "accept", "content": {}}}},
-        {"inputResponses": {"approval": {"action": "accept", "content": {}}}, "requestState": None},
-        {"inputResponses": {"approval": {"action": "yes"}}},
-        {"inputResponses": {"approval": {"action": "accept", "content": {"max_minutes": {"at most": 1}}}}},
-        {"inputResponses": {"approval": "accept"}},
-        {"inputResponses": {"approval": None}},
-        {"inputResponses": {"other": {"action": "accept", "content": {}}}},
-        {"inputResponses": []},
-        {"inputResponses": "approval"},
-        {"requestState": 7},
-        {"requestState": {"action": "accept"}},
-        {"requestState": "v1." + "A" * 1_000_000},
-        {"requestState": "\ud800", "inputResponses": {"approval": {"action": "accept"}}},
-    ],
+    sampled(
+        [
+            {"inputResponses": {"approval": {"action": "accept", "content": {}}}},
+            {"inputResponses": {"approval": {"action": "accept", "content": {}}}, "requestState": None},
+            {"inputResponses": {"approval": {"action": "yes"}}},
+            {"inputResponses": {"approval": {"action": "accept", "content": {"max_minutes": {"at most": 1}}}}},
+            {"inputResponses": {"approval": "accept"}},
+            {"inputResponses": {"approval": None}},
+            {"inputResponses": {"other": {"action": "accept", "content": {}}}},
+            {"inputResponses": []},
+            {"inputResponses": "approval"},
+            {"requestState": 7},
+            {"requestState": {"action": "accept"}},
+            {"requestState": "v1." + "A" * 1_000_000},
+            {"requestState": "\ud800", "inputResponses": {"approval": {"action": "accept"}}},
+        ],
+        4,
+    ),
 )
 async def test_extra_data_from_a_hostile_client_starts_nothing(tmp_path: Path, more: dict[str, Any]) -> None:
     """Spoken line by line to a child process, whose stderr may have no traceback."""

@@ -125,6 +125,7 @@ async def test_host_reads_every_run_and_finds_words(old: OldRoot) -> None:
     await sent_requests(old.path)
 
 
+@pytest.mark.slow
 def test_search_export_and_show_work(old: OldRoot, tmp_path: Path) -> None:
     runs = old.facts["runs"]
 
@@ -166,6 +167,7 @@ async def check(old: OldRoot, model: ModelServer) -> None:
 
 
 @pytest.mark.usefixtures("places")
+@pytest.mark.slow
 async def test_terminal_resumes_the_interrupted_run_and_approves_the_proposal(old: OldRoot) -> None:
     runs, waits = old.facts["runs"], old.facts["waits"]
     assert settlements(old, runs["Weasel"]), "and `ava logs` migrates the log, which `ava status` asks for"
@@ -218,6 +220,7 @@ async def test_server_continues_all_unfinished_runs(
         await check(old, model)
 
 
+@pytest.mark.slow
 async def test_unfinished_runs_are_abandoned_after_a_day(old: OldRoot) -> None:
     runs, day = old.facts["runs"], 25 * HOUR_S
     async with serving(old.path, cwd=old.home, env=old.env(after_s=day)) as host:
