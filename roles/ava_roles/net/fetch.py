@@ -278,7 +278,7 @@ class Fetcher:
         if self._context is None:
             self._context = await run_sync(ssl.create_default_context)
         if self._proxy is not None:
-            from ava_roles.net.proxies import ProxiedTransport
+            from ava_roles.net.connection import ProxiedTransport
 
             return ProxiedTransport(self._proxy, self._context)
         from ava_roles.net.connection import PooledTransport, PublicNetworkBackend

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -26,9 +26,6 @@ from pydantic import (
 )
 
 from ava_audit.errors import AuditError
-from ava_audit.events import Event, SettingsChanged, Who
-from ava_audit.store.store import Command, Outcome, Store
-from ava_audit.view import View
 from ava_roles.mcp_client.tools import SERVER_NAME
 from ava_roles.net.proxies import proxy_url
 from ava_roles.placeholders import has_placeholder
@@ -39,6 +36,11 @@ from ava_server.core.errors import ConfigError
 from ava_server.core.files import reason
 from ava_server.models.prices import is_local
 from ava_server.models.providers import PROVIDERS
+
+if TYPE_CHECKING:
+    from ava_audit.events import SettingsChanged, Who
+    from ava_audit.store.store import Command, Outcome, Store
+    from ava_audit.view import View
 
 Policy = Literal["ask", "human", "auto"]
 TTL_UNDER_HUMAN_S = 86_400
@@ -394,6 +396,8 @@ log = logging.getLogger("ava.settings")
 
 def on_record(view: View) -> dict[str, Any]:
     """Return the limits for all users as the log last recorded them; built-in values for what it never recorded."""
+    from ava_audit.events import SettingsChanged
+
     known = limits_of(Configured())
     for entry in view.of_type("SettingsChanged"):
         if isinstance(entry.fact, SettingsChanged) and entry.fact.setting in known:
@@ -403,6 +407,8 @@ def on_record(view: View) -> dict[str, Any]:
 
 def changes(view: View, now: Mapping[str, Any]) -> tuple[SettingsChanged, ...]:
     """Return the differences between the log and the settings of the data root."""
+    from ava_audit.events import SettingsChanged
+
     before = on_record(view)
     return tuple(
         SettingsChanged(setting=name, before=before[name], after=value)
@@ -413,6 +419,8 @@ def changes(view: View, now: Mapping[str, Any]) -> tuple[SettingsChanged, ...]:
 
 def note_settings(now: Mapping[str, Any], who: Who) -> Command[int]:
     """Record what has changed; of two processes that start at once, the second finds nothing to write."""
+    from ava_audit.events import Event
+    from ava_audit.store.store import Outcome
 
     def command(view: View, _now_us: int) -> Outcome[int]:
         events = tuple(Event(who, fact) for fact in changes(view, now))

@@ -14,7 +14,8 @@ import anyio.to_thread
 import httpx2
 from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPrivateUsage]
 
-from ava_roles.net.proxies import ProxiedTransport, UnusableProxy, proxy_place, proxy_url
+from ava_roles.net.connection import ProxiedTransport, UnusableProxy
+from ava_roles.net.proxies import proxy_place, proxy_url
 
 KEEP_ALIVE_S = 30.0
 """Longer than most tool calls take, so that a run's next turn finds its connection open."""
