@@ -16,13 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import anyio
-from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.server.lowlevel import Server
-from mcp.shared.exceptions import MCPError
-from mcp_types import INTERNAL_ERROR
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.trace import Span, SpanKind, StatusCode, get_current_span, get_tracer, set_span_in_context
-from pydantic import ValidationError
 
 from ava_roles.errors import ToolFailed
 from ava_server.core.errors import ModelError
@@ -240,37 +235,3 @@ def _address(url: str) -> Mapping[str, Any]:
     if not parts.hostname:
         return {}
     return {"server.address": parts.hostname, "server.port": parts.port or (443 if parts.scheme == "https" else 80)}
-
-
-def hide_error_texts(server: Server[Any]) -> None:
-    """Hide the text of errors from the server's present middleware, which records them in spans."""
-    server.middleware.insert(0, _restore_text)
-    server.middleware.append(_hide_text)
-
-
-class _HiddenError(MCPError):
-    """Replaces an error while it passes through a span."""
-
-    def __init__(self, code: int, instead_of: Exception) -> None:
-        super().__init__(code=code, message="")
-        self.instead_of = instead_of
-
-
-async def _hide_text(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-    try:
-        return await call_next(ctx)
-    except ValidationError:  # the SDK records no text of it
-        raise
-    except MCPError as error:
-        hidden = _HiddenError(error.code, error)
-    except Exception as error:
-        hidden = _HiddenError(INTERNAL_ERROR, error)
-    raise hidden
-
-
-async def _restore_text(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-    try:
-        return await call_next(ctx)
-    except _HiddenError as hidden:
-        error = hidden.instead_of
-    raise error

@@ -15,6 +15,7 @@ from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.shared.exceptions import MCPError
 from mcp_types import INTERNAL_ERROR
+from pydantic import ValidationError
 
 from ava_server.core.errors import BadInput
 from ava_server.mcp_server.app import App
@@ -56,7 +57,6 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.mcp_server.elicitation import QuestionSeal
     from ava_server.service.render_text import INSTRUCTIONS
-    from ava_server.telemetry import hide_error_texts
 
     @asynccontextmanager
     async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:
@@ -167,3 +167,37 @@ def _explained(error: Exception) -> Exception:
     if isinstance(error, AvaError | AuditError | RolesError):
         return MCPError(code=INTERNAL_ERROR, message=str(error))
     return error
+
+
+def hide_error_texts(server: Server[Any]) -> None:
+    """Hide the text of errors from the server's present middleware, which records them in spans."""
+    server.middleware.insert(0, _restore_text)
+    server.middleware.append(_hide_text)
+
+
+class _HiddenError(MCPError):
+    """Replaces an error while it passes through a span."""
+
+    def __init__(self, code: int, instead_of: Exception) -> None:
+        super().__init__(code=code, message="")
+        self.instead_of = instead_of
+
+
+async def _hide_text(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    try:
+        return await call_next(ctx)
+    except ValidationError:  # the SDK records no text of it
+        raise
+    except MCPError as error:
+        hidden = _HiddenError(error.code, error)
+    except Exception as error:
+        hidden = _HiddenError(INTERNAL_ERROR, error)
+    raise hidden
+
+
+async def _restore_text(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    try:
+        return await call_next(ctx)
+    except _HiddenError as hidden:
+        error = hidden.instead_of
+    raise error

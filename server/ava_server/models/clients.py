@@ -14,7 +14,6 @@ import anyio.to_thread
 import httpx2
 from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPrivateUsage]
 
-from ava_roles.net.connection import ProxiedTransport, UnusableProxy
 from ava_roles.net.proxies import proxy_place, proxy_url
 
 KEEP_ALIVE_S = 30.0
@@ -117,6 +116,8 @@ def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTranspor
 
 
 def _proxy_transport(scheme: str, proxy: str, tls: ssl.SSLContext) -> httpx2.AsyncBaseTransport:
+    from ava_roles.net.connection import ProxiedTransport, UnusableProxy
+
     try:
         return ProxiedTransport(proxy_url(proxy), tls, KEEP_ALIVE_S)
     except (ValueError, httpx2.InvalidURL):

@@ -16,10 +16,10 @@ from ava_server.approval.questions import Person
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
-from ava_server.service.runtime import Runtime
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
+    from ava_server.service.runtime import Runtime
 
 
 @dataclass
