@@ -6,3 +6,6 @@ agent loop. The packages: `tools` implements the built-in tools, `mcp_client` us
 the server, the log or a model. What comes from a file, a page or another program is untrusted data, cleaned before a
 model or a person sees it.
 """
+
+BUILT_IN_SOURCE = "built in"
+"""Where a role comes from that is shipped with Ava; the source of any other is its file."""

@@ -10,13 +10,13 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 
+from ava_roles import BUILT_IN_SOURCE
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_roles.role import Role, first_sentence, parse_role
 from ava_roles.role_files import Folder, Remark, RoleFile, read_folder
 from ava_roles.wrap import clean
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
-BUILT_IN_SOURCE = "built in"
 _SHORTEST_SENTENCE = 12
 
 __all__ = ["BUILT_IN", "Catalog", "Folder", "Remark", "UntrustedFile"]

@@ -8,10 +8,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ava_audit.units import format_usd
-from ava_roles.catalog import BUILT_IN_SOURCE
+from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
-from ava_server.approval.requests import list_earlier
 from ava_server.approval.scope import commands_reach
 from ava_server.budget.run_config import PLAN_TURNS, Coding, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost
@@ -223,6 +222,8 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
     if config.role_source != BUILT_IN_SOURCE:
         lines.append(f"Its role is not built in; it comes from the file {_quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
+        from ava_server.approval.requests import list_earlier
+
         lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
     lines.extend(f"{note}." for note in config.foreign_notes)

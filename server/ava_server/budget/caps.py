@@ -20,7 +20,8 @@ from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Command, Outcome, T
 from ava_audit.units import micros_from_cents
 from ava_audit.view import View, loads
-from ava_roles.catalog import BUILT_IN_SOURCE, Catalog
+from ava_roles import BUILT_IN_SOURCE
+from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
 from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable

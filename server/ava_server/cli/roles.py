@@ -179,7 +179,7 @@ def _starting_text() -> str:
 
 def _check_all() -> tuple[list[Remark], int]:
     """Check all files that are read here."""
-    from ava_roles.catalog import BUILT_IN_SOURCE
+    from ava_roles import BUILT_IN_SOURCE
     from ava_roles.role_files import Remark, check
 
     catalog = _open()[2].load(by_path=True)
