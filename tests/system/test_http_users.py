@@ -13,7 +13,7 @@ from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODES, made, told, until, using
 from support.terminal import ava
 
-from ava_server.budget import caps
+from ava_server.budget import user_limits
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 
@@ -32,18 +32,21 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
     )
     settings = load_settings(tmp_path, env={})
     for user in ("lax", "nobody"):
-        assert caps.day_cents(settings, user) == 100 and caps.running(settings, user) == 2
+        assert user_limits.day_cents(settings, user) == 100 and user_limits.running(settings, user) == 2
         assert (
-            caps.stricter_policy(settings, user, "ask") == "ask"
-            and caps.stricter_policy(settings, user, "human") == "human"
+            user_limits.stricter_policy(settings, user, "ask") == "ask"
+            and user_limits.stricter_policy(settings, user, "human") == "human"
         )
-        assert caps.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
-    assert caps.stricter_policy(settings, "lax", "auto") == "auto"
-    assert caps.day_cents(settings, "strict") == 7 and caps.stricter_policy(settings, "strict", "auto") == "human"
-    assert caps.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
-    assert "slots of strict" in (caps.slots(settings).full({}, "strict") or "")
-    assert caps.slots(settings).full({"lax": 1}, "lax") is None
-    assert caps.slots(settings).full({"lax": 2}, "lax")
+        assert user_limits.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
+    assert user_limits.stricter_policy(settings, "lax", "auto") == "auto"
+    assert (
+        user_limits.day_cents(settings, "strict") == 7
+        and user_limits.stricter_policy(settings, "strict", "auto") == "human"
+    )
+    assert user_limits.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
+    assert "slots of strict" in (user_limits.slots(settings).full({}, "strict") or "")
+    assert user_limits.slots(settings).full({"lax": 1}, "lax") is None
+    assert user_limits.slots(settings).full({"lax": 2}, "lax")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -35,7 +35,6 @@ from ava_server.approval.scope import (
     sandbox_for,
 )
 from ava_server.approval.summary import RunReach, reach
-from ava_server.budget.caps import workspace_over_http
 from ava_server.budget.run_config import (
     PLAN_TURNS,
     RUN_TOOLS,
@@ -46,6 +45,7 @@ from ava_server.budget.run_config import (
     cap_fields,
     role_caps,
 )
+from ava_server.budget.user_limits import workspace_over_http
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks

@@ -130,7 +130,7 @@ def list_users_command(as_json: Json = False) -> None:
 
 async def _read_users(settings: Settings) -> list[dict[str, Any]]:
     """Return each user: cents spent today (with what is reserved for calls in flight), runs, and limits."""
-    from ava_server.budget import caps
+    from ava_server.budget import caps, user_limits
     from ava_server.config.pin import policy_in_force
 
     now_us = time.time_ns() // 1000
@@ -160,14 +160,14 @@ async def _read_users(settings: Settings) -> list[dict[str, Any]]:
         {
             "name": name,
             "spent_cents": spent_cents,
-            "daily_cents": caps.day_cents(settings, name),
+            "daily_cents": user_limits.day_cents(settings, name),
             "running": running,
-            "running_limit": caps.running(settings, name),
+            "running_limit": user_limits.running(settings, name),
             "waiting": waiting,
             "tokens": of_tokens.count(name),
-            "workspaces": list(map(str, caps.user_settings(settings, name).workspaces)),
-            "roles": caps.user_settings(settings, name).roles,
-            "approval": caps.stricter_policy(settings, name, policy),
+            "workspaces": list(map(str, user_limits.user_settings(settings, name).workspaces)),
+            "roles": user_limits.user_settings(settings, name).roles,
+            "approval": user_limits.stricter_policy(settings, name, policy),
         }
         for name, (spent_cents, running, waiting) in sorted(figures.items())
     ]

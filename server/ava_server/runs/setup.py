@@ -36,7 +36,7 @@ from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import list_earlier
 from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
 from ava_server.approval.summary import minutes
-from ava_server.budget import caps
+from ava_server.budget import user_limits
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.credentials import Credentials
 from ava_server.config.search_engines import ApprovedSearch
@@ -124,7 +124,7 @@ class RunResources(ABC):
 
     def day_caps(self, user: str) -> DayCaps:
         """Return what may be spent in a UTC day: by this user, and by all users."""
-        return caps.day_caps(self.settings, user)
+        return user_limits.day_caps(self.settings, user)
 
 
 class RunSetup:

@@ -27,7 +27,7 @@ from ava_roles.memory import Memory
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
-from ava_server.budget import caps
+from ava_server.budget import user_limits
 from ava_server.config import role_folders
 from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import without_search
@@ -92,7 +92,7 @@ class Runtime(RunResources):
         return SpawnLimits(
             spawns_per_hour=settings.limits.spawns_per_hour,
             days=self.day_caps(user),
-            day_settings=(caps.day_setting(settings, user), settings.installation_day_setting),
+            day_settings=(user_limits.day_setting(settings, user), settings.installation_day_setting),
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
         )
 
@@ -107,7 +107,7 @@ class Runtime(RunResources):
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
         """
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
-        return caps.stricter_policy(self.settings, user or self.user, in_force)
+        return user_limits.stricter_policy(self.settings, user or self.user, in_force)
 
     async def catalog(
         self, client_roots: Sequence[str], workspace: str | None = None, *, remote: str | None = None
@@ -125,7 +125,7 @@ class Runtime(RunResources):
 
         def read() -> Catalog:
             if remote is not None:
-                return caps.roles_over_http(self.settings, remote, owner=remote == self.user)
+                return user_limits.roles_over_http(self.settings, remote, owner=remote == self.user)
             return role_folders.places_of(
                 self.settings,
                 asked=workspace,
@@ -159,8 +159,8 @@ class Runtime(RunResources):
             around = replace(
                 around,
                 client_roots=(),
-                remote_roots=caps.user_settings(self.settings, user).workspaces,
-                sandbox=lambda: caps.sandbox_over_http(self.sandbox(), self.settings),
+                remote_roots=user_limits.user_settings(self.settings, user).workspaces,
+                sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
             )
         named = next((own for own in catalog.roles if own.name == role), None)
         if named is None or not any(server_of(tool) for tool in named.tools):
@@ -278,7 +278,7 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
         runtime.instances,
         name,
         serves or (lambda row: row.user_id == runtime.user),
-        caps.slots(settings),
+        user_limits.slots(settings),
         runtime.run_setup,
         start_worker=WorkerProcesses(settings.paths) if settings.background and not worker else None,
         grace_s=0.0 if worker else GRACE_S,

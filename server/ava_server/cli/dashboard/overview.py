@@ -17,7 +17,8 @@ from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnav
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import HOUR_US, now_us
-from ava_server.budget.caps import day_caps, installation_scope, user_scope, utc_day
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import day_caps
 from ava_server.cli.doctor.finding import nearest_folder
 from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
 from ava_server.config.credentials import model_settings
