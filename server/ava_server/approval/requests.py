@@ -296,11 +296,3 @@ def stored_result(view: View, row: RunRow) -> dict[str, Any] | None:
     """Return the result that a run handed over, or None where it has none or was erased."""
     entry = view.entry(row.result_seq) if row.result_seq is not None else None
     return entry.fact.result if entry is not None and isinstance(entry.fact, SubagentComplete) else None
-
-
-def list_earlier(runs: Sequence[EarlierRun]) -> str:
-    """Return runs by id, role and ending, without anything that they wrote."""
-    return ", ".join(
-        f"{run.id} ({run.role}{'' if run.ending == 'success' else f', {run.ending}: may be incomplete'})"
-        for run in runs
-    )

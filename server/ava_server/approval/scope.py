@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ava_audit.rows import RunRow
 from ava_roles.mcp_client.connection import ToolListing
@@ -21,7 +21,7 @@ from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders
-from ava_roles.tool import Tool, ToolSpec
+from ava_roles.tool import Tool
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
 from ava_server.core.data_root import home_folder
@@ -88,21 +88,6 @@ def sandbox_for(
 def confinement_of(sandbox: Sandbox | Unavailable | None) -> str:
     """Return the sandbox of a run's programs as its configuration names it."""
     return NO_COMMANDS if sandbox is None or isinstance(sandbox, Unavailable) else sandbox.kind
-
-
-def commands_reach(
-    specs: Collection[ToolSpec], confinement: str | None, *, copy: Literal["copy", "worktree"] | None, network: bool
-) -> str:
-    """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace."""
-    what = "run Python"
-    if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
-        what = "run commands"
-    if confinement is None:  # it depends on the run
-        return what
-    where = "on an empty folder" if copy is None else f"on a {copy} of it"
-    if confinement == "none":
-        return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
-    return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
 
 
 def no_sandbox() -> Unavailable:

@@ -6,13 +6,13 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ava_audit.units import format_usd
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
-from ava_server.approval.scope import commands_reach
-from ava_server.budget.run_config import PLAN_TURNS, Coding, ForeignUse, RunConfig, Texts
+from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost
 
 TASK_CHARS = 120
@@ -89,7 +89,7 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         parts.append("search and read the web" if any(spec.search for spec in specs) else "read the web")
     if changed or any(spec.commands for spec in specs):  # what was changed is verified by a command
         parts.append(
-            commands_reach(
+            _commands_reach(
                 specs,
                 run.confinement if run is not None else None,
                 copy="worktree" if changed else "copy" if folder is not None else None,
@@ -113,6 +113,21 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
     if not parts:
         return f"can read {' and '.join(words)}, and reach neither files nor the web"
     return f"can {', '.join(parts)}, and read {' and '.join(words)}"
+
+
+def _commands_reach(
+    specs: Collection[ToolSpec], confinement: str | None, *, copy: Literal["copy", "worktree"] | None, network: bool
+) -> str:
+    """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace."""
+    what = "run Python"
+    if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
+        what = "run commands"
+    if confinement is None:  # it depends on the run
+        return what
+    where = "on an empty folder" if copy is None else f"on a {copy} of it"
+    if confinement == "none":
+        return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
+    return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
 
 
 def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str | None) -> str:
@@ -222,8 +237,6 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
     if config.role_source != BUILT_IN_SOURCE:
         lines.append(f"Its role is not built in; it comes from the file {_quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
-        from ava_server.approval.requests import list_earlier
-
         lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
     lines.extend(f"{note}." for note in config.foreign_notes)
@@ -320,3 +333,11 @@ def _secret_lines(config: RunConfig) -> list[str]:
     if missing:
         lines.append(f"Its role lists secrets that are not stored: {', '.join(missing)} (`ava secret set NAME`).")
     return lines
+
+
+def list_earlier(runs: Sequence[EarlierRun]) -> str:
+    """Return runs by id, role and ending, without anything that they wrote."""
+    return ", ".join(
+        f"{run.id} ({run.role}{'' if run.ending == 'success' else f', {run.ending}: may be incomplete'})"
+        for run in runs
+    )

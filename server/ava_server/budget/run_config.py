@@ -7,15 +7,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from ava_audit.units import micros_from_cents
 from ava_roles.mcp_client.tools import OfferedTool
-from ava_roles.role import Role
 from ava_roles.tools.records import RUN_SPECS
 from ava_server.models.prices import Price
+
+if TYPE_CHECKING:
+    from ava_roles.role import Role
 
 PLAN_TURNS = 3
 """Turns of planning before the work: analysis, plan, review."""

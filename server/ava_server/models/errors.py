@@ -35,7 +35,8 @@ SPENT_FOR_THE_MONTH = "enforced_spend_limit_reached"
 
 Access resumes at 00:00 UTC on the first of the next month (developersdigest.tech/errors/api/anthropic-api, from
 Anthropic's own pages)."""
-_MOST_HEADER_CHARS = 4_000
+_MOST_CHARS = 4_000
+"""Characters of an error that are looked at."""
 _EPOCH_S, _EPOCH_MS = 1e9, 1e11  # from here on a number is a point in time, not a duration
 _JUST_PAST = timedelta(hours=1)
 
@@ -69,7 +70,7 @@ def again_after(headers: Mapping[str, str], words: str, now: datetime) -> float 
     """
     given = {name.lower(): value.strip() for name, value in headers.items()}
     now = _http_date(given.get("date", "")) or now
-    for moments in ((*_retry_headers(given), *_from_words(words[:_MOST_HEADER_CHARS], now)), _resets(given)):
+    for moments in ((*_retry_headers(given), *_from_words(words[:_MOST_CHARS], now)), _resets(given)):
         if (wait := _longest(moments, now)) is not None:
             return wait
     return None
@@ -199,8 +200,6 @@ def _attempt(make: Callable[[], datetime]) -> datetime | None:
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
-_MOST_CHARS = 4_000
-"""Characters of an error that are looked at."""
 _SHOWN_CHARS = 200
 _KEY_SHAPE = re.compile(r"\b(?:(?:sk|pk|rk|key|xai)-|gsk_)[A-Za-z0-9_\-]{8,}|\bBearer\s+\S+|\bAIza[\w\-]{20,}")
 _ID_SHAPE = re.compile(r"[A-Za-z0-9][\w.:\-]{2,127}", re.ASCII)

@@ -37,8 +37,9 @@ from ava_roles.tools.records import (
     ReadToolResultArgs,
     ScratchpadArgs,
 )
-from ava_server.approval.requests import list_earlier, stored_result
+from ava_server.approval.requests import stored_result
 from ava_server.approval.scope import no_sandbox
+from ava_server.approval.summary import list_earlier
 from ava_server.budget.run_config import EarlierRun, ForeignUse, RunConfig
 from ava_server.config.secrets import Secret
 from ava_server.core.data_root import home_folder

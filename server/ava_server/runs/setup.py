@@ -33,9 +33,8 @@ from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import worktree_spec
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import NAME as READ_RESULT
-from ava_server.approval.requests import list_earlier
 from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
-from ava_server.approval.summary import minutes
+from ava_server.approval.summary import list_earlier, minutes
 from ava_server.budget import user_limits
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.credentials import Credentials
