@@ -11,7 +11,7 @@ settings.register_profile("long", max_examples=250, stateful_step_count=60, dead
 
 _SECOND_SANDBOX = "[landlock"
 """How the parameters of a test begin that is repeated in the second sandbox."""
-ALL, _WITHOUT_SLOW = "--all", "PYTEST_WITHOUT_SLOW"
+ALL = "--all"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -31,7 +31,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         whole = named or config.getoption(ALL)
-        os.environ[_WITHOUT_SLOW] = "" if whole else "1"
         os.environ[SEED] = "" if whole else commit()
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         for number in (signal.SIGINT, getattr(signal, "SIGHUP", signal.SIGINT)):
@@ -43,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out slow tests, unless they were asked for."""
-    if os.environ.get(_WITHOUT_SLOW):
+    if os.environ.get(SEED):
         config.hook.pytest_deselected(items=[item for item in items if _is_slow(item)])
         items[:] = [item for item in items if not _is_slow(item)]
 

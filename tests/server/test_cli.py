@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.terminal import command, on_terminal
+from support import terminal
+from support.terminal import on_terminal
 
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
@@ -18,15 +19,7 @@ VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 
 
 def ava(root: Path | str, *args: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*command(env), *args],
-        env={"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root), **env},
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    return terminal.ava(root, *args, stdin=stdin, env=env)
 
 
 def test_stores_a_key_from_a_pipe_lists_it_without_its_value_and_removes_it(tmp_path: Path) -> None:

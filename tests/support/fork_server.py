@@ -13,6 +13,7 @@ import contextlib
 import functools
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -92,8 +93,6 @@ def serve(path: str) -> None:
 
 
 def _wait(listener: socket.socket) -> bool:
-    import select
-
     return listener in select.select([listener, sys.stdin], [], [])[0]
 
 

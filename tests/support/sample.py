@@ -12,6 +12,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SEED = "PYTEST_SAMPLE_SEED"
+"""The variable with the commit; empty where everything runs, slow tests too."""
 
 
 def commit() -> str:

@@ -26,13 +26,12 @@ from pathlib import Path
 import pyte
 
 from support.fork_server import prepared
+from support.sample import SEED
 
 COMMAND = (sys.executable, "-m", "ava_server")
 CONTROLLED = ("sh", "-c", ': <"$(tty)"; exec "$@"', "sh", *COMMAND)
 """The command as a shell starts it: its terminal is also /dev/tty, and Ctrl-C typed there interrupts it."""
 WITHIN_S = 30.0
-WITHOUT_SLOW = "PYTEST_WITHOUT_SLOW"
-"""Set where --all was not given; see conftest.py."""
 
 
 def environment(root: Path | str, **more: str) -> dict[str, str]:
@@ -47,7 +46,7 @@ def command(env: Mapping[str, str]) -> tuple[str, ...]:
     A variable that Python or a library may read before the command does needs a fresh process.
     """
     late = all(name.startswith("AVA_") or name.endswith("_API_KEY") or name == "HOME" for name in env)
-    return prepared() if late and os.name == "posix" and os.environ.get(WITHOUT_SLOW) else COMMAND
+    return prepared() if late and os.name == "posix" and os.environ.get(SEED) else COMMAND
 
 
 def ava(
