@@ -2,9 +2,9 @@
 
 An erasure has two parts. First, the log changes, one transaction a batch: contents become NULL, their text leaves the
 index, the mirror files that hold them are marked, and a `LogErased` is appended. Second comes what cannot be part of a
-transaction: marked files are repaired, the index is merged, the run's folders are removed, the write-ahead log is
-emptied. Whichever process does maintenance finishes this, however often it is killed in between. `progress.erased` is
-the `seq` of the last `LogErased` for which everything is done.
+transaction: marked files are repaired, the index is merged, the run's folders are removed, the database is rewritten,
+the write-ahead log is emptied. Whichever process does maintenance finishes this, however often it is killed in between.
+`progress.erased` is the `seq` of the last `LogErased` for which everything is done.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ BATCH_CHARS = 50_000
 """What one transaction erases at most, so that other writers wait briefly."""
 LOOK_AHEAD = 4_000
 MERGE_PAGES = 25
+REWRITE_BYTES = 100_000_000
+"""A larger database is not rewritten after an erasure, because writers would wait too long."""
 WAL_BYTES = 4_000_000
 """A larger write-ahead log is moved into the database at once; a smaller one when nobody writes."""
 PAUSE_S = 0.01
@@ -183,6 +185,8 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
         await _merge_index(store)
         await anyio.to_thread.run_sync(_remove_folders, list(folders), unfinished.runs)
         await anyio.to_thread.run_sync(remove_quarantined_runs, mirror.folder, unfinished.runs)
+        # `secure_delete` overwrites deleted rows, but not the copies that remain in a page after its rows move.
+        await store.checkpoint(rewrite=await anyio.to_thread.run_sync(file_size, store.path) <= REWRITE_BYTES)
         while not await store.checkpoint():  # noqa: ASYNC110 - a reader still needs the old pages
             await anyio.sleep(BUSY_S)
         await store.maintain(partial(note_progress, duty="erased", seq=unfinished.upto))

@@ -287,6 +287,40 @@ async def test_never_erases_an_active_run(tmp_path: Path) -> None:
             assert await erased(log) == []
 
 
+async def test_an_erasure_clears_what_sqlite_left_in_unused_parts_of_pages(tmp_path: Path) -> None:
+    with anyio.fail_after(20):
+        async with Store.open(tmp_path) as log:
+            await a_run(log, "S-aaaaaa", "vexquokka")
+            await write_texts(log, ["wombat herring"])
+            await all_done(log, tmp_path)
+        await anyio.to_thread.run_sync(_plant_in_every_gap, tmp_path / "ava.db", b"numbatsorrel")
+        assert await standing(tmp_path, "numbatsorrel") == {"numbatsorrel"}
+        async with Store.open(tmp_path) as log:
+            await erase_run(log, "S-aaaaaa", (), AVA, "a test")
+            await all_done(log, tmp_path)
+            assert await standing(tmp_path, "numbatsorrel", "vexquokka") == set()
+            assert len((await search(log, LogQuery(search="wombat"))).entries) == 1
+            await sound(tmp_path)
+
+
+def _plant_in_every_gap(database: Path, text: bytes) -> None:
+    """Write a text between the cell pointers and the cells of each b-tree page, as a page split may leave one there.
+
+    See https://www.sqlite.org/fileformat.html, "B-tree Pages".
+    """
+    data = bytearray(database.read_bytes())
+    size = int.from_bytes(data[16:18])
+    planted = 0
+    for page in range(size, len(data), size):  # the first page begins with the file's header
+        kind, cells, content = data[page], int.from_bytes(data[page + 3 : page + 5]), data[page + 5 : page + 7]
+        gap = page + (8 if kind in (10, 13) else 12) + 2 * cells
+        if kind in (2, 5, 10, 13) and page + int.from_bytes(content) - gap > 2 * len(text):
+            data[gap + 4 : gap + 4 + len(text)] = text
+            planted += 1
+    assert planted > 10
+    database.write_bytes(data)
+
+
 async def test_erases_a_long_run_in_batches_while_others_write(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sqlite3
+import string
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
 from ava_audit.maintenance import index_new_entries
-from ava_audit.projections import forget_words, merge_words
+from ava_audit.projections import IndexRow, forget_words, index_words, merge_words
 from ava_audit.search import Conditions, LogQuery, filter_rows, follow, search
 from ava_audit.store.store import Store
 from ava_audit.text_index import index_row, type_filter
@@ -246,6 +247,29 @@ async def test_an_erased_entry_leaves_the_index_but_filters_still_find_it(log: S
     raw = (tmp_path / "ava.db").read_bytes()
     assert b"zeppelin" not in raw
     assert b"xylophone" in raw
+
+
+async def test_a_merge_of_the_index_ends_with_erased_words_gone_even_if_entries_are_added_meanwhile(
+    log: Store, tmp_path: Path
+) -> None:
+    letters = string.ascii_lowercase
+    vocabulary = [f"{first}{second}{third}quokka" for first in letters for second in letters for third in letters]
+    texts = ["zeppelin", *(" ".join(vocabulary[start::701]) for start in range(701))]
+    rows: list[IndexRow] = [(seq, "a", "s", "u", "m", text) for seq, text in enumerate(texts, 1)]
+    added = len(rows)
+    with anyio.fail_after(20):
+        await log.maintain(lambda db: index_words(db, rows, 0, ()))
+        while await log.maintain(partial(merge_words, pages=-1_000)):
+            pass
+        await log.maintain(lambda db: forget_words(db, rows[:1]))
+        pages = -5
+        while await log.maintain(partial(merge_words, pages=pages)):
+            pages = 5
+            new: list[IndexRow] = [(added + 1, "a", "s", "u", "m", "something new")]
+            assert await log.maintain(partial(index_words, rows=new, after=added, erased=())) == 1
+            added += 1
+        await log.checkpoint()
+    assert b"zeppelin"[3:] not in (tmp_path / "ava.db").read_bytes()
 
 
 async def test_finds_an_entry_whose_type_comes_from_a_newer_version(log: Store, tmp_path: Path) -> None:

@@ -232,11 +232,15 @@ class Store:
         value: T = await self._submit(MaintenanceJob(work))
         return value
 
-    async def checkpoint(self) -> bool:
+    async def checkpoint(self, *, rewrite: bool = False) -> bool:
         """Move the write-ahead log into the database and empty it. Only background maintenance calls this.
 
         It runs on the writer thread with the write lock held, so that no process writes meanwhile (SQLite before
         3.51.3 can lose a commit when a checkpoint and a writer meet). It does not wait for readers.
+
+        Args:
+            rewrite: Rewrite the database first, so that no page keeps bytes of rows that were deleted. Writers wait
+                meanwhile: about 0.6 s per 100 MB.
 
         Returns:
             True if the log was emptied; False if a reader still needs a part of it: try again later.
@@ -244,7 +248,7 @@ class Store:
         Raises:
             StoreUnavailable: As for `do`.
         """
-        return bool(await self._submit(Checkpoint()))
+        return bool(await self._submit(Checkpoint(rewrite)))
 
     def set_live(self, run_id: str, text: str) -> None:
         """Note what a run is doing right now, without waiting."""

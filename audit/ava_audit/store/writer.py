@@ -122,8 +122,15 @@ class MaintenanceJob:
     work: Callable[[sqlite3.Connection], Any]
 
 
+@dataclass(frozen=True)
 class Checkpoint:
-    """Moves the write-ahead log into the database: outside a transaction, with the write lock held."""
+    """Moves the write-ahead log into the database: outside a transaction, with the write lock held.
+
+    Attributes:
+        rewrite: Rewrite the database first (`VACUUM`), so that no page keeps bytes of rows that were deleted.
+    """
+
+    rewrite: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -252,7 +259,7 @@ class Writer:
                             head = max(head, self._transact(db, projections, [job], together=False))
                 for job in batch:
                     if isinstance(job.command, Checkpoint) and self._start(job):
-                        self._checkpoint(db, job)
+                        self._checkpoint(db, job, job.command)
         except Exception as error:  # a bug: the callers still need an answer, and the writer goes on
             log.exception("the writer failed")
             for job in batch:
@@ -320,8 +327,10 @@ class Writer:
             rows = [(run_id, text, at_us) for run_id, (text, at_us) in live.items()]
             db.executemany("INSERT OR REPLACE INTO live (run_id, text, at_us) VALUES (?, ?, ?)", rows)
 
-    def _checkpoint(self, db: sqlite3.Connection, job: Job) -> None:
+    def _checkpoint(self, db: sqlite3.Connection, job: Job, how: Checkpoint) -> None:
         try:
+            if how.rewrite:
+                db.execute("VACUUM")
             db.execute("PRAGMA busy_timeout = 0")
             try:
                 job.value = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
