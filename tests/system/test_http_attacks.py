@@ -309,7 +309,7 @@ async def test_one_user_cannot_pile_up_proposals(tmp_path: Path, monkeypatch: py
             made_now = await called(server, anas, "spawn_subagent", {**SPAWN, "task": f"https://a.example/{number}"})
             ids.append(made_now["structuredContent"]["pending_id"])
         refused = await called(server, anas, "spawn_subagent", {**SPAWN, "task": "https://a.example/x"})
-        assert refused["isError"] and "3 proposals of ana wait already" in json.dumps(refused)
+        assert refused["isError"] and "3 proposals of ana are waiting" in json.dumps(refused)
         assert not (await called(server, bens, "spawn_subagent", {**SPAWN, "task": "https://a.example"}))["isError"]
         await called(server, anas, "cancel_subagent", {"pending_id": ids[0]})
         assert not (await called(server, anas, "spawn_subagent", {**SPAWN, "task": "https://a.example/x"}))["isError"]

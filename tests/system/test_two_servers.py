@@ -218,7 +218,7 @@ async def _says_at_each_call(root: Path, words: str, **process: Any) -> None:
 
 
 async def test_reports_a_data_root_that_is_a_file(root: Path) -> None:
-    await _says_at_each_call(made(root, file="x") / "file", "is no folder")
+    await _says_at_each_call(made(root, file="x") / "file", "is not a folder")
 
 
 async def test_reports_a_data_root_beneath_a_file(tmp_path: Path) -> None:

@@ -197,6 +197,6 @@ def test_the_doctor_lists_the_hosts_that_start_ava_and_whether_it_exists(home: P
     assert {name: entry["state"] for name, entry in found.items()} == {
         "Codex": "ok", "Gemini CLI": "warning", "Claude Code": "warning",
     }  # fmt: skip
-    assert "/gone/ava, which is not there" in found["Gemini CLI"]["text"]
+    assert "/gone/ava, which does not exist" in found["Gemini CLI"]["text"]
     assert "ava init gemini" in found["Gemini CLI"]["what_to_do"]
     assert os.fspath(home / ".claude.json") in found["Claude Code"]["text"]
