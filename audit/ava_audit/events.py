@@ -58,6 +58,11 @@ class Usage(BaseModel):
         """Tokens that count against `max_tokens`: fresh input, cache writes and output, but not cache reads."""
         return self.input_tokens + self.cache_write_tokens + self.output_tokens
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.input_tokens + self.cache_read_tokens + self.cache_write_tokens
+
 
 class Fact(BaseModel):
     """What happened. The subclasses are the closed set of event types; the class name is the type's name."""
@@ -209,7 +214,11 @@ class ExtendedThinking(Fact):
 
 
 class CostUpdate(Fact):
-    """A reservation was settled: what the call used, and what it cost."""
+    """A reservation was settled: what the call used, and what it cost.
+
+    `tokens_per_byte` is measured: the prompt tokens that the provider reported per byte of what no earlier report
+    covered.
+    """
 
     turn: int
     attempt: int
@@ -222,6 +231,7 @@ class CostUpdate(Fact):
     request_id: str | None = None
     overrun: bool = False
     free: bool = False
+    tokens_per_byte: float | None = None
     cost_by: dict[str, int] = Field(default_factory=dict)
 
     @property
@@ -389,7 +399,11 @@ class CostReserved(Fact):
 
     This is the recipe of the request: `RunStarted`, the run's entries up to `upto_seq` and these fields rebuild it.
     `notice` is what the request tells the model, and `notices` names the topics. `last` says why this turn is the last
-    one, if it is. `phase` is the purpose of the call in a run that plans first, until `PlanReady`.
+    one, if it is. `phase` is the purpose of the call in a run that plans first, until `PlanReady`. `elide` lists the
+    results that are left out from now on, `cut` those that are shown only up to a number of characters.
+
+    `prompt_tokens` bounds the prompt. No report of the provider covers `new_bytes` of it: each counts as one token, or
+    as `byte_tokens` where the bound by bytes did not fit a cap (`byte_tokens` is twice the measured ratio).
     """
 
     turn: int
@@ -401,6 +415,9 @@ class CostReserved(Fact):
     max_output: int
     upto_seq: int
     elide: tuple[int, ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
+    new_bytes: int = 0
+    byte_tokens: float | None = None
     notice: str | None = None
     notices: tuple[str, ...] = ()
     last: LastTurn | None = None

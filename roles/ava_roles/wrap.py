@@ -24,6 +24,8 @@ INVISIBLE = re.compile(
     "]|(?<=[\ufe00-\ufe0f])[\ufe0e\ufe0f]"
 )
 
+_FIRST_TAG = re.compile(rf"<{TAGS[0]}_[0-9A-Za-z]{{8,64}}\b[^>]*>\n")
+
 # `<` and the characters that look like it.
 _LESS = "<\u00ab\u02c2\u1438\u2039\u226a\u2329\u276c\u276e\u2770\u27e8\u27ea\u29fc\u3008\u300a\ufe64\uff1c"
 # The look-ahead ends at the next such character: a text full of them costs no more than its length.
@@ -86,6 +88,22 @@ def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = N
     if removed:
         opening += f' invisible_characters_removed="{removed}"'
     return f"{opening}>\n{_escape(body)}\n</{tag}>"
+
+
+def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
+    """Return a wrapped output with only the first characters of its text, and a note that says how to read on.
+
+    Args:
+        wrapped: What `wrap_tool_output` returned, or plain text.
+        chars: How many characters of the text are kept; the notes around it stay.
+        result_id: The id for `read_tool_result`.
+    """
+    opening, closing = _FIRST_TAG.search(wrapped), wrapped.rfind("\n</")
+    begin, end = (opening.end(), closing) if opening is not None and closing >= opening.end() else (0, len(wrapped))
+    if end - begin <= chars:
+        return wrapped
+    note = f"[cut: {chars:,} of {end - begin:,} characters; read_tool_result {result_id} with offset {chars} goes on]"
+    return f"{wrapped[: begin + chars]}{wrapped[end:]}\n{note}"
 
 
 def escape_result(text: str) -> str:

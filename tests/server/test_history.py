@@ -13,7 +13,8 @@ from support.runtime import arrived, check_requests, hand_over, open_lab
 
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used
-from ava_server.models.base import AssistantTurn, ToolTurn, UserTurn
+from ava_roles.wrap import wrap_tool_output
+from ava_server.models.base import AssistantTurn, ReportedUsage, Segment, ToolTurn, UserTurn
 from ava_server.runs.history import History, Recipe
 
 LEFT_OUT = "characters left out"
@@ -100,10 +101,8 @@ def test_only_calls_of_the_last_answer_without_a_result_are_open() -> None:
 
 
 def test_the_token_count_of_the_provider_includes_its_answer() -> None:
-    history = begun()
-    assert history.known is not None
-    assert history.known.prompt_tokens == 15
-    assert history.known.turns == len(history.turns(Recipe(0)))
+    known = begun().reported(Recipe(0))
+    assert known == ReportedUsage((Segment(10, (0,)),), {1: 5})
 
 
 def test_the_token_count_excludes_an_answer_with_text_tool_calls() -> None:
@@ -114,8 +113,68 @@ def test_the_token_count_excludes_an_answer_with_text_tool_calls() -> None:
     history.add(3, reserved(1))
     history.add(4, settled(), Used(input_tokens=10, output_tokens=5))
     history.add(5, said("a").model_copy(update={"printed": True}))
-    assert history.known is not None
-    assert history.known.turns == len(history.turns(Recipe(0))) - 1
+    assert history.reported(Recipe(0)) == ReportedUsage((Segment(10, (0,)),), {})
+    assert len(history.turns(Recipe(0))) == 2
+
+
+def grown() -> History:
+    """A history of three prompts of 10, 130 and 1,150 tokens; the results have 100 and 1,000 characters."""
+    history = begun()
+    history.add(6, result("a", "A" * 100))
+    history.add(7, result("b", "scratch"))
+    history.add(8, reserved(2))
+    history.add(9, settled(), Used(input_tokens=30, cache_read_tokens=100, output_tokens=7))
+    history.add(10, said("c"))
+    history.add(11, result("c", "C" * 1_000))
+    history.add(12, reserved(3))
+    history.add(13, settled(), Used(input_tokens=1_150, output_tokens=9))
+    return history
+
+
+def test_each_report_gives_the_tokens_of_the_turns_that_are_new_in_its_prompt() -> None:
+    known = grown().reported(Recipe(0))
+    assert known is not None
+    assert known.segments == (Segment(10, (0,)), Segment(120, (1, 2, 3)), Segment(1_020, (4, 5)))
+    assert known.answers == {1: 5, 4: 7}
+
+
+def test_what_is_left_out_marks_only_its_own_report_as_changed() -> None:
+    history = grown()
+    known = history.reported(Recipe(0, elide=(6,)))
+    assert known is not None
+    assert [segment.changed for segment in known.segments] == [False, True, False]
+    history.add(14, said("d"))
+    history.add(15, result("d", "D"))
+    history.add(16, reserved(4, elide=(6,)))
+    history.add(17, settled(), Used(input_tokens=1_100, output_tokens=3))
+    again = history.reported(Recipe(0))
+    assert again is not None, "the changed turns are reported again, together with the new ones"
+    assert again.segments == (Segment(10, (0,)), Segment(1_020, (4, 5)), Segment(70, (1, 2, 3, 6, 7)))
+
+
+def test_a_report_of_the_same_prompt_replaces_the_one_before() -> None:
+    history = grown()
+    history.add(14, reserved(3, attempt=2))
+    history.add(15, settled(), Used(input_tokens=1_200, output_tokens=9))
+    known = history.reported(Recipe(0))
+    assert known is not None
+    assert known.segments[-1] == Segment(1_070, (4, 5))
+    assert sum(segment.tokens for segment in known.segments) == 1_200
+
+
+def test_a_cut_result_keeps_its_marks_and_says_how_to_read_on() -> None:
+    history = begun()
+    wrapped = wrap_tool_output("ж" * 5_000, tool="read_file", nonce="0123456789abcdef")
+    history.add(6, result("a", wrapped + "\n[a note]"))
+    history.add(7, result("b", "short"))
+    shown = history.turns(Recipe(0, cut=((6, 1_000), (7, 1_000))))
+    assert isinstance(shown[2], ToolTurn) and isinstance(shown[3], ToolTurn)
+    assert shown[2].text.count("ж") == 1_000
+    assert "</tool_output_0123456789abcdef>" in shown[2].text and "[a note]" in shown[2].text
+    assert "[cut: 1,000 of 5,000 characters; read_tool_result R-6 with offset 1000 goes on]" in shown[2].text
+    assert shown[3].text == "short"
+    history.add(8, reserved(2, cut=((6, 1_000),)))
+    assert history.turns(Recipe(0))[2] == shown[2], "it stays cut"
 
 
 def test_counts_attempts_with_unknown_outcome_per_turn() -> None:

@@ -137,7 +137,7 @@ async def test_does_not_send_back_thinking_that_follows_trimmed_results(
     async with open_lab(tmp_path, Reader(9), **config) as lab:
         for number in range(9):
             (lab.workspace / f"{number}.md").write_text(f"file {number}: twelve cents\n" * 700)
-        run_id = await lab.start(extended_thinking=True, max_tokens=200_000, max_cost_cents=500, max_iterations=40)
+        run_id = await lab.start(extended_thinking=True, max_tokens=180_000, max_cost_cents=500, max_iterations=40)
         run = await lab.ended(run_id)
         reserved = await lab.facts(run_id, CostReserved)
         assert run.state == "success", run.stop_reason

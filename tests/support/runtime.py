@@ -306,9 +306,7 @@ def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: i
         if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
             assert history.prefix is not None, "a run starts with its prefix"
             model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
-            return model.encode(
-                history.request(Recipe(fact.upto_seq, fact.elide, fact.notice), fact.max_output, fact.thinking)
-            )
+            return model.encode(history.request(Recipe.of(fact), fact.max_output, fact.thinking))
         if fact is not None:
             history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
     return None

@@ -6,9 +6,10 @@ settled with the call; the wrap-up's share stays held until the next reservation
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ava_audit.entries import Entry
@@ -61,7 +62,10 @@ class Reservation:
     @property
     def held(self) -> HeldCall:
         """What is reserved for the call."""
-        return HeldCall(self.fact.turn, self.fact.attempt, self.fact.micros, self.tokens)
+        fact = self.fact
+        held = HeldCall(fact.turn, fact.attempt, fact.micros, self.tokens)
+        counted = fact.new_bytes if fact.byte_tokens is None else math.ceil(fact.new_bytes * fact.byte_tokens)
+        return replace(held, new_bytes=fact.new_bytes, reported_tokens=fact.prompt_tokens - counted)
 
 
 @dataclass(frozen=True)
@@ -162,12 +166,37 @@ def messages_first(run_id: str, looked: int, command: Command[T]) -> Command[T |
 
 @dataclass(frozen=True)
 class HeldCall:
-    """A call in flight, and what is reserved for it, in micro-USD and in tokens."""
+    """A call in flight, and what is reserved for it, in micro-USD and in tokens.
+
+    Attributes:
+        new_bytes: The bytes of its prompt that no report covers; `reported_tokens` are those of the rest.
+    """
 
     turn: int
     attempt: int
     micros: int
     tokens: int
+    new_bytes: int = 0
+    reported_tokens: int = 0
+
+    def tokens_per_byte(self, usage: Usage | None) -> float | None:
+        """Return the tokens per byte of what was new in the prompt; None where that is too little to tell."""
+        if usage is None or self.new_bytes < LEAST_MEASURED:
+            return None
+        return round(max(usage.prompt_tokens - self.reported_tokens, 0) / self.new_bytes, 3)
+
+
+LEAST_MEASURED = 1_000
+"""Bytes from which on a ratio of tokens to bytes says something."""
+RATIO_CALLS, RATIO_LOOK = 50, 50_000
+"""How many of a model's calls count, and how many entries back they are looked for."""
+
+
+def measured_ratio(view: View, model: str) -> float | None:
+    """Return the highest of the last ratios of prompt tokens to bytes that were measured with a model, or None."""
+    sql = "SELECT content FROM events WHERE type = 'CostUpdate' AND seq > ? AND model = ? ORDER BY seq DESC LIMIT ?"
+    facts = (loads(content) for (content,) in view.select(sql, view.head() - RATIO_LOOK, model, RATIO_CALLS))
+    return max((fact["tokens_per_byte"] for fact in facts if "tokens_per_byte" in fact), default=None)
 
 
 def settlement_event(
@@ -210,6 +239,7 @@ def settlement_event(
         request_id=request_id,
         overrun=cost > held.micros or tokens > held.tokens,
         free=price.free and cost == 0,
+        tokens_per_byte=held.tokens_per_byte(usage),
         cost_by={name: parts[name] for name in COST_PARTS if parts.get(name)},
     )
     return Event(who, fact, run_id, fence, usage=usage, cost_micros=cost, model=model, duration_ms=duration_ms)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ava_audit.events import Usage
@@ -96,24 +97,51 @@ class Request:
 
 
 @dataclass(frozen=True)
-class ReportedUsage:
-    """What a provider reported for an earlier call of the same run: a tight base for the next bound.
+class Segment:
+    """Turns of a request whose tokens a provider's reports give together.
 
     Attributes:
-        prompt_tokens: Tokens of that call's prompt and answer together.
-        turns: How many turns of the history they cover.
+        tokens: Their tokens when they were reported.
+        turns: Their places in the request.
+        changed: Something of them was shortened or left out since: `tokens` is then too high.
     """
 
-    prompt_tokens: int
-    turns: int
+    tokens: int
+    turns: tuple[int, ...]
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class ReportedUsage:
+    """What a provider's reports say about the turns of a request: a tight base for its bound.
+
+    Attributes:
+        segments: The turns of earlier prompts; the tokens of the first include the system prompt and the tools.
+        answers: By place in the request, the reported tokens of an answer as the model wrote it.
+    """
+
+    segments: tuple[Segment, ...]
+    answers: Mapping[int, int]
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound of one call, in tokens of the prompt and of the output."""
+    """An upper bound of one call, in tokens.
+
+    Attributes:
+        prompt_tokens: Of the prompt.
+        output_tokens: Of the answer.
+        new_bytes: The part of `prompt_tokens` that no report covers: it is counted as one token per byte.
+    """
 
     prompt_tokens: int
     output_tokens: int
+    new_bytes: int = 0
+
+    def by_ratio(self, tokens_per_byte: float) -> Bound:
+        """Return it with so many tokens for each byte that no report covers, rounded up; at most one for each."""
+        expected = min(math.ceil(self.new_bytes * tokens_per_byte), self.new_bytes)
+        return replace(self, prompt_tokens=self.prompt_tokens - self.new_bytes + expected)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolSchema, Turn
@@ -129,31 +129,40 @@ TOOLS_TOKENS = 1024
 TOOL_TOKENS = 32
 """What a template adds around one tool."""
 
-_ESCAPED = "<>&'\x7f"  # templates escape the first four, JSON in ASCII the last
+_ESCAPED = "<>&'\x7f"  # templates that escape change the first four, JSON in ASCII the last
 _ESCAPE_GROWTH = 5  # `<` becomes \u003c
-_UNKNOWN_GROWTH = 11  # the longest normal form there is: U+FDFA, from 3 bytes to 33
+_UNKNOWN_GROWTH = 11  # the longest compatible form there is: U+FDFA, from 3 bytes to 33
 
 
 def text_bound(text: str) -> int:
-    """Return the most bytes that a request's text can have when a tokenizer sees it."""
+    """Return the most tokens that a text can have: one for each UTF-8 byte, also of its compatible form (NFKC).
+
+    Tokenizers with a fallback to bytes need no more; some normalize first.
+    """
     if text.isascii():
-        return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED))
+        return len(text)
     return sum(_longest(character) * count for character, count in Counter(text).items())
 
 
-def prompt_bound(messages: Iterable[str], tools: Sequence[ToolSchema] = ()) -> int:
-    """Return an upper bound of a whole prompt's tokens.
+def escaped_bound(text: str) -> int:
+    """Return the most tokens of a text that a chat template may escape: tool calls, and the schemas of tools."""
+    if text.isascii():
+        return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED))
+    return sum(_longest_escaped(character) * count for character, count in Counter(text).items())
 
-    Args:
-        messages: The JSON of each message as the request has it, the system prompt included.
-        tools: The tools on offer.
-    """
-    total = FIXED_TOKENS
-    for message in messages:
-        total += text_bound(message) + MESSAGE_TOKENS
+
+def prefix_bound(system: str, tools: Sequence[ToolSchema] = ()) -> int:
+    """Return an upper bound of the tokens that stand before the first turn."""
+    total = FIXED_TOKENS + text_bound(system) + MESSAGE_TOKENS
     if tools:
         total += TOOLS_TOKENS + sum(_tool_bound(tool) for tool in tools)
     return total
+
+
+def turn_bound(turn: Turn, wire: Callable[[Turn], Mapping[str, Any]]) -> int:
+    """Return an upper bound of one turn's tokens, from its message as the request has it."""
+    sent = wire(turn)
+    return text_bound(_json(sent)) + MESSAGE_TOKENS + (_escapes(sent) if isinstance(turn, AssistantTurn) else 0)
 
 
 class CountedMessages:
@@ -181,33 +190,66 @@ def bound(
 ) -> Bound:
     """Return an upper bound of one call.
 
+    What a provider has reported counts as reported. All else counts one token per byte.
+
     Args:
         request: The call.
         wire: Makes the message that a turn becomes in the request.
-        known: What the provider reported for an earlier call of this run; None for the first.
+        known: What the provider reported for earlier calls of this run; None for the first.
         counted: What was counted of this run's messages before.
     """
     turns = request.turns
-    if known is None:
-        system = {"role": "system", "content": request.system}
-        messages = [_json(system), *(_json(wire(turn)) for turn in turns)]
-        return Bound(prompt_bound(messages, request.tools), request.max_output)
-    covered = (counted or CountedMessages()).bytes(turns[: known.turns], wire)
-    total = max(known.prompt_tokens, covered // FLOOR_BYTES)  # a report can be wrong
-    for turn in turns[known.turns :]:
-        total += text_bound(_json(wire(turn))) + MESSAGE_TOKENS
-    # The answer was counted as it was written; as part of a prompt a template may escape it.
-    last = turns[known.turns - 1] if 0 < known.turns <= len(turns) else None
-    if isinstance(last, AssistantTurn):
-        answer = _json(wire(last))
-        total += text_bound(answer) - _bytes(answer) + MESSAGE_TOKENS
-    return Bound(total, request.max_output)
+    segments = known.segments if known is not None else ()
+    answers = known.answers if known is not None else {}
+    reported = partly = new_bytes = 0
+    trusted: list[int] = []  # the turns for which the report is taken
+    for number, segment in enumerate(segments):
+        if segment.changed:
+            shown, shown_bytes = _count(segment.turns, turns, answers, wire)
+            shown_bytes += 0 if number else prefix_bound(request.system, request.tools)
+            if shown + shown_bytes < segment.tokens:
+                new_bytes += shown_bytes
+                partly += shown
+                continue
+        reported += segment.tokens
+        trusted.extend(segment.turns)
+    covered = {place for segment in segments for place in segment.turns}
+    shown, fresh = _count((place for place in range(len(turns)) if place not in covered), turns, answers, wire)
+    new_bytes += fresh + (0 if segments else prefix_bound(request.system, request.tools))
+    if trusted:  # a report can be wrong
+        in_reports = (counted or CountedMessages()).bytes([turns[place] for place in sorted(trusted)], wire)
+        reported = max(reported, in_reports // FLOOR_BYTES)
+    return Bound(reported + partly + shown + new_bytes, request.max_output, new_bytes)
+
+
+def _count(
+    places: Iterable[int], turns: Sequence[Turn], answers: Mapping[int, int], wire: Callable[[Turn], Mapping[str, Any]]
+) -> tuple[int, int]:
+    """Return the tokens of turns as far as they are reported, and the rest in bytes."""
+    reported = in_bytes = 0
+    for place in places:
+        if place in answers:  # counted as it was written; as part of a prompt a template may escape it
+            reported += answers[place] + MESSAGE_TOKENS + _escapes(wire(turns[place]))
+        else:
+            in_bytes += turn_bound(turns[place], wire)
+    return reported, in_bytes
+
+
+def _escapes(value: Any) -> int:
+    """Return by how much a template can lengthen the tool calls in an answer's message by escaping them."""
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[str, Any]", value)
+        if "arguments" in fields or "input" in fields:
+            text = _json(fields)
+            return escaped_bound(text) - _bytes(text)
+        return sum(map(_escapes, fields.values()))
+    return sum(map(_escapes, cast("list[Any]", value))) if isinstance(value, list) else 0
 
 
 def _tool_bound(tool: ToolSchema) -> int:
     """Return the bound of a tool's rendering: indented, as templates show it."""
     rendered = json.dumps({"type": "function", "function": tool.as_dict()}, ensure_ascii=False, indent=4)
-    return text_bound(rendered) + TOOL_TOKENS
+    return escaped_bound(rendered) + TOOL_TOKENS
 
 
 def _bytes(text: str) -> int:
@@ -220,16 +262,20 @@ def _json(value: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=65536)
 def _longest(character: str) -> int:
-    """Return the bytes of a character's longest form: as it is, escaped, or normalised."""
-    if character.isascii():
-        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED else 0)
+    """Return the UTF-8 bytes of a character, or of its compatible form where that is longer."""
     code = ord(character)
     if 0xD800 <= code < 0xE000:
-        return 6  # half a pair, sent as U+FFFD
+        return 3  # half a pair, sent as U+FFFD
     size = len(character.encode())
     if unicodedata.category(character) == "Cn":
-        # A newer Unicode than Python's may give it any normal form.
+        # A newer Unicode than Python's may give it any compatible form.
         return size * _UNKNOWN_GROWTH
-    escaped = 12 if code > 0xFFFF else 6
-    normal = (len(unicodedata.normalize(form, character).encode()) for form in ("NFC", "NFD", "NFKC", "NFKD"))
-    return max(size, escaped, *normal)
+    return max(size, len(unicodedata.normalize("NFKC", character).encode()))
+
+
+@lru_cache(maxsize=65536)
+def _longest_escaped(character: str) -> int:
+    """Return the bytes of a character's longest form where templates may escape it."""
+    if character.isascii():
+        return 1 + (_ESCAPE_GROWTH if character in _ESCAPED else 0)
+    return max(_longest(character), 12 if ord(character) > 0xFFFF else 6)

@@ -131,6 +131,7 @@ class RunContext:
         started: The prefix of a new run; a resumed run keeps the one in its log.
         servers: The run's MCP servers, not started yet.
         window: Tokens that the model's context holds.
+        tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
         worktree: Where the run changes files; None for a run that changes none.
         worktrees: The worktree folders of all runs.
         artifacts: Lists the files that the run has handed over.
@@ -147,6 +148,7 @@ class RunContext:
     caps: DayCaps
     window: int
     worktrees: Worktrees
+    tokens_per_byte: float | None = None
     servers: RunMcpServers = field(default_factory=RunMcpServers)
     worktree: WorktreeSession | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)

@@ -269,7 +269,7 @@ class _CostFold:
             case CostReserved():
                 self._held = fact
                 if not self.erased and self._history.prefix is not None:
-                    self._prompt = self._parts_of(Recipe(fact.upto_seq, fact.elide, fact.notice))
+                    self._prompt = self._parts_of(Recipe.of(fact))
                 self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
             case CostUpdate():
                 self._settled(fact, entry)

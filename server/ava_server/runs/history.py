@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,8 +32,19 @@ from ava_audit.events import (
     WorktreeReady,
 )
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
+from ava_roles.wrap import cut_tool_output
 from ava_server.budget.caps import Purpose, may_have_cost
-from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSchema, ToolTurn, ToolUse, Turn, UserTurn
+from ava_server.models.base import (
+    AssistantTurn,
+    ReportedUsage,
+    Request,
+    Segment,
+    ToolSchema,
+    ToolTurn,
+    ToolUse,
+    Turn,
+    UserTurn,
+)
 from ava_server.models.text_tool_calls import TextToolCalls, read_printed
 from ava_server.models.wires.base import tool_use
 from ava_server.runs.invalid_answers import CUT, InvalidAnswer, InvalidKind, check_answer, check_calls
@@ -115,11 +126,21 @@ UNWRITTEN = 0
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a request takes from the history: up to which entry, what it leaves out, and which notice it adds."""
+    """What a request takes from the history: up to which entry, what it leaves out, and which notice it adds.
+
+    Attributes:
+        cut: Results that are shown only in part: their `seq`, and how many characters.
+    """
 
     upto_seq: int
     elide: tuple[int, ...] = ()
+    cut: tuple[tuple[int, int], ...] = ()
     notice: str | None = None
+
+    @staticmethod
+    def of(fact: CostReserved) -> Recipe:
+        """Return the recipe of a reserved call."""
+        return Recipe(fact.upto_seq, fact.elide, fact.cut, fact.notice)
 
 
 @dataclass(frozen=True)
@@ -132,11 +153,85 @@ class Repeat:
 
 @dataclass
 class _Item:
-    """One turn of the conversation, its entry, and the step of planning at whose end it is dropped."""
+    """One turn of the conversation.
+
+    Attributes:
+        seq: Its entry.
+        turn: The turn, whole.
+        phase: The step of planning at whose end it is dropped.
+        written: For an answer, the reported tokens with which the model wrote it.
+        report: The report that covers it. `reported_chars`: how many characters of it were shown then.
+    """
 
     seq: int
     turn: Turn
     phase: PlanPhase | None = None
+    written: int | None = None
+    report: int | None = None
+    reported_chars: int = 0
+
+
+class _Reports:
+    """What the provider's reports say about the turns: which of them together have how many tokens.
+
+    A report gives the tokens of a whole prompt. Without those of the earlier turns that stand in it unchanged, it gives
+    the tokens of all others together.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, int] = {}
+        self._shortened: set[int] = set()  # reports of which turns were dropped
+        self._newest = 0
+
+    def add(self, prompt_tokens: int, items: Iterable[tuple[_Item, Turn]]) -> None:
+        """Add the report about a prompt with these turns, as they were shown in it."""
+        shown = list(items)
+        changed = self._shortened | {item.report for item, turn in shown if _is_changed(item, turn)} | {None}
+        fresh = [item for item, _turn in shown if item.report in changed]
+        if not fresh:
+            changed.add(self._newest)
+        self._newest += 1
+        for item, turn in shown:
+            if item.report in changed:
+                item.report, item.reported_chars = self._newest, _chars(turn)
+        self._tokens = {report: tokens for report, tokens in self._tokens.items() if report not in changed}
+        self._tokens[self._newest] = prompt_tokens - sum(self._tokens.values())
+        self._shortened.clear()
+
+    def shorten(self, reports: Iterable[int | None]) -> None:
+        """Note that something that these reports cover was dropped."""
+        self._shortened.update(report for report in reports if report is not None)
+
+    def all(self) -> set[int]:
+        """Return all reports."""
+        return set(self._tokens)
+
+    def usage(self, shown: Sequence[tuple[_Item, Turn]]) -> ReportedUsage | None:
+        """Return what the reports say about a request that shows these turns; None before the first."""
+        if not self._tokens:
+            return None
+        places: dict[int, list[int]] = {report: [] for report in self._tokens}
+        changed = set(self._shortened)
+        answers: dict[int, int] = {}
+        for place, (item, turn) in enumerate(shown):
+            if item.written is not None:
+                answers[place] = item.written
+            if item.report in places:
+                places[item.report].append(place)
+                if _is_changed(item, turn):
+                    changed.add(item.report)
+        first = shown[0][0].report  # the task's: it covers the system prompt too
+        order = sorted(places, key=lambda report: (report != first, report))
+        segments = tuple(Segment(self._tokens[report], tuple(places[report]), report in changed) for report in order)
+        return ReportedUsage(segments, answers)
+
+
+def _chars(turn: Turn) -> int:
+    return len(turn.text) if isinstance(turn, ToolTurn) else 0
+
+
+def _is_changed(item: _Item, turn: Turn) -> bool:
+    return item.report is not None and item.reported_chars != _chars(turn)
 
 
 @dataclass
@@ -145,7 +240,7 @@ class History:
 
     Attributes:
         answered: The last reserved call has an answer.
-        known: The prompt size that the provider reported last, and how many turns that covers.
+        tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
         outputs: Every tool result, with its `seq`.
         words: The texts of the answers, for a result without an answer.
@@ -169,7 +264,7 @@ class History:
     answered: bool = True
     tool_calls: int = 0
     last_message_seq: int = 0
-    known: ReportedUsage | None = None
+    tokens_per_byte: float | None = None
     calls: tuple[ToolUse, ...] = ()
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
     started: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
@@ -200,6 +295,9 @@ class History:
     _waiting: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     _arrived: dict[str, int] = field(default_factory=dict[str, int])
     _elided: set[int] = field(default_factory=set[int])
+    _cut: dict[int, int] = field(default_factory=dict[int, int])
+    _reports: _Reports = field(default_factory=_Reports)
+    _written: int | None = None
     _results_in: bool = True
 
     def add_all(self, entries: Iterable[Entry]) -> None:
@@ -274,13 +372,20 @@ class History:
 
     def parts(self, recipe: Recipe) -> list[tuple[int, Turn]]:
         """Return the turns of that conversation, each with the `seq` of its entry."""
+        return [(item.seq, turn) for item, turn in self._shown(recipe)]
+
+    def reported(self, recipe: Recipe) -> ReportedUsage | None:
+        """Return what the provider has reported about the turns of that conversation; None before its first report."""
+        return self._reports.usage(self._shown(recipe))
+
+    def _shown(self, recipe: Recipe) -> list[tuple[_Item, Turn]]:
         new = set(recipe.elide) - self._elided
-        elided = self._elided | new
-        shown: list[tuple[int, Turn]] = []
+        elided, cut = self._elided | new, {**self._cut, **dict(recipe.cut)}
+        shown: list[tuple[_Item, Turn]] = []
         edited = False
         for item in [*self._items, *self._added(recipe)]:
             edited = edited or item.seq in new
-            shown.append((item.seq, _shown_turn(item, elided, edited)))
+            shown.append((item, _shown_turn(item, elided, cut, edited)))
         return shown
 
     def request(self, recipe: Recipe, max_output: int, thinking: int = 0) -> Request:
@@ -318,9 +423,13 @@ class History:
         kept = self._elided | set(self._arrived.values())
         return [(item.seq, saved) for item in self._items if item.seq not in kept and (saved := _saved(item)) > 0]
 
-    def fresh_results(self) -> tuple[int, ...]:
-        """Return the `seq` of those results of the last answer that a wrap-up may elide."""
-        return tuple(item.seq for item in self._pending_results() if _saved(item) > 0)
+    def fresh_results(self) -> list[tuple[int, str]]:
+        """Return `seq` and text of those results of the last answer that may be cut, and that a wrap-up may elide."""
+        return [
+            (item.seq, item.turn.text)
+            for item in self._pending_results()
+            if isinstance(item.turn, ToolTurn) and _saved(item) > 0
+        ]
 
     # -- folding --------------------------------------------------------------------------------------------------
 
@@ -349,7 +458,7 @@ class History:
         ]
 
     def _add_reservation(self, seq: int, fact: CostReserved) -> None:
-        recipe = Recipe(fact.upto_seq, fact.elide, fact.notice)
+        recipe = Recipe.of(fact)
         self._mark_edited(set(fact.elide) - self._elided)
         for item in self._added(recipe):  # a notice has no entry of its own
             self._items.append(_Item(item.seq or seq, item.turn, None if item.seq else fact.phase))
@@ -359,6 +468,8 @@ class History:
         self.last = fact.last
         self.thinks = fact.thinking > 0
         self._elided.update(fact.elide)
+        self._cut.update(fact.cut)
+        self._written = None
         self._waiting = [(at, text) for at, text in self._waiting if at > fact.upto_seq]
         if fact.turn != self.turn:
             self.unknown_attempts = self.paid_attempts = 0
@@ -373,10 +484,10 @@ class History:
         if fact.settlement == "unknown":
             self.unknown_attempts += 1
         elif usage is not None:
-            total = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens
-            # The answer is the next item; its tokens are in the count, so it is covered too.
-            self.known = ReportedUsage(prompt_tokens=total, turns=len(self._items) + 1)
-            self.answer_tokens = usage.output_tokens
+            self._reports.add(usage.prompt_tokens, self._shown(Recipe(0)))
+            self.answer_tokens = self._written = usage.output_tokens
+        if fact.tokens_per_byte is not None:
+            self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
 
     def _add_answer(self, seq: int, fact: AssistantMessage) -> None:
         self.answer, self.answered, self.check = fact, True, None
@@ -386,11 +497,11 @@ class History:
             self._set_invalid(check_answer(fact, self.answer_tokens, self.printed(fact.text)))
         if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is not part of the answer
             self.words.append(fact.text)
-        if fact.printed and self.known is not None:  # it was counted as text, and is sent back as calls
-            self.known = ReportedUsage(self.known.prompt_tokens, min(self.known.turns, len(self._items)))
         self.results, self.started, self._arrived = {}, {}, {}
         self._results_in = False
-        self._items.append(_Item(seq, AssistantTurn(fact.raw or {})))
+        # An answer that printed its calls was counted as text, and is sent back as calls.
+        written = None if fact.printed else self._written
+        self._items.append(_Item(seq, AssistantTurn(fact.raw or {}), written=written))
 
     def _set_invalid(self, fault: InvalidAnswer | None) -> None:
         """Set what is wrong with the last answer; a valid answer ends the row of invalid ones."""
@@ -403,7 +514,7 @@ class History:
         self.words.append(fact.text)
         phase = self.planning.phase
         if self.planning.answered(fact):
-            self._items.append(_Item(seq, AssistantTurn(fact.raw or {}), phase))
+            self._items.append(_Item(seq, AssistantTurn(fact.raw or {}), phase, self._written))
         else:
             self._drop(lambda item: item.phase == phase)
 
@@ -417,16 +528,15 @@ class History:
             plan.phase, self.words = None, [fact.plan]
 
     def _drop(self, gone: Callable[[_Item], bool]) -> None:
-        """Drop turns from the conversation; the reported prompt size still covers those that stay."""
-        if self.known is not None:
-            covered = sum(not gone(item) for item in self._items[: self.known.turns])
-            self.known = ReportedUsage(self.known.prompt_tokens, covered)
+        """Drop turns from the conversation; what was reported for them with others is too high for those that stay."""
+        self._reports.shorten(item.report for item in self._items if gone(item))
         self._mark_edited({item.seq for item in self._items if gone(item)})
         self._items = [item for item in self._items if not gone(item)]
 
     def _drop_thinking(self) -> None:
         """Leave out all thinking: the provider does not take it back."""
         self.thinks, self.thinking_dropped = False, True
+        self._reports.shorten(self._reports.all())
         for item in self._items:
             if isinstance(item.turn, AssistantTurn):
                 item.turn = replace(item.turn, without_thinking=True)
@@ -485,11 +595,13 @@ def edited_path(call: ToolUse) -> str | None:
     return "/".join(part for part in path.split("/") if part not in ("", ".")) if isinstance(path, str) else None
 
 
-def _shown_turn(item: _Item, elided: set[int], edited: bool) -> Turn:
+def _shown_turn(item: _Item, elided: set[int], cut: Mapping[int, int], edited: bool) -> Turn:
     if edited and isinstance(item.turn, AssistantTurn):
         return replace(item.turn, edited_before=True)
     if isinstance(item.turn, ToolTurn) and item.seq in elided:
         return ToolTurn(item.turn.call_id, item.turn.name, _line(item.seq, item.turn))
+    if isinstance(item.turn, ToolTurn) and item.seq in cut:
+        return replace(item.turn, text=cut_tool_output(item.turn.text, cut[item.seq], f"R-{item.seq}"))
     return item.turn
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from ava_audit.events import Activity, CostReserved, LastTurn, PlanPhase
 from ava_audit.units import format_usd
@@ -88,7 +88,14 @@ LEAST_TO_THINK = 2_048
 """Output tokens below which a call does not think; above, it may think for half of them."""
 WRAP_PROMPT = 1_280
 """Tokens of a wrap-up's prompt beyond this prompt and this answer: its notice, and a line for each later result."""
-LEAST_OUTPUT = 512
+LEAST_OUTPUT, GOOD_OUTPUT = 512, 1_024
+"""Output tokens with which a call is still sent, and those below which it rather leaves out results."""
+OUTPUT_SHARE = 4
+"""A call's answer may cost a quarter of what the run has left, so that one long answer does not use up a small cap."""
+LEAST_SHOWN = 500
+"""Characters of a result that are worth showing."""
+RATIO_MARGIN = 2
+"""Where the bound by bytes does not fit, each byte counts as this many times the measured tokens per byte."""
 TRIM_SHARE, TRIM_TO = 0.7, 0.5
 """Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
 TRIM_LEAST = 0.1
@@ -109,6 +116,33 @@ class _Notice:
     text: str | None = None
     about: tuple[str, ...] = ()
     phase: PlanPhase | None = None
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """How a call is made to fit.
+
+    Attributes:
+        output: Most tokens of its answer.
+        byte_tokens: What a byte that no report covers counts as; None for one token.
+        elide: Results that it leaves out besides those that every call of its kind leaves out.
+        most_shown: Most characters of each new result; None for all.
+    """
+
+    output: int
+    byte_tokens: float | None = None
+    elide: tuple[int, ...] = ()
+    most_shown: int | None = None
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call in some shape, with its bound and that of the wrap-up after it (None for the wrap-up itself)."""
+
+    recipe: Recipe
+    request: Request
+    bound: Bound
+    wrap: Bound | None
 
 
 class Reservations:
@@ -134,6 +168,7 @@ class Reservations:
         self._model = context.model
         self._caps = context.caps
         self._window = context.window
+        self._ratio = context.tokens_per_byte
         self._began = began
         self._planner = planner
         self._wrap_output = config.wrap_output
@@ -155,31 +190,30 @@ class Reservations:
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
             return RunResult("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
         notice = self._notice(attempt)
-        most, bare = self._config.max_output, False
+        shape: _Shape | None = None
         while True:
             last = self.last_turn(turn)
             if last is not None:  # the wrap-up may leave out any result, and refers to its place in the log
                 await self._log.write_kept()
-            request, asked = self._ask_for(turn, attempt, self._wrap_output if last else most, last, notice, bare)
+                # It is said once: a second attempt of the wrap-up finds it in the history.
+                notice = _Notice() if WRAP_UP in history.notices_sent else _Notice(_last_words(last), (WRAP_UP,))
+            shape = shape or _Shape(self._wrap_output if last is not None else self._most_output())
+            call = self._call(shape, last, notice)
+            asked = self._ask_for(turn, attempt, shape, call, last, notice)
             command = reserve(self._log.fence, self._log.who, asked, self._caps)
             answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)
             if isinstance(answer, UnreadMessages):
                 continue
             if isinstance(answer, Reservation):
                 await self._planner.record_start(answer.fact)
-                return answer, request
-            if last is not None and bare:  # not even the wrap-up fits: the run ends with what it has
+                return answer, call.request
+            shape = None if answer.cap == "overrun" else self._fitting(answer, last, notice, shape)
+            if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
-            if last is not None:  # a long message can make it too large for what was held: try without old results
-                bare = True
-                continue
-            smaller = self._fitting(asked.fact, answer)
-            if smaller is None:
+            if shape is None:
                 self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
-            else:
-                most = smaller
 
     def _next_turn(self) -> int:
         return self._history.turn + 1 if self._history.answered else self._history.turn
@@ -190,44 +224,65 @@ class Reservations:
         if run is not None and run.in_flight is not None:
             await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
 
-    def _ask_for(
-        self, turn: int, attempt: int, output: int, last: LastTurn | None, notice: _Notice, bare: bool
-    ) -> tuple[Request, CapRequest]:
-        """Return a request and what to reserve for it; a `bare` one leaves out every result that it may."""
+    def _most_output(self) -> int:
+        """Return the most tokens of the next answer: the run's limit, or fewer where that would cost too much."""
+        most, left = self._config.max_output, self._config.max_cost_micros - self._log.run.cost_micros
+        if not self._price.output:
+            return most
+        return max(min(most, left * 1000 // (OUTPUT_SHARE * self._price.output)), min(most, GOOD_OUTPUT))
+
+    def _call(self, shape: _Shape, last: LastTurn | None, notice: _Notice) -> _Call:
+        """Return the call in a shape."""
         history = self._history
         upto = history.last_message_seq
+        fresh = history.fresh_results()
+        elide = tuple(seq for seq, _text in fresh) if last is not None else self._trimmed(upto)
+        elide += tuple(seq for seq in shape.elide if seq not in elide)
+        cut: tuple[tuple[int, int], ...] = ()
+        if shape.most_shown is not None:
+            cut = tuple((seq, shape.most_shown) for seq, text in fresh if len(text) > shape.most_shown)
+        recipe = Recipe(upto, elide, cut, notice.text)
+        request = history.request(recipe, shape.output, 0 if last else self._thinking(shape.output, recipe))
+        bound = self._bound(request, recipe, shape)
         if last is not None:
-            # It is said once: a second attempt of the wrap-up finds it in the history.
-            notice = _Notice() if WRAP_UP in history.notices_sent else _Notice(_last_words(last), (WRAP_UP,))
-        elide = history.fresh_results() if last else self._trimmed(upto)
-        if bare:
-            elide += tuple(seq for seq, _saved in history.elidable())
-        recipe = Recipe(upto, elide, notice.text)
-        thinking = 0 if last else self._thinking(output, recipe)
-        request = history.request(recipe, output, thinking)
-        bound = self._model.bound(request, history.known)
-        if recipe.elide:  # the reported count includes what is left out now: both are upper bounds, use the lower
-            bound = min(bound, self._model.bound(request, None), key=lambda both: both.prompt_tokens)
-        prompt = bound.prompt_tokens
-        wrap = Bound(prompt + output + WRAP_PROMPT, self._wrap_output)
+            return _Call(recipe, request, bound, None)
+        left_out = {*elide, *(seq for seq, _text in fresh), *(seq for seq, _saved in history.elidable())}
+        bare = Recipe(upto, tuple(left_out), (), notice.text)
+        wrap = self._bound(history.request(bare, shape.output), bare, shape).prompt_tokens
+        wrap = min(wrap, bound.prompt_tokens) + shape.output + WRAP_PROMPT
+        return _Call(recipe, request, bound, Bound(wrap, self._wrap_output))
+
+    def _bound(self, request: Request, recipe: Recipe, shape: _Shape) -> Bound:
+        bound = self._model.bound(request, self._history.reported(recipe))
+        return bound if shape.byte_tokens is None else bound.by_ratio(shape.byte_tokens)
+
+    def _ask_for(
+        self, turn: int, attempt: int, shape: _Shape, call: _Call, last: LastTurn | None, notice: _Notice
+    ) -> CapRequest:
+        """Return what to reserve for a call."""
+        prompt, wrap = call.bound.prompt_tokens, call.wrap
         fact = CostReserved(
             turn=turn,
             attempt=attempt,
             scopes=(),
-            micros=reserve_micros(self._price, bound),
-            wrap_micros=0 if last else reserve_micros(self._price, wrap),
+            micros=reserve_micros(self._price, call.bound),
+            wrap_micros=reserve_micros(self._price, wrap) if wrap is not None else 0,
             prompt_tokens=prompt,
-            max_output=output,
-            upto_seq=upto,
-            elide=recipe.elide,
+            max_output=shape.output,
+            upto_seq=call.recipe.upto_seq,
+            elide=call.recipe.elide,
+            cut=call.recipe.cut,
+            new_bytes=call.bound.new_bytes,
+            byte_tokens=shape.byte_tokens,
             notice=notice.text,
             notices=notice.about,
             last=last,
             phase=notice.phase,
-            thinking=thinking,
-            request_sha=hashlib.sha256(self._model.encode(request)).hexdigest(),
+            thinking=call.request.thinking,
+            request_sha=hashlib.sha256(self._model.encode(call.request)).hexdigest(),
         )
-        return request, CapRequest(fact, prompt + output, 0 if last else wrap.prompt_tokens + wrap.output_tokens)
+        wrap_tokens = wrap.prompt_tokens + wrap.output_tokens if wrap is not None else 0
+        return CapRequest(fact, prompt + shape.output, wrap_tokens)
 
     def _thinking(self, output: int, recipe: Recipe) -> int:
         """Return how many of a call's output tokens may be thinking.
@@ -314,13 +369,12 @@ class Reservations:
         if not elidable:
             return ()
         left = max(self._config.max_tokens - self._log.run.tokens, 0)
-        # Of the tokens left, the prompt is needed twice: by this call and by the wrap-up after it.
-        twice = max(left - self._config.max_output - WRAP_PROMPT - self._wrap_output, 0) // 2
-        room = int(TRIM_SHARE * min(self._window, twice))
+        room = int(TRIM_SHARE * min(self._window, left))
         elide: list[int] = []
         freed = 0
         recipe = Recipe(upto)
-        bound = self._model.bound(self._history.request(recipe, LEAST_OUTPUT), self._history.known).prompt_tokens
+        request = self._history.request(recipe, LEAST_OUTPUT)
+        bound = self._model.bound(request, self._history.reported(recipe)).prompt_tokens
         if bound <= room:
             return ()
         for seq, saved in elidable:
@@ -330,25 +384,78 @@ class Reservations:
             freed += saved // 4  # a cautious estimate; the reservation uses the real bound
         return tuple(elide) if freed >= bound * TRIM_LEAST else ()
 
-    def _fitting(self, asked: CostReserved, reached: CapReached) -> int | None:
-        """Return the most output tokens with which call and wrap-up fit what is left; None below the useful minimum."""
-        if reached.cap == "overrun":  # after an overrun no call is sent, not even a free one
-            return None
-        low, high = LEAST_OUTPUT, asked.max_output - 1
-        best = None
-        while low <= high:
-            middle = (low + high) // 2
-            prompt = asked.prompt_tokens
-            wrap = Bound(prompt + middle + WRAP_PROMPT, self._wrap_output)
+    def _fitting(self, reached: CapReached, last: LastTurn | None, notice: _Notice, tried: _Shape) -> _Shape | None:
+        """Return the shape in which a call fits what a cap has left, the best first; None where none does.
+
+        A call first gets a shorter answer; then the measured ratio in place of one token per byte; then it leaves out
+        old results, and shows only the beginning of new ones.
+        """
+        most, ratio = tried.output, self._byte_tokens()
+        least = min(GOOD_OUTPUT, most)
+        old = tuple(seq for seq, _saved in self._history.elidable())
+
+        def fits(shape: _Shape, share: float = 1.0) -> bool:
+            call = self._call(shape, last, notice)
             if reached.cap == "max_tokens":
-                need = prompt + middle + wrap.prompt_tokens + wrap.output_tokens
+                need = sum(part.prompt_tokens + part.output_tokens for part in (call.bound, call.wrap) if part)
             else:
-                need = reserve_micros(self._price, Bound(prompt, middle)) + reserve_micros(self._price, wrap)
-            if need <= reached.left:
-                best, low = middle, middle + 1
-            else:
-                high = middle - 1
-        return best
+                need = sum(reserve_micros(self._price, part) for part in (call.bound, call.wrap) if part)
+            return need <= reached.left * share
+
+        def longest(shape: _Shape) -> _Shape | None:
+            """Return the shape with the longest answer that fits, or None."""
+            found = _largest(lambda output: fits(replace(shape, output=output)), shape.output, most)
+            return replace(shape, output=found) if found is not None else None
+
+        for output in dict.fromkeys((least, min(LEAST_OUTPUT, most))):
+            plain = _Shape(output)
+            by_ratio = _Shape(output, ratio)
+            for shape in (plain, by_ratio) if ratio is not None else (plain,):
+                if (found := longest(shape)) is not None and found != tried:
+                    return found
+            if (found := self._fitting_with_less(replace(by_ratio, elide=old), fits, last)) is not None:
+                return found
+        return None
+
+    def _fitting_with_less(
+        self, bare: _Shape, fits: Callable[[_Shape, float], bool], last: LastTurn | None
+    ) -> _Shape | None:
+        """Return a shape that fits without the oldest results, or without all and with parts of the new ones."""
+        old = bare.elide
+
+        def keeping(kept: int) -> _Shape:
+            return replace(bare, elide=old[: len(old) - kept])
+
+        def keeping_fits(kept: int) -> bool:  # with room to spare, because each trim costs the provider's cache
+            return fits(keeping(kept), TRIM_SHARE if last is None else 1.0)
+
+        def showing_fits(shown: int) -> bool:
+            return fits(replace(bare, most_shown=shown), 1.0)
+
+        if old and fits(bare, 1.0):
+            return keeping(_largest(keeping_fits, 0, len(old) - 1) or 0)
+        if last is not None:
+            return None
+        longest = max((len(text) for _seq, text in self._history.fresh_results()), default=0)
+        shown = _largest(showing_fits, LEAST_SHOWN, longest)
+        return replace(bare, most_shown=shown) if shown is not None else None
+
+    def _byte_tokens(self) -> float | None:
+        """Return what a byte counts as where one token is too much: the measured ratio with a margin; None if none."""
+        ratios = [ratio for ratio in (self._history.tokens_per_byte, self._ratio) if ratio is not None]
+        return min(RATIO_MARGIN * max(ratios), 1.0) if ratios else None
+
+
+def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
+    """Return the largest number from `low` to `high` that fits, where all smaller ones fit too; None if none does."""
+    best = None
+    while low <= high:
+        middle = (low + high) // 2
+        if fits(middle):
+            best, low = middle, middle + 1
+        else:
+            high = middle - 1
+    return best
 
 
 def _last_words(cap: LastTurn) -> str:

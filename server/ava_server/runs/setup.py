@@ -36,6 +36,7 @@ from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
 from ava_server.approval.summary import list_earlier, minutes
 from ava_server.budget import user_limits
+from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.credentials import Credentials
 from ava_server.config.search_engines import ApprovedSearch
@@ -206,6 +207,7 @@ class RunSetup:
             caps=self._resources.day_caps(run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
+            tokens_per_byte=await self._resources.store.read(lambda view: measured_ratio(view, config.model)),
             worktree=worktree,
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, worktree, bench, (files, artifacts)),

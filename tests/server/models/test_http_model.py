@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from support.model_server import Gate, Received, Say, Script, events, running_model_server
 
 from ava_audit.events import Usage
-from ava_server.models.base import AssistantTurn, Completion, ReportedUsage, Request, ToolSchema, ToolTurn, UserTurn
+from ava_server.models.base import (
+    AssistantTurn,
+    Completion,
+    ReportedUsage,
+    Request,
+    Segment,
+    ToolSchema,
+    ToolTurn,
+    UserTurn,
+)
 from ava_server.models.clients import ClientPool
 from ava_server.models.http_model import HttpModel
 from ava_server.models.wires.chat import ChatWire
@@ -191,7 +200,7 @@ def read_events(pieces: Sequence[bytes]) -> list[str]:
 def test_reported_usage_bounds_later_calls() -> None:
     model = HttpModel("p", "m", "http://x", None, ClientPool(), ChatWire(), deadlines=Deadlines(total_s=1))
     loose = model.bound(ASK, None)
-    tight = model.bound(ASK, ReportedUsage(prompt_tokens=40, turns=1))
+    tight = model.bound(ASK, ReportedUsage((Segment(40, (0,)),), {}))
     assert loose.prompt_tokens > 1024 > tight.prompt_tokens == 40
     assert loose.output_tokens == tight.output_tokens == 256
 

@@ -7,8 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.models import tokens as bounds
-from ava_server.models.base import AssistantTurn, ReportedUsage, Request, ToolSchema, ToolTurn, Turn, UserTurn
-from ava_server.models.tokens import bound, prompt_bound, text_bound
+from ava_server.models.base import (
+    AssistantTurn,
+    Bound,
+    ReportedUsage,
+    Request,
+    Segment,
+    ToolSchema,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
+from ava_server.models.tokens import bound, escaped_bound, prefix_bound, text_bound, turn_bound
 from ava_server.models.wires.base import tool_use
 from ava_server.models.wires.chat import assistant_message, message
 
@@ -30,17 +40,27 @@ def answer(text: str, args: str) -> AssistantTurn:
     return AssistantTurn(assistant_message(text, [tool_use("c", "fetch", args)]))
 
 
+def covering(tokens: int, turns: int) -> ReportedUsage:
+    """A report of one prompt with the first turns."""
+    return ReportedUsage((Segment(tokens, tuple(range(turns))),), {})
+
+
 def request(history: list[Turn], tools: tuple[ToolSchema, ...] = (TOOL,)) -> Request:
     return Request("m", "You are terse.", tools, tuple(history), 512)
 
 
 @given(texts)
-def test_the_bound_of_a_text_is_at_least_its_byte_length_in_every_encoding(text: str) -> None:
+def test_a_text_counts_at_least_one_token_per_byte_also_in_its_compatible_form(text: str) -> None:
     counted = text_bound(text)
-    whole = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-    assert counted >= len(whole.encode()) or whole != text
-    for form in ("NFC", "NFD", "NFKC", "NFKD"):
-        assert counted >= len(unicodedata.normalize(form, text).encode("utf-8", "surrogatepass"))
+    assert counted >= len(text.encode("utf-8", "replace").decode("utf-8").encode())
+    for form in ("NFC", "NFKC"):
+        assert counted >= len(unicodedata.normalize(form, text).encode("utf-8", "replace"))
+
+
+@given(texts)
+def test_where_templates_escape_a_text_counts_at_least_its_escaped_length(text: str) -> None:
+    counted = escaped_bound(text)
+    assert counted >= text_bound(text)
     escaped = json.dumps(text)[1:-1]
     assert counted >= len(escaped) - sum(text.count(char) for char in '"\\\n\r\t\b\f') - 5 * sum(
         ord(char) < 32 for char in text
@@ -49,36 +69,40 @@ def test_the_bound_of_a_text_is_at_least_its_byte_length_in_every_encoding(text:
 
 @given(texts, texts)
 def test_text_bounds_add_up(one: str, other: str) -> None:
-    assert text_bound(one + other) == text_bound(one) + text_bound(other)
+    for count in (text_bound, escaped_bound):
+        assert count(one + other) == count(one) + count(other)
 
 
 @given(st.text(alphabet=st.characters(max_codepoint=127), max_size=200))
 def test_the_ascii_fast_path_matches_the_general_path(text: str) -> None:
-    assert text_bound(text + "é") - text_bound("é") == text_bound(text)
+    for count in (text_bound, escaped_bound):
+        assert count(text + "é") - count("é") == count(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "tokens"),
+    ("text", "tokens", "escaped"),
     [
-        ("ab", 2),
-        ("<", 6),
-        ("\x7f", 6),
-        ("é", 6),
-        ("\U0001f600", 12),
-        ("\ufdfa", 33),
-        ("\U000e0fff", 44),
-        ("\ud800", 6),
+        ("ab", 2, 2),
+        ("<", 1, 6),
+        ("\x7f", 1, 6),
+        ("é", 2, 6),
+        ("ж", 2, 6),
+        ("中", 3, 6),
+        ("\U0001f600", 4, 12),
+        ("\ufdfa", 33, 33),
+        ("\U000e0fff", 44, 44),
+        ("\ud800", 3, 6),
     ],
 )
-def test_counts_a_character_in_its_longest_encoding(text: str, tokens: int) -> None:
-    assert text_bound(text) == tokens
+def test_counts_a_character_in_its_longest_encoding(text: str, tokens: int, escaped: int) -> None:
+    assert (text_bound(text), escaped_bound(text)) == (tokens, escaped)
 
 
 @given(histories, turns)
 def test_a_longer_history_never_lowers_the_bound(history: list[Turn], added: Turn) -> None:
     shorter, longer = request(history), request([*history, added])
     assert bound(longer, message, None).prompt_tokens > bound(shorter, message, None).prompt_tokens
-    known = ReportedUsage(100, len(history))
+    known = covering(100, len(history))
     assert bound(longer, message, known).prompt_tokens > bound(shorter, message, known).prompt_tokens
 
 
@@ -96,21 +120,33 @@ def test_the_bound_of_a_request_is_at_least_the_bytes_of_its_messages_and_tools(
 def test_reported_usage_replaces_the_estimate_of_the_turns_it_covers(
     history: list[Turn], tokens: int, data: st.DataObject
 ) -> None:
-    covered = data.draw(st.integers(0, len(history)))
-    counted = bound(request(history), message, ReportedUsage(tokens, covered)).prompt_tokens
-    assert counted >= tokens
-    added = prompt_bound([json.dumps(message(turn), ensure_ascii=False) for turn in history[covered:]])
-    rendered = prompt_bound([json.dumps(message(turn), ensure_ascii=False) for turn in history[:covered]])
-    assert counted <= tokens + added + rendered
+    covered = data.draw(st.integers(1, len(history)))
+    counted = bound(request(history), message, covering(tokens, covered))
+    assert counted.prompt_tokens >= tokens
+    assert counted.new_bytes == sum(turn_bound(turn, message) for turn in history[covered:])
+    rendered = sum(turn_bound(turn, message) for turn in history[:covered])
+    assert counted.prompt_tokens <= tokens + counted.new_bytes + rendered
 
 
-def test_counts_the_escapes_that_templates_add_to_an_answer() -> None:
-    def with_answer(text: str) -> int:
-        history: list[Turn] = [UserTurn("x"), AssistantTurn(assistant_message(text))]
-        return bound(request(history), message, ReportedUsage(1000, 2)).prompt_tokens
+@given(histories, st.lists(st.integers(0, 10**6), min_size=6, max_size=6))
+def test_shortened_turns_count_as_reported_or_by_bytes_whichever_is_less(
+    history: list[Turn], tokens: list[int]
+) -> None:
+    each = tuple(Segment(tokens[place], (place,), changed=True) for place in range(len(history)))
+    counted = bound(request(history), message, ReportedUsage(each, {})).prompt_tokens
+    by_bytes = [turn_bound(turn, message) for turn in history]
+    by_bytes[0] += prefix_bound("You are terse.", (TOOL,))
+    assert counted >= sum(map(min, tokens, by_bytes))
+    assert counted <= sum(by_bytes)
 
-    assert with_answer("plain") == 1000 + bounds.MESSAGE_TOKENS
-    assert with_answer("<<") == with_answer("plain") + 10
+
+def test_counts_the_escapes_that_templates_add_to_the_calls_of_an_answer() -> None:
+    def with_answer(text: str, args: str) -> int:
+        history: list[Turn] = [UserTurn("x"), answer(text, args)]
+        return bound(request(history), message, ReportedUsage((Segment(1000, (0,)),), {1: 20})).prompt_tokens
+
+    assert with_answer("plain", "{}") == with_answer("<<", "{}") == 1020 + bounds.MESSAGE_TOKENS
+    assert with_answer("plain", '"<ж"') == with_answer("plain", '""') + 5 + 4
 
 
 def test_counts_a_tool_schema_indented_as_templates_render_it() -> None:
@@ -124,11 +160,34 @@ def test_counts_a_tool_schema_indented_as_templates_render_it() -> None:
 @pytest.mark.parametrize("reported", [0, 1, 7])
 def test_an_implausibly_small_report_does_not_lower_the_next_bound(reported: int) -> None:
     long: list[Turn] = [UserTurn("x" * 16_000), answer("y" * 16_000, "{}")]
-    counted = bound(request([*long, UserTurn("and now?")]), message, ReportedUsage(reported, 2)).prompt_tokens
+    counted = bound(request([*long, UserTurn("and now?")]), message, covering(reported, 2)).prompt_tokens
     assert counted > 2_000
-    assert counted >= bound(request([*long, UserTurn("and now?")]), message, ReportedUsage(2_000, 2)).prompt_tokens
+    assert counted >= bound(request([*long, UserTurn("and now?")]), message, covering(2_000, 2)).prompt_tokens
 
 
 def test_uses_a_plausible_report_unchanged() -> None:
     history: list[Turn] = [UserTurn("x" * 16_000)]
-    assert bound(request(history), message, ReportedUsage(4_000, 1)).prompt_tokens == 4_000
+    assert bound(request(history), message, covering(4_000, 1)).prompt_tokens == 4_000
+
+
+def test_a_ratio_applies_only_to_what_no_report_covers() -> None:
+    counted = Bound(prompt_tokens=1_100, output_tokens=50, new_bytes=101)
+    assert counted.by_ratio(0.5) == Bound(999 + 51, 50, 101)
+    assert counted.by_ratio(1.5) == counted, "a byte is one token at most"
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        ("Russian", "Съешь же ещё этих мягких французских булок. "),
+        ("Greek", "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία. "),
+        ("Arabic", "نص حكيم له سر قاطع وذو شأن عظيم. "),
+        ("Hindi", "ऋषियों को सताने वाले दुष्ट राक्षसों का राजा रावण। "),
+        ("Chinese", "人人生而自由，在尊严和权利上一律平等。"),
+        ("Japanese", "いろはにほへと ちりぬるを わかよたれそ。"),
+    ],
+)
+def test_a_page_in_any_script_counts_as_its_bytes(language: str, text: str) -> None:
+    page = (text * 1_000)[:15_000]
+    counted = bound(request([UserTurn("x"), ToolTurn("c", "fetch", page)]), message, covering(4_000, 1))
+    assert counted.prompt_tokens <= 4_000 + len(page.encode()) + 200, language
