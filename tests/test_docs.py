@@ -111,7 +111,7 @@ def test_the_role_table_matches_the_role_files() -> None:
         assert tier == role.model
         assert timeout == f"{role.timeout_s:,g} s"
         assert cost == f"${role.max_cost_cents / 100:.2f}"
-        assert tokens == f"{role.max_tokens // 1000}k"
+        assert tokens == f"{role.max_tokens // 1_000_000}M"
         assert (turns, calls) == (str(role.max_iterations), str(role.max_tool_calls))
         assert minutes == "{} to {}".format(*role.estimated_minutes)
 

@@ -365,6 +365,7 @@ class RunStarted(Fact):
     """The rendered prefix of a run. With the entries after it, every request can be rebuilt byte for byte.
 
     `parameters` holds everything else that shapes a request's bytes: the wire, the endpoint and the body's fields.
+    `own_bytes` of the system prompt and the schemas of `own_tools` are Ava's own text, whose tokens are known better.
     """
 
     transcript = True
@@ -379,6 +380,8 @@ class RunStarted(Fact):
     nonce: str
     workspace: str | None = None
     confinement: str = "none needed"
+    own_bytes: int = 0
+    own_tools: tuple[str, ...] = ()
 
     def search_text(self) -> str:
         """Return the model and the names of the tools."""

@@ -202,7 +202,7 @@ class _Keys(BaseModel):
     max_iterations: _Whole = Field(20, alias="maxTurns")
     timeout_s: _Above0 = Field(600.0, alias="timeout")
     max_cost_cents: _Above0 = 50.0
-    max_tokens: _Whole = 100_000
+    max_tokens: _Whole = 2_000_000
     max_tool_calls: _Whole = 25
     estimated_minutes: _Minutes = (2, 8)
     needs: _Names = ()

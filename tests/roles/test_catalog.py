@@ -22,12 +22,12 @@ def text(description: str = "Does it.", more: str = "") -> str:
 
 
 TABLE = {  # tier, seconds, cents, tokens, turns, tool calls, thinking, minutes
-    "web_crawler": ("fast", 600, 50, 100_000, 20, 40, False, (2, 8)),
-    "data_extractor": ("fast", 300, 30, 100_000, 20, 25, False, (1, 4)),
-    "researcher": ("balanced", 600, 50, 100_000, 20, 40, False, (3, 8)),
-    "code_reviewer": ("balanced", 600, 100, 200_000, 30, 60, True, (2, 6)),
-    "coder": ("balanced", 1800, 200, 200_000, 60, 120, False, (5, 20)),
-    "custom": ("balanced", 600, 50, 100_000, 20, 25, False, (2, 8)),
+    "web_crawler": ("fast", 600, 50, 2_000_000, 20, 40, False, (2, 8)),
+    "data_extractor": ("fast", 300, 30, 2_000_000, 20, 25, False, (1, 4)),
+    "researcher": ("balanced", 600, 50, 2_000_000, 20, 40, False, (3, 8)),
+    "code_reviewer": ("balanced", 600, 100, 3_000_000, 30, 60, True, (2, 6)),
+    "coder": ("balanced", 1800, 200, 5_000_000, 60, 120, False, (5, 20)),
+    "custom": ("balanced", 600, 50, 2_000_000, 20, 25, False, (2, 8)),
 }
 FILES = {"read_file", "search_codebase", "search_and_read"}
 TOOLS = {

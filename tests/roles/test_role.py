@@ -31,7 +31,7 @@ def test_a_minimal_file_gets_custom_role_defaults_and_researcher_tools() -> None
         model="balanced",
         timeout_s=600.0,
         max_cost_cents=50.0,
-        max_tokens=100_000,
+        max_tokens=2_000_000,
         max_iterations=20,
         max_tool_calls=25,
         estimated_minutes=(2, 8),

@@ -575,7 +575,7 @@ async def test_an_approval_may_lower_caps_and_remove_tools(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "caps", [{"max_cost_cents": 51}, {"timeout": 601}, {"max_tokens": 100_001}, {"max_iterations": 21}]
+    "caps", [{"max_cost_cents": 51}, {"timeout": 601}, {"max_tokens": 2_000_001}, {"max_iterations": 21}]
 )
 async def test_an_approval_that_raises_a_cap_starts_nothing(tmp_path: Path, caps: dict[str, Any]) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:

@@ -112,7 +112,7 @@ async def test_a_run_that_would_exceed_the_daily_ceiling_waits_and_names_the_set
         assert "$0.80" in said and "$1.19" in said and "auto_approve_daily_cents in config.toml" in said
         fourth = await reviewer(lab, task="number 4", max_cost_cents=39)
         assert fourth.status == "approved", "exactly the rest"
-        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="number 5", max_cost_cents=0.01))
+        assert "auto_approve_daily_cents" in waits(await reviewer(lab, task="number 5", max_cost_cents=17))
 
 
 async def test_runs_approved_by_a_person_do_not_count_towards_the_ceiling(tmp_path: Path) -> None:
@@ -123,17 +123,17 @@ async def test_runs_approved_by_a_person_do_not_count_towards_the_ceiling(tmp_pa
 
 
 async def test_fifty_simultaneous_runs_never_commit_more_than_the_daily_ceiling(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, config=auto(each=50, day=120), runs=False) as lab:
+    async with open_lab(tmp_path, config=auto(each=50, day=350), runs=False) as lab:
         answers: list[Any] = []
 
         async def propose(number: int) -> None:
-            answers.append(await reviewer(lab, task=f"number {number}", max_cost_cents=7))
+            answers.append(await reviewer(lab, task=f"number {number}", max_cost_cents=20))
 
         async with anyio.create_task_group() as tasks:
             for number in range(50):
                 tasks.start_soon(propose, number)
         statuses = [answer.status for answer in answers]
-        assert statuses.count("approved") == 17 and statuses.count(WAITING) == 33, "17 times 7 is 119"
+        assert statuses.count("approved") == 17 and statuses.count(WAITING) == 33, "17 times 20 is 340"
         for answer in answers:
             if answer.status == WAITING:
                 assert "auto_approve_daily_cents" in waits(answer)
@@ -284,9 +284,9 @@ async def test_a_role_with_a_secret_it_can_send_never_starts_automatically(tmp_p
     (settings.paths.roles / "poor.md").write_text(role.format("WIKI").replace("name: tickets", "name: poor"))
     set_secret("TICKETS", "tickets-are-1234567890", ["tickets.example"], tmp_path / "data" / "secrets" / "secrets.toml")
     async with open_lab(tmp_path, config=auto(), runs=False) as lab:
-        answer = await lab.call("spawn_subagent", role="tickets", task="x", max_cost_cents=10)
+        answer = await lab.call("spawn_subagent", role="tickets", task="x", max_cost_cents=18)
         assert "it may send a secret" in waits(answer)
-        poor = await lab.call("spawn_subagent", role="poor", task="x", max_cost_cents=10)
+        poor = await lab.call("spawn_subagent", role="poor", task="x", max_cost_cents=18)
         assert poor.status == "approved", "a secret that nobody has stored cannot be sent"
 
 
@@ -298,7 +298,7 @@ async def test_saving_an_artifact_alone_does_not_require_approval(tmp_path: Path
         "---\nname: scribe\ndescription: Writes.\ntools: [read_file, save_artifact]\n---\nWrite."
     )
     async with open_lab(tmp_path, config=auto(), runs=False) as lab:
-        given = {"role": "scribe", "task": "x", "workspace": str(lab.workspace), "max_cost_cents": 10}
+        given = {"role": "scribe", "task": "x", "workspace": str(lab.workspace), "max_cost_cents": 18}
         answer = await lab.call("spawn_subagent", **given)
         assert "save_artifact" in answer.tools and answer.status == "approved"
 

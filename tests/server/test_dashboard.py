@@ -101,12 +101,12 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     assert re.fullmatch(r"S-\w{6}  running            researcher \(busy\)", lines[busy])
     assert re.fullmatch(r"  asked \d\d:\d\d: Goes on and on", lines[busy + 1])
     assert lines[busy + 2].startswith("  Thinking")
-    figures = [r"\d+/600 s", r"turn 2/20", r"1/40 calls", r"\d+k?/100k tok", r"\$0.\d+/\$0.40"]
+    figures = [r"\d+/600 s", r"turn 2/20", r"1/40 calls", r"\d+k?/2\.0M tok", r"\$0.\d+/\$0.40"]
     if width == 80:
         assert re.fullmatch(rf"  {' +'.join(figures)}", lines[busy + 3])
-        assert re.fullmatch(r"  (█?░+)  (█░+)  (█░+)  (█░+)  (█+▒+░+)", lines[busy + 4])
+        assert re.fullmatch(r"  (█?░+)  (█░+)  (█░+)  (█?░+)  (█+▒+░+)", lines[busy + 4])
     else:
-        bars = ["█?░+", "█░+", "█░+", "█░+", "█+▒+░+"]
+        bars = ["█?░+", "█░+", "█░+", "█?░+", "█+▒+░+"]
         row = " +".join(f"{figure} +{drawn}" for figure, drawn in zip(figures, bars, strict=True))
         assert re.fullmatch(f"  {row}", lines[busy + 3])
     assert re.search(r"^S-\w{6}  queued +researcher \(patient\)\n.*\n  number 1 in the queue", text, re.MULTILINE)

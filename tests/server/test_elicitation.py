@@ -591,16 +591,16 @@ async def test_a_tampered_state_asks_again(tmp_path: Path, how: str) -> None:
 def _bare(form: dict[str, Any]) -> str:
     """The hash of a question, as a client that knows our code can make it, without the seal."""
     fields = form["requestedSchema"]["properties"]
-    limits = tuple(LimitField(name, each["title"], each["maximum"]) for name, each in fields.items())
+    limits = tuple(LimitField(name, each["title"], each["minimum"], each["maximum"]) for name, each in fields.items())
     return Question(form["message"], limits).sha()
 
 
 async def test_a_state_from_a_call_with_other_arguments_asks_again(tmp_path: Path) -> None:
     async with host(tmp_path, "auto", decline) as at:
-        cheap, dear = await at.propose(task="one", max_cost_cents=1), await at.propose(task="two")
+        cheap, dear = await at.propose(task="one", max_cost_cents=16), await at.propose(task="two")
         state = await at.question(approval(cheap))
         assert isinstance(await at.by_hand(approval(dear), state, YES), InputRequiredResult)
-        lowered = approval(dear, changes={dear["pending_id"]: {"caps": {"max_cost_cents": 1}}})
+        lowered = approval(dear, changes={dear["pending_id"]: {"caps": {"max_cost_cents": 16}}})
         state = await at.question(lowered)
         assert isinstance(await at.by_hand(approval(dear), state, YES), InputRequiredResult), "its own, lowered"
         await at.nothing_started(waiting=2)

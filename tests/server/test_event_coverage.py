@@ -13,6 +13,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -146,8 +147,11 @@ ERRORS: dict[str, Sequence[Step]] = {
 ENDED: dict[str, tuple[Mapping[str, Any], Sequence[Step]]] = {
     "success": ({}, [hand_over()]),
     "timeout": ({"timeout": 3}, [NOTE, Say("late", gate=Gate()), submits("in time")]),
-    "cost_exceeded": ({"max_cost_cents": 0.1}, [hand_over()]),
-    "token_exceeded": ({"max_tokens": 100}, [hand_over()]),
+    "cost_exceeded": ({}, [replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 90_000})]),
+    "token_exceeded": (
+        {"max_tokens": 40_000},
+        [replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 500})] * 6,
+    ),
     "iteration_limit": ({"max_iterations": 2}, [NOTE, submits("what there is")]),
     "tool_limit": ({"max_tool_calls": 1}, [NOTE, NOTE, submits("one note")]),
     "guardrail": (
@@ -186,6 +190,10 @@ CONFIG = f'{LIMITS}[sandbox]\nmode = "none"\n{PRICED}'  # what runs here is quic
 HIT = {"url": "https://otter.example/prices", "title": "Prices", "content": "twelve cents"}
 
 
+def counted(prompt: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": 100}
+
+
 def plays() -> dict[str, Sequence[Step]]:
     """What the model says, by the name that a task has."""
     return {
@@ -200,6 +208,10 @@ def plays() -> dict[str, Sequence[Step]]:
         "told": TOLD,
         "steered": [Say(calls=NOTE.calls, gate=STEERED), hand_over()],
         "left": [*(Say("x", gate=gate) for gate in LEFT), hand_over(), hand_over(), hand_over()],
+        "ratio": [
+            *(Say(calls=[("http_get", {"url": LONG_URL})], usage=counted(tokens)) for tokens in (4_000, 9_500)),
+            hand_over(),
+        ],
         "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }
 
@@ -231,6 +243,7 @@ async def everything_at_once(lab: Lab) -> None:
         for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased):
             tasks.start_soon(other, lab)
         tasks.start_soon(partial(lab.outcome, task=play("whole")))
+        tasks.start_soon(partial(lab.outcome, role="jack", task=play("ratio"), max_tokens=45_000))
         tasks.start_soon(partial(lab.outcome, task=play("planned"), plan=True))
         tasks.start_soon(partial(lab.outcome, task=play("told"), max_iterations=10))
         tasks.start_soon(partial(lab.outcome, task=play("paused"), timeout=4))

@@ -26,8 +26,12 @@ def always(step: Say) -> Callable[[dict[str, Any]], Say]:
 
 ENDS: dict[str, tuple[int, Script, dict[str, Any]]] = {
     "success": (0, [submits()], {}),
-    "cost_exceeded": (11, [submits()], {"max_cost_cents": 0.001}),
-    "token_exceeded": (11, [submits()], {"max_tokens": 1}),
+    "cost_exceeded": (11, always(replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 90_000})), {}),
+    "token_exceeded": (
+        11,
+        always(replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 500})),
+        {"max_tokens": 40_000},
+    ),
     "timeout": (12, [NOTE, Say("late", gate=Gate()), submits()], {"timeout": 4}),
     "iteration_limit": (13, always(NOTE), {"max_iterations": 1}),
     "tool_limit": (13, always(NOTE), {"max_tool_calls": 1, "max_iterations": 10}),

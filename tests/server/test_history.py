@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
 from support.model_server import Gate, Say, Step, running_model_server
 from support.runtime import arrived, check_requests, hand_over, open_lab
 
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
 from ava_audit.events import Usage as Used
 from ava_roles.wrap import wrap_tool_output
+from ava_server.models import tokens
 from ava_server.models.base import AssistantTurn, ReportedUsage, Segment, ToolTurn, UserTurn
+from ava_server.models.wires.base import tool_use
+from ava_server.models.wires.chat import assistant_message, message
 from ava_server.runs.history import History, Recipe
 
 LEFT_OUT = "characters left out"
@@ -191,6 +197,75 @@ def test_counts_attempts_with_unknown_outcome_per_turn() -> None:
     history.add(13, result("c", "C"))
     history.add(14, reserved(3))
     assert history.unknown_attempts == 0
+
+
+# -- the bound of the next call -------------------------------------------------------------------------------------
+
+words = st.text(alphabet="abc <>жд中\n", min_size=1, max_size=300)
+steps = st.lists(
+    st.tuples(
+        st.lists(words, min_size=1, max_size=3),  # the results of a turn
+        st.booleans(),  # leave out the oldest result that still stands
+        st.none() | st.integers(1, 100),  # show only so many characters of each new result
+        st.booleans(),  # the provider reports its usage
+        st.booleans(),  # a first attempt failed
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def true_tokens(text: str, seed: int) -> int:
+    """The tokens of a text for some tokenizer: at most one for each byte, and other ones for other texts."""
+    data = text.encode()
+    return len(data) * (zlib.crc32(data[:40], seed) % 100 + 1) // 100
+
+
+@given(steps, st.integers(0, 9))
+def test_the_bound_of_the_next_call_is_never_below_what_any_tokenizer_needs(
+    turns: list[tuple[list[str], bool, int | None, bool, bool]], seed: int
+) -> None:
+    def needed(recipe: Recipe) -> int:
+        request = history.request(recipe, 512)
+        tools = json.dumps([tool.as_dict() for tool in request.tools], ensure_ascii=False)
+        messages = [json.dumps(message(turn), ensure_ascii=False) for turn in request.turns]
+        return sum(true_tokens(text, seed) for text in (request.system, tools, *messages))
+
+    def answer(number: int, calls: int) -> AssistantMessage:
+        uses = [tool_use(f"{number}-{call}", "read_file", "{}") for call in range(calls)]
+        raw = assistant_message(f"turn {number}", uses)
+        given = tuple({"call_id": each.call_id, "name": each.name, "raw_args": "{}"} for each in uses)
+        return AssistantMessage(text=f"turn {number}", raw=raw, calls=given, turn=number)
+
+    history = History("S-000001")
+    history.add(1, UserMessage(text="the task", kind="task"))
+    history.add(2, started())
+    seq = 3
+    recipe = Recipe(0)
+    for number, (results, elides, most_shown, reports, fails) in enumerate(turns, 1):
+        for attempt in (1, 2) if fails else (1,):
+            bound = tokens.bound(history.request(recipe, 512), message, history.reported(recipe)).prompt_tokens
+            assert bound >= needed(recipe)
+            prompt = needed(recipe)
+            history.add(seq, reserved(number, attempt=attempt, elide=recipe.elide, cut=recipe.cut))
+            recipe = Recipe(0)
+            if fails and attempt == 1:
+                history.add(seq + 1, settled(settlement="not_billed"))
+                seq += 2
+        said_now = answer(number, len(results))
+        written = true_tokens(json.dumps(said_now.raw, ensure_ascii=False), seed)
+        used = Used(input_tokens=prompt, output_tokens=written) if reports else None
+        history.add(seq + 1, settled(settlement="billed" if reports else "unknown"), used)
+        history.add(seq + 2, said_now)
+        seq += 3
+        for call, text in enumerate(results):
+            history.add(seq, result(f"{number}-{call}", text))
+            seq += 1
+        old = [each for each, _saved in history.elidable()][: int(elides)]
+        fresh = [each for each, text in history.fresh_results() if most_shown is not None and len(text) > most_shown]
+        recipe = Recipe(0, tuple(old), tuple((each, most_shown or 0) for each in fresh))
+    bound = tokens.bound(history.request(recipe, 512), message, history.reported(recipe)).prompt_tokens
+    assert bound >= needed(recipe)
 
 
 # -- trimming, over a real run --------------------------------------------------------------------------------------

@@ -188,8 +188,9 @@ async def test_a_run_that_cannot_afford_another_turn_wraps_up_within_its_cap(tmp
 
 
 async def test_never_sends_a_model_call_that_exceeds_the_cap(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
-        result = await lab.outcome(max_cost_cents=0.1)
+    config = PRICED + "[limits]\nuser_daily_cents = 5\n"  # the run's own cap would do
+    async with open_lab(tmp_path, [hand_over()], config=config) as lab:
+        result = await lab.outcome()
         assert lab.server.requests == []
     assert result["status"] == "cost_exceeded"
     assert result["cost_cents"] == 0 and result["tokens_used"] == 0

@@ -410,18 +410,21 @@ async def test_running_out_of_turns_during_planning_leads_to_the_wrap_up(
         await check_parts(lab, run_id)
 
 
-DEAR = {"prompt_tokens": 18_000, "completion_tokens": 900, "total_tokens": 18_900}
+def dear(prompt: int, answer: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
 
 
 @pytest.mark.parametrize(
     ("caps", "status", "plan"),
-    [({"max_cost_cents": 25}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 45_000}, "token_exceeded", "")],
+    [({"max_cost_cents": 24}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
     ids=["money", "tokens"],
 )
 async def test_running_out_of_money_or_tokens_during_planning_leads_to_the_wrap_up(
     tmp_path: Path, caps: dict[str, Any], status: str, plan: str
 ) -> None:
-    planner = Planner(analysis=Say(ANALYSED.text, usage=DEAR), plan=Say(FIRST_PLAN, usage=DEAR))
+    planner = Planner(
+        analysis=Say(ANALYSED.text, usage=dear(11_000, 3_500)), plan=Say(FIRST_PLAN, usage=dear(14_600, 1_200))
+    )
     async with open_lab(tmp_path, planner, config=PRICED) as lab:
         run_id = await lowered(lab, caps)
         run, result = await lab.run(run_id), await lab.result(run_id)

@@ -86,11 +86,12 @@ def test_separates_the_cost_of_thinking_from_output() -> None:
     assert cost_by(SONNET, usage, 1500) == {"input": 0, "cache": 0, "output": 900, "thinking": 600}
 
 
-def test_reserves_at_the_highest_price_step_and_settles_at_the_actual_one() -> None:
+def test_reserves_and_settles_at_the_price_step_of_the_prompt() -> None:
     price = Price(20, 40, 20, 20, steps=(Step(100, 10, 30, 10, 10),))
     assert cost_micros(price, Usage(input_tokens=100_000 // 1000, output_tokens=0)) == 1
     assert cost_micros(price, Usage(input_tokens=60, cache_read_tokens=41)) == -(-101 * 20 // 1000)
-    assert reserve_micros(price, Bound(100, 0)) == -(-(100 * 20 + 16 * 40) // 1000)
+    assert reserve_micros(price, Bound(100, 0)) == -(-(100 * 10 + 16 * 30) // 1000)
+    assert reserve_micros(price, Bound(101, 0)) == -(-(101 * 20 + 16 * 40) // 1000)
 
 
 def test_a_configured_price_overrides_all_others() -> None:

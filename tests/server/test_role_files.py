@@ -63,10 +63,10 @@ async def test_role_file_changes_apply_from_the_next_proposal(
         put(folder, pirate=role("arr"), parrot=role("polly"))
         assert "awaiting_approval" in await spawned(client, "pirate", workspace=workspace)
         assert "Says arr." in str((await client.list_tools()).tools)
-        put(folder, pirate=role("ahoy", "max_cost_cents: 7\n"))
+        put(folder, pirate=role("ahoy", "max_cost_cents: 17\n"))
         [pirate] = [each for each in (await listed(client))["roles"] if each["name"] == "pirate"]
-        assert (pirate["description"], pirate["max_cost_cents"]) == ("Says ahoy.", 7)
-        assert "at most $0.07" in await spawned(client, "pirate", workspace=workspace)
+        assert (pirate["description"], pirate["max_cost_cents"]) == ("Says ahoy.", 17)
+        assert "at most $0.17" in await spawned(client, "pirate", workspace=workspace)
         put(folder, pirate=role("ahoy", "timeout: soon\n"))
         assert "pirate.md, line 4, timeout: " in await spawned(client, "pirate", workspace=workspace)
         assert "awaiting_approval" in await spawned(client, "parrot", workspace=workspace)

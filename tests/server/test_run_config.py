@@ -104,13 +104,13 @@ async def test_replaces_a_configured_secret_before_writing_anything(tmp_path: Pa
 
 async def test_a_retry_reuses_the_arguments_and_needs_its_own_approval(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
-        first = await lab.propose(task="the first", context="some background", max_cost_cents=7, name="one")
+        first = await lab.propose(task="the first", context="some background", max_cost_cents=17, name="one")
         going = await lab.call("spawn_subagent", retry_of=first.subagent_id)
         assert going.status == "failed" and "has not ended" in going.message
         await lab.call("confirm_spawn", pending_ids=[first.pending_id], decision="reject")
-        again = await lab.call("spawn_subagent", retry_of=first.subagent_id, max_cost_cents=9)
+        again = await lab.call("spawn_subagent", retry_of=first.subagent_id, max_cost_cents=19)
         assert again.status == "awaiting_approval", again.message
-        assert (again.name, again.max_cost_cents) == ("one", 9)
+        assert (again.name, again.max_cost_cents) == ("one", 19)
         [task] = await lab.facts(again.subagent_id, UserMessage)
         assert (task.text, task.context) == ("the first", "some background")
         [proposed] = await lab.facts(again.subagent_id, SpawnProposed)

@@ -47,8 +47,8 @@ def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) 
         "installation_daily_cents": 2500,
         "max_cost_cents": 500,
         "max_timeout_s": 3600,
-        "max_tokens": 200_000,
-        "max_tokens_deep": 1_000_000,
+        "max_tokens": 5_000_000,
+        "max_tokens_deep": 10_000_000,
         "max_iterations": 100,
         "max_tool_calls": 200,
     }

@@ -13,6 +13,7 @@ from support.runtime import DONE, Lab, hand_over, open_lab
 from support.terminal import ava
 
 from ava_audit.events import CostReserved, CostUpdate, ExtendedThinking, SubagentComplete, ToolResult
+from ava_server.runs import reservation
 
 WIRE = '[providers.custom]\nwire = "messages"\n'
 PRICES = '[prices."{0}"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'
@@ -63,10 +64,11 @@ async def test_requests_extended_thinking_and_logs_it(tmp_path: Path, name: str,
     assert thought(second) == ["thought 0"], "it goes back as it came, or the API would have refused it"
 
 
-@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (21, False)])
+@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (16, False)])
 async def test_thinking_counts_toward_every_cap_and_turns_off_when_it_does_not_fit(
-    tmp_path: Path, cents: int, thinks: bool
+    tmp_path: Path, cents: int, thinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(reservation, "LEAST_TO_THINK", 3_000)
     async with open_lab(tmp_path, [reads(0), hand_over()], **model("claude-sonnet-5-5")) as lab:
         (lab.workspace / "0.md").write_text("twelve cents\n")
         made = await lab.propose(extended_thinking=True, max_cost_cents=cents)
@@ -74,7 +76,7 @@ async def test_thinking_counts_toward_every_cap_and_turns_off_when_it_does_not_f
         run = await lab.ended(made.subagent_id)
         reserved = await lab.facts(run.id, CostReserved)
     assert all(fact.micros + fact.wrap_micros <= cents * 10_000 for fact in reserved)
-    room = [fact.max_output // 2 if fact.max_output >= 2048 and fact.last is None else 0 for fact in reserved]
+    room = [fact.max_output // 2 if fact.max_output >= 3_000 and fact.last is None else 0 for fact in reserved]
     assert [fact.thinking for fact in reserved] == [tokens if thinks else 0 for tokens in room]
     assert 512 < reserved[0].max_output < 8192
     assert bool(reserved[0].thinking) == thinks
@@ -100,7 +102,9 @@ async def test_the_wrap_up_disables_thinking_or_gets_more_tokens_where_it_cannot
 
 
 @pytest.mark.parametrize("name", ["claude-haiku-4-5", "claude-haiku-5-5"])
-async def test_thinking_stays_off_once_turned_off(tmp_path: Path, name: str) -> None:
+async def test_thinking_stays_off_once_turned_off(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reservation, "LEAST_TO_THINK", 2_800)
+
     def script(request: dict[str, Any]) -> Say:
         turn = sum(message["role"] == "assistant" for message in request["messages"])
         return reads(turn, usage={"input_tokens": 2000, "output_tokens": 30}) if turn < 3 else hand_over()
@@ -109,12 +113,12 @@ async def test_thinking_stays_off_once_turned_off(tmp_path: Path, name: str) -> 
         for number in range(3):
             (lab.workspace / f"{number}.md").write_text("twelve cents\n")
         # The first call's bound is loose: it fits only without thinking, and the later ones would fit with it.
-        run_id = await lab.start(extended_thinking=True, max_cost_cents=19)
+        run_id = await lab.start(extended_thinking=True, max_cost_cents=22, context="More. " * 1_500)
         run = await lab.ended(run_id)
         reserved = await lab.facts(run_id, CostReserved)
         assert run.state == "success", run.stop_reason
     assert reserved[0].thinking == 0
-    assert any(fact.max_output >= 2048 for fact in reserved[1:]), "there would be room again"
+    assert any(fact.max_output >= 2_800 for fact in reserved[1:]), "there would be room again"
     assert not any(fact.thinking for fact in reserved)
 
 
@@ -134,10 +138,10 @@ async def test_does_not_send_back_thinking_that_follows_trimmed_results(
     tmp_path: Path,
 ) -> None:
     config = model("claude-sonnet-5-5")
-    async with open_lab(tmp_path, Reader(9), **config) as lab:
-        for number in range(9):
+    async with open_lab(tmp_path, Reader(26), **config) as lab:
+        for number in range(26):
             (lab.workspace / f"{number}.md").write_text(f"file {number}: twelve cents\n" * 700)
-        run_id = await lab.start(extended_thinking=True, max_tokens=180_000, max_cost_cents=500, max_iterations=40)
+        run_id = await lab.start(extended_thinking=True, max_cost_cents=500, max_iterations=40)
         run = await lab.ended(run_id)
         reserved = await lab.facts(run_id, CostReserved)
         assert run.state == "success", run.stop_reason

@@ -242,6 +242,11 @@ def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
     for cap in CAPS:
         if cap in changes and changes[cap] > getattr(config, cap):
             return f"changes: {cap} would be raised, and an approval only lowers; propose it again with spawn_subagent"
+    if changes.get("max_cost_micros", config.least_micros) < config.least_micros:
+        return (
+            f"changes: a cost cap of {format_usd(changes['max_cost_micros'])} buys no useful work with {config.model};"
+            f" give {format_usd(config.least_micros)} or more"
+        )
     return None
 
 

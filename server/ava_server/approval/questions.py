@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from ava_audit.units import MICROS_PER_USD
+from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD
 from ava_server.approval.decisions import Approval, CheckedApproval, GroupLimits
 from ava_server.approval.summary import approval_line, group_line, proposal_message
 from ava_server.core.errors import BadInput
 
 COST, TIME = "max_cost_dollars", "max_minutes"
+LEAST_MINUTES = 0.5
 _LARGEST = 1e15
 """A number above it is refused: infinity, NaN, or an integer that does not fit a float."""
 
@@ -32,10 +33,11 @@ UNASKED = {
 
 @dataclass(frozen=True)
 class LimitField:
-    """A limit in the form: its name, its title, and its highest value, which is also the default."""
+    """A limit in the form: its name, its title, its lowest value, and its highest, which is also the default."""
 
     name: str
     title: str
+    least: float
     most: float
 
 
@@ -54,8 +56,8 @@ class Question:
                 each.name: {
                     "type": "number",
                     "title": each.title,
-                    "description": f"Up to {each.most:.10g}; you may put in less.",
-                    "minimum": min(0.01, each.most),
+                    "description": f"Up to {each.most:.10g}; you may put in less, from {each.least:.10g} on.",
+                    "minimum": each.least,
                     "maximum": each.most,
                     "default": each.most,
                 }
@@ -131,11 +133,10 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
             continue
         if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LARGEST:
             raise BadInput(f"{limit.name}: the form did not return a number; nothing was started")
-        least = 1 / MICROS_PER_USD if limit.name == COST else 0.0
-        if not least <= given <= limit.most or given == 0:
+        if not limit.least <= given <= limit.most:
             raise BadInput(
-                f"{limit.name}: the form returned {given:g}; it may be lowered from {limit.most:g} to anything above"
-                " 0; nothing was started"
+                f"{limit.name}: the form returned {given:g}; it may be lowered from {limit.most:g} to"
+                f" {limit.least:g}, and not further, because less buys no useful work; nothing was started"
             )
         if given < limit.most:
             found[limit.name] = float(given)
@@ -156,19 +157,25 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
 
 def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:
     fields: list[LimitField] = []
+    least = max(member.config.least_micros for member in checked.members)
     if checked.group_cap is not None:
         if not checked.free:
-            fields.append(LimitField(COST, "At most, all together, in dollars", checked.group_cap / MICROS_PER_USD))
+            fields.append(_dollars("At most, all together, in dollars", least, checked.group_cap))
         if checked.group_timeout_s is not None:
-            fields.append(LimitField(TIME, "At most, all together, in minutes", _minutes(checked.group_timeout_s)))
+            fields.append(_minutes("At most, all together, in minutes", checked.group_timeout_s))
         return tuple(fields)
     (member,) = checked.members
     if not checked.free:
-        fields.append(LimitField(COST, "At most, in dollars", member.changed.max_cost_micros / MICROS_PER_USD))
-    fields.append(LimitField(TIME, "At most, in minutes", _minutes(member.changed.timeout_s)))
+        fields.append(_dollars("At most, in dollars", least, member.changed.max_cost_micros))
+    fields.append(_minutes("At most, in minutes", member.changed.timeout_s))
     return tuple(fields)
 
 
-def _minutes(seconds: float) -> float:
-    """Return seconds as minutes for the form: rounded down, so that the shown value is allowed."""
-    return math.floor(seconds / 60 * 10_000) / 10_000
+def _dollars(title: str, least: int, most: int) -> LimitField:
+    return LimitField(COST, title, min(max(least, MICROS_PER_CENT), most) / MICROS_PER_USD, most / MICROS_PER_USD)
+
+
+def _minutes(title: str, seconds: float) -> LimitField:
+    """Return the field of a time limit: rounded down, so that the shown value is allowed."""
+    most = math.floor(seconds / 60 * 10_000) / 10_000
+    return LimitField(TIME, title, min(LEAST_MINUTES, most), most)

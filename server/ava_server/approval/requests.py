@@ -91,7 +91,9 @@ class SpawnArgs(Arguments):
     model: str | None = Field(default=None, description="fast, balanced, deep, a model id, or provider:id.")
     timeout: float | None = Field(default=None, gt=0, description="Seconds.")
     max_cost_cents: float | None = Field(
-        default=None, gt=0, description="10 for a look-up, 50 standard, 200 deep research."
+        default=None,
+        gt=0,
+        description="25 for a look-up, 50 standard, 200 deep research. One that buys no work is refused.",
     )
     max_tokens: int | None = Field(default=None, gt=0)
     max_iterations: int | None = Field(default=None, gt=0, description="Model calls.")

@@ -169,7 +169,8 @@ class HeldCall:
     """A call in flight, and what is reserved for it, in micro-USD and in tokens.
 
     Attributes:
-        new_bytes: The bytes of its prompt that no report covers; `reported_tokens` are those of the rest.
+        new_bytes: The bytes of its prompt that no report covers, if earlier reports cover the rest; `reported_tokens`
+            are those of the rest.
     """
 
     turn: int

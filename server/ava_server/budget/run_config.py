@@ -138,6 +138,8 @@ class RunConfig(BaseModel):
         extended_thinking: The model is told to think before it answers.
         thinking_note: Why it does not, although its role asks for it; else empty.
         wrap_output: Most tokens of the wrap-up's answer.
+        least_micros: The cost cap from which it can work; no lower one is accepted.
+        least_turns: The turns that its cost cap buys even if each call costs its maximum.
         search: The engine of its web searches; empty without any.
         search_micros: What a search costs, as far as that is known; no cap counts it.
         context_from: The ended runs whose results it may read.
@@ -167,6 +169,8 @@ class RunConfig(BaseModel):
     max_tool_calls: int
     max_output: int = 4096
     wrap_output: int = 1024
+    least_micros: int = 0
+    least_turns: int = 0
     tools: tuple[str, ...]
     unavailable_tools: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -240,10 +244,10 @@ def role_caps(role: Role) -> dict[str, float]:
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: the complete configuration and texts.
 
-    The estimated duration is not part of it: an equal spawn has an equal digest after other runs have ended.
+    What is estimated is not part of it: an equal spawn has an equal digest after other runs have ended.
     """
     both = {
-        "config": config.model_dump(mode="json", exclude={"estimated_minutes"}),
+        "config": config.model_dump(mode="json", exclude={"estimated_minutes", "least_micros", "least_turns"}),
         "texts": texts.model_dump(mode="json"),
     }
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)

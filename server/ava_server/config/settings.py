@@ -113,8 +113,8 @@ class Limits(Table):
     installation_daily_cents: Count = 2500
     max_cost_cents: Cap = 500
     max_timeout_s: Cap = 3600
-    max_tokens: Cap = 200_000
-    max_tokens_deep: Cap = 1_000_000
+    max_tokens: Cap = 5_000_000
+    max_tokens_deep: Cap = 10_000_000
     max_iterations: Cap = 100
     max_tool_calls: Cap = 200
 

@@ -13,11 +13,12 @@ from ava_audit.events import Usage
 
 @dataclass(frozen=True)
 class ToolSchema:
-    """A tool as the model sees it; `parameters` is a JSON schema."""
+    """A tool as the model sees it; `parameters` is a JSON schema, and an `own` one has no text from elsewhere."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
+    own: bool = False
 
     def as_dict(self, parameters: str = "parameters") -> dict[str, Any]:
         """Return it as plain JSON, with the parameters under the name that a wire has for them."""
@@ -86,6 +87,7 @@ class Request:
         turns: The conversation so far, the task first.
         max_output: Most tokens that the answer may have, thinking included.
         thinking: How many of them the model may use for thinking; with 0 it is told not to think.
+        own_bytes: How many bytes of the system prompt are Ava's own text.
     """
 
     model: str
@@ -94,6 +96,7 @@ class Request:
     turns: tuple[Turn, ...]
     max_output: int
     thinking: int = 0
+    own_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -194,7 +194,7 @@ class Price:
         source: Where the price comes from, for people and the log.
         free: Nothing is expected to be billed; a cost that a provider reports is booked anyway.
         window: Tokens that prompt and answer may have together, if known.
-        steps: Cheaper tiers for shorter prompts, shortest first: used to settle a call, never to reserve it.
+        steps: Cheaper tiers for shorter prompts, shortest first.
     """
 
     input: int
@@ -265,9 +265,10 @@ def cost_micros(price: Price, usage: Usage) -> int:
 
 
 def reserve_micros(price: Price, bound: Bound) -> int:
-    """Return what a call can cost at most, in micro-USD: its whole prompt at the highest input price."""
-    dearest = max(price.input, price.cache_write, price.cache_read)
-    nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * price.output
+    """Return what a call can cost at most, in micro-USD: its whole prompt at the highest input price for its length."""
+    rate = _rate_at(price, bound.prompt_tokens)
+    dearest = max(rate.input, rate.cache_write, rate.cache_read)
+    nanos = bound.prompt_tokens * dearest + (bound.output_tokens + OUTPUT_SLACK) * rate.output
     return -(-(nanos + price.per_request) // 1000)
 
 
@@ -329,8 +330,11 @@ def _user_price(key: str, price: UserPrice) -> Price:
 
 def rate_for(price: Price, usage: Usage) -> Price | Step:
     """Return the prices for a call of this size."""
-    prompt = usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens
-    return next((step for step in price.steps if prompt <= step.up_to), price)
+    return _rate_at(price, usage.prompt_tokens)
+
+
+def _rate_at(price: Price, prompt_tokens: int) -> Price | Step:
+    return next((step for step in price.steps if prompt_tokens <= step.up_to), price)
 
 
 def nanos_of(price: Price, usage: Usage) -> dict[str, int]:

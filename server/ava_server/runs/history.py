@@ -394,10 +394,11 @@ class History:
         return Request(
             model=self.prefix.model.partition(":")[2] or self.prefix.model,
             system=self.prefix.system,
-            tools=tuple(ToolSchema(**tool) for tool in self.prefix.tools),
+            tools=tuple(ToolSchema(**tool, own=tool["name"] in self.prefix.own_tools) for tool in self.prefix.tools),
             turns=self.turns(recipe),
             max_output=max_output,
             thinking=thinking,
+            own_bytes=self.prefix.own_bytes,
         )
 
     def printed(self, text: str) -> TextToolCalls | None:
@@ -410,6 +411,11 @@ class History:
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""
         return tuple(call for call in self.calls if call.call_id not in self.results)
+
+    @property
+    def has_report(self) -> bool:
+        """Whether the provider has reported the tokens of a prompt."""
+        return bool(self._reports.all())
 
     @property
     def purpose(self) -> Purpose | None:

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -228,8 +228,9 @@ class ModelCalls:
     def _settlement(
         self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
     ) -> Event:
+        held = reserved.held if self._log.history.has_report else replace(reserved.held, new_bytes=0)
         return settlement_event(
-            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price, reserved.held,
+            self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price, held,
             settlement, duration_ms=took_ms, purpose=self._log.history.purpose,
             usage=completion.usage if completion is not None else None,
             reported_micros=completion.cost_micros if completion is not None else None,

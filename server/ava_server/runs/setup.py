@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,10 +17,8 @@ import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.rows import RunRow
-from ava_audit.units import format_usd
+from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
-from ava_roles.prompt import system_prompt
-from ava_roles.role import parse_role
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -32,9 +29,7 @@ from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import worktree_spec
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
-from ava_server.approval.summary import list_earlier, minutes
 from ava_server.budget import user_limits
 from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
@@ -46,13 +41,12 @@ from ava_server.models.selection import Choice, choose
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.context import ConfigNotSupported, RunContext, SecretInjection
+from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
 from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
-from ava_server.runs.submit import schema as submit_schema
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
-    from ava_roles.mcp_client.run_servers import RunMcpServers
     from ava_roles.net.fetch import Fetcher
     from ava_roles.sandbox.command_workspace import CopiedWorkspace
     from ava_server.budget.caps import DayCaps
@@ -172,11 +166,11 @@ class RunSetup:
         scratch = self._resources.settings.paths.scratch / run.id
         sandbox = await self._sandbox(config.confinement)
         servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
-        own = self._tools(run, config, history, scratch, servers)
+        own = self._tools(run.user_id, config, history, scratch, servers)
         search = await self._search(config)
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
-        started = history.prefix or _started(config, texts, own, parameters(choice), confinement)
-        model = model_of(started.model, started.parameters, choice.api_key, self._resources.clients)
+        prefix = history.prefix or started(config, texts, own, parameters(choice), confinement)
+        model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
         await self._opened(lambda: remove_workbenches(scratch))
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
@@ -189,7 +183,7 @@ class RunSetup:
 
         return RunContext(
             model=model,
-            started=started,
+            started=prefix,
             tools=own,
             place=ToolContext(
                 files=files,
@@ -234,10 +228,10 @@ class RunSetup:
             self.remove_folders(run)
 
     def _tools(
-        self, run: RunRow, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers
+        self, user: str, config: RunConfig, history: History, scratch: Path, servers: RunMcpServers
     ) -> dict[str, Tool]:
         resources = self._resources
-        results = ReadSubagentResult(resources.store, run.user_id, config.context_from, resources.render_result)
+        results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result)
         tools: dict[str, Tool] = {
             **resources.tools,
             **run_tools(history, scratch, results),
@@ -246,6 +240,19 @@ class RunSetup:
         if config.coding is not None:
             tools["run_bash"] = RunBash(in_worktree=True)
         return {name: tools[name] for name in config.tools}
+
+    async def with_figures(self, config: RunConfig, texts: Texts, user: str) -> RunConfig:
+        """Return the configuration of a proposal with the least cost cap, and with the turns that its cap buys.
+
+        Raises:
+            Refused: Its caps buy no work.
+            ConfigNotSupported: Its model is not configured here any more.
+        """
+        choice = await self._choice(config)
+        tools = self._tools(user, config, History(""), Path(), RunMcpServers())
+        model = model_of(config.model, parameters(choice), None, self._resources.clients)
+        ratio = await self._resources.store.read(lambda view: measured_ratio(view, config.model))
+        return await anyio.to_thread.run_sync(with_figures, config, texts, tools, model, ratio)
 
     async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started.
@@ -404,53 +411,3 @@ def list_artifacts(folder: Path) -> list[dict[str, Any]]:
                 continue
             found.append({"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
     return found
-
-
-@lru_cache(maxsize=32)
-def _shared(text: str) -> str:
-    """Return the first equal text: a thousand runs of one role share one prompt in memory."""
-    return text
-
-
-def _started(
-    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
-) -> RunStarted:
-    """Return the rendered prefix of a new run."""
-    role = parse_role(config.role_text, config.role_source, config.role)
-    free = config.price.free
-    limits = {
-        "time": minutes(config.timeout_s),
-        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
-        "tokens": f"{config.max_tokens:,}",
-        "turns": str(config.max_iterations),
-        "tool calls": str(config.max_tool_calls),
-    }
-    specs = [tools[name].spec for name in sorted(tools)]
-    submit = submit_schema(config.output_schema)
-    schemas = (
-        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
-        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
-    )
-    text = _shared(
-        system_prompt(
-            role,
-            system_prompt=texts.system_prompt,
-            context=texts.context,
-            results=list_earlier(config.context_from) if READ_RESULT in tools else "",
-            tools=specs,
-            limits=limits,
-            output_schema=config.output_schema,
-        )
-    )
-    return RunStarted(
-        system=text,
-        tools=schemas,
-        model=config.model,
-        price=asdict(config.price),
-        limits=limits,
-        parameters=dict(wire),
-        max_output=config.max_output,
-        nonce=secrets.token_hex(8),
-        workspace=config.workspace,
-        confinement=confinement,
-    )

@@ -21,6 +21,7 @@ from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
+from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import CallContext, Operations
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
@@ -78,6 +79,10 @@ class Spawns(Operations):
         )
         earlier = await self._earlier(args.context_from or ())
         config, texts = await anyio.to_thread.run_sync(resolve_run_config, args, around, earlier, degraded)
+        try:
+            config = await self._runtime.run_setup.with_figures(config, texts, self._session.user)
+        except ConfigNotSupported as error:
+            raise Refused(str(error)) from error
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         limits = self._runtime.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)

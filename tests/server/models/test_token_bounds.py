@@ -1,5 +1,6 @@
 import json
 import unicodedata
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,7 +136,7 @@ def test_shortened_turns_count_as_reported_or_by_bytes_whichever_is_less(
     each = tuple(Segment(tokens[place], (place,), changed=True) for place in range(len(history)))
     counted = bound(request(history), message, ReportedUsage(each, {})).prompt_tokens
     by_bytes = [turn_bound(turn, message) for turn in history]
-    by_bytes[0] += prefix_bound("You are terse.", (TOOL,))
+    by_bytes[0] += sum(prefix_bound("You are terse.", (TOOL,)))
     assert counted >= sum(map(min, tokens, by_bytes))
     assert counted <= sum(by_bytes)
 
@@ -147,6 +148,17 @@ def test_counts_the_escapes_that_templates_add_to_the_calls_of_an_answer() -> No
 
     assert with_answer("plain", "{}") == with_answer("<<", "{}") == 1020 + bounds.MESSAGE_TOKENS
     assert with_answer("plain", '"<ж"') == with_answer("plain", '""') + 5 + 4
+
+
+def test_own_text_counts_half_a_token_per_byte_and_only_own_text_does() -> None:
+    own, elsewhere = replace(TOOL, own=True), TOOL
+    system = "You are terse." + "x" * 10_000
+    known, rest = prefix_bound(system, (own,), own_bytes=14)
+    all_known, all_rest = prefix_bound(system, (own,), own_bytes=len(system))
+    _known, foreign_rest = prefix_bound(system, (elsewhere,), own_bytes=14)
+    assert rest == 10_000 and all_rest == 0 and foreign_rest > 10_100
+    assert all_known - known == 5_000
+    assert all_known < bounds.FIXED_TOKENS + bounds.TOOLS_TOKENS + 5_300
 
 
 def test_counts_a_tool_schema_indented_as_templates_render_it() -> None:

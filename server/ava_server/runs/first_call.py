@@ -1,0 +1,164 @@
+"""The prefix of a run's calls, and what the first calls can cost: caps that buy no work are refused at the proposal.
+
+The prompt of the first call is built as the run would send it, and bounded as a reservation would.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from ava_audit.events import RunStarted, UserMessage
+from ava_audit.units import MICROS_PER_CENT, format_usd
+from ava_roles import BUILT_IN_SOURCE
+from ava_roles.prompt import system_prompt
+from ava_roles.role import parse_role
+from ava_roles.tool import Tool
+from ava_server.approval.requests import NAME as READ_RESULT
+from ava_server.approval.summary import list_earlier, minutes
+from ava_server.budget.run_config import PLAN_TURNS, RunConfig, Texts
+from ava_server.core.errors import Refused
+from ava_server.models.base import Bound, Model
+from ava_server.models.prices import reserve_micros
+from ava_server.runs.history import History, Recipe
+from ava_server.runs.reservation import GOOD_OUTPUT, RATIO_MARGIN, WRAP_PROMPT
+from ava_server.runs.submit import schema as submit_schema
+
+
+@lru_cache(maxsize=32)
+def _shared(text: str) -> str:
+    """Return the first equal text: a thousand runs of one role share one prompt in memory."""
+    return text
+
+
+def started(
+    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], wire: Mapping[str, Any], confinement: str
+) -> RunStarted:
+    """Return the rendered prefix of a new run."""
+    role = parse_role(config.role_text, config.role_source, config.role)
+    free = config.price.free
+    limits = {
+        "time": minutes(config.timeout_s),
+        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
+        "tokens": f"{config.max_tokens:,}",
+        "turns": str(config.max_iterations),
+        "tool calls": str(config.max_tool_calls),
+    }
+    specs = [tools[name].spec for name in sorted(tools)]
+    submit = submit_schema(config.output_schema)
+    schemas = (
+        *({"name": spec.name, "description": spec.description, "parameters": spec.schema()} for spec in specs),
+        {"name": submit.name, "description": submit.description, "parameters": dict(submit.parameters)},
+    )
+    own = [spec for spec in specs if spec.foreign is None]
+    text = _shared(
+        system_prompt(
+            role,
+            system_prompt=texts.system_prompt,
+            context=texts.context,
+            results=list_earlier(config.context_from) if READ_RESULT in tools else "",
+            tools=specs,
+            limits=limits,
+            output_schema=config.output_schema,
+        )
+    )
+    bare = system_prompt(role, system_prompt=None, context=None, tools=own, limits=limits, output_schema=None)
+    return RunStarted(
+        system=text,
+        tools=schemas,
+        model=config.model,
+        price=asdict(config.price),
+        limits=limits,
+        parameters=dict(wire),
+        max_output=config.max_output,
+        nonce=secrets.token_hex(8),
+        workspace=config.workspace,
+        confinement=confinement,
+        own_bytes=len(bare) if config.role_source == BUILT_IN_SOURCE else 0,
+        own_tools=tuple(spec.name for spec in own) + ((submit.name,) if config.output_schema is None else ()),
+    )
+
+
+WORK_TURNS = 3
+"""Turns that a cap must be likely to buy, besides those of a plan: to look, to read, to hand over."""
+LIKELY = 0.5
+"""The likely share of a prompt's bound: its ratios have a margin of about two."""
+LIKELY_OUTPUT = 512
+
+
+@dataclass(frozen=True)
+class FirstCalls:
+    """What the first calls can cost, in micro-USD.
+
+    Attributes:
+        first: The first call at its maximum.
+        least: The cap from which the run can work, in whole cents.
+        turns: The turns that the run's cap buys even if each call costs its maximum.
+    """
+
+    first: int
+    least: int
+    turns: int
+
+
+def estimate(config: RunConfig, prompt: Bound, tokens_per_byte: float | None) -> FirstCalls:
+    """Return what the first calls of a run can cost.
+
+    Args:
+        config: The run.
+        prompt: The bound of its first prompt, by bytes.
+        tokens_per_byte: The ratio that was measured with its model, if any was.
+    """
+    price = config.price
+    if tokens_per_byte is not None:  # as a reservation does where the bound by bytes does not fit
+        prompt = prompt.by_ratio(RATIO_MARGIN * tokens_per_byte)
+
+    def costs(tokens: int, output: int) -> tuple[int, int, int]:
+        """Return the most that the first call, a later one and the wrap-up cost."""
+        return (
+            reserve_micros(price, Bound(tokens, output)),
+            reserve_micros(price, Bound(tokens + 2 * output, output)),
+            reserve_micros(price, Bound(tokens + output + WRAP_PROMPT, config.wrap_output)),
+        )
+
+    first, later, wrap = costs(prompt.prompt_tokens, GOOD_OUTPUT)
+    _first, likely_later, likely_wrap = costs(math.ceil(prompt.prompt_tokens * LIKELY), LIKELY_OUTPUT)
+    turns = WORK_TURNS + (PLAN_TURNS if config.plans else 0)
+    least = max(first + wrap, turns * likely_later + likely_wrap)
+    bought = 1 + (config.max_cost_micros - first - wrap) // later if later else config.max_iterations
+    return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, min(bought, config.max_iterations))
+
+
+def with_figures(
+    config: RunConfig, texts: Texts, tools: Mapping[str, Tool], model: Model, tokens_per_byte: float | None
+) -> RunConfig:
+    """Return a configuration with the least cap and the turns that its cap buys.
+
+    Raises:
+        Refused: Its caps buy no work; the text has the figure.
+    """
+    history = History("")
+    history.add(1, started(config, texts, tools, {}, config.confinement))
+    history.add(2, UserMessage(text=texts.task, kind="task"))
+    bound = model.bound(history.request(Recipe(0), GOOD_OUTPUT), None)
+    if not bound.prompt_tokens:  # no language model
+        return config
+    calls = estimate(config, bound, tokens_per_byte)
+    shortest = bound if tokens_per_byte is None else bound.by_ratio(RATIO_MARGIN * tokens_per_byte)
+    tokens = 2 * (shortest.prompt_tokens + GOOD_OUTPUT) + WRAP_PROMPT + config.wrap_output
+    if tokens > config.max_tokens:
+        raise Refused(
+            f"max_tokens of {config.max_tokens:,} is too low: with this task the first call and a last one can need"
+            f" {tokens:,} tokens; give at least that many, or a shorter task or context"
+        )
+    if config.max_cost_micros < calls.least:
+        raise Refused(
+            f"a cost cap of {format_usd(config.max_cost_micros)} buys no useful work: with {config.model} the first"
+            f" call alone can cost {format_usd(calls.first)}; give max_cost_cents {calls.least // MICROS_PER_CENT} or"
+            f" more ({format_usd(calls.least)}), a cheaper model, or a shorter task or context"
+        )
+    return config.model_copy(update={"least_micros": calls.least, "least_turns": calls.turns})
