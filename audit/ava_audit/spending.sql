@@ -1,5 +1,5 @@
 SELECT
-  -- The totals of settled calls by run and day (microseconds): entries after ?1, reserved from ?2 on and before ?3.
+  -- The totals of settled calls by run and day (microseconds): entries after :after, reserved from :since on and before :until.
   -- A settlement belongs to the run's newest reservation before it. As in the budgets, a settlement of a call that is
   -- not in flight counts for nothing. The pluses make SQLite use the index of the run, which has few entries, and not the
   -- index of the type, which has many.
@@ -14,8 +14,8 @@ FROM events AS e CROSS JOIN events AS r ON r.seq = (
     SELECT b.seq FROM events AS b
     WHERE b.run_id = e.run_id AND b.seq < e.seq AND +b.type = 'CostReserved'
     ORDER BY b.seq DESC LIMIT 1)
-WHERE e.type = 'CostUpdate' AND e.seq > ?1 AND e.run_id IS NOT NULL
-  AND +r.ts_us >= ?2 AND +r.ts_us < ?3
+WHERE e.type = 'CostUpdate' AND e.seq > :after AND e.run_id IS NOT NULL
+  AND +r.ts_us >= :since AND +r.ts_us < :until
   AND json_extract(e.content, '$.turn') = json_extract(r.content, '$.turn')
   AND json_extract(e.content, '$.attempt') = json_extract(r.content, '$.attempt')
   AND NOT EXISTS (

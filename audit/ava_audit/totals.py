@@ -108,8 +108,8 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     ((first_us,),) = view.select("SELECT ts_us FROM events WHERE seq = 1") if view.head() else ((None,),)
     if first_us is None:
         return Spending(None, (), {}, ())
-    after = _before(view, since_us)
-    spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), after, since_us, until_us)]
+    period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
+    spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
     of_spent = {each.run_id for each in spent}
     rows = view.select(f"SELECT {_RUN} FROM runs WHERE ? IS NULL OR user_id = ?", user, user)  # noqa: S608
     runs = {
@@ -117,7 +117,7 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
         for row in rows
         if row[0] in of_spent or (row[-1] is not None and since_us <= row[-1] < until_us)
     }
-    errors = view.select(_script("spending_errors.sql"), after, since_us, until_us, user)
+    errors = view.select(_script("spending_errors.sql"), **period, user=user)
     return Spending(
         int(first_us),
         tuple(each for each in spent if each.run_id in runs),

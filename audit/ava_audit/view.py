@@ -235,11 +235,11 @@ class View:
         """Yield the rows (`LINE_COLUMNS`) that match an SQL condition, in order of `seq`; `limit` -1 means all."""
         yield from self.select(f"SELECT {LINE_COLUMNS} FROM events WHERE {where} ORDER BY seq LIMIT ?", *values, limit)  # noqa: S608
 
-    def select(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a SELECT."""
+    def select(self, sql: str, *values: object, **named: object) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a SELECT, whose parameters are all `?` or all named."""
         if self._projections is not None:
             self._projections.flush()
-        yield from self._db.execute(sql, values)
+        yield from self._db.execute(sql, named or values)
 
     def _one(self, sql: str, *values: object) -> tuple[Any, ...]:
         return next(self.select(sql, *values))

@@ -89,6 +89,6 @@ class _NotEmpty(View):
     def head(self) -> int:
         return 1
 
-    def select(self, sql: str, *values: object) -> Iterator[tuple[object, ...]]:
-        rows = super().select(sql, *values)
+    def select(self, sql: str, *values: object, **named: object) -> Iterator[tuple[object, ...]]:
+        rows = super().select(sql, *values, **named)
         return iter([(0,)]) if sql.startswith("SELECT ts_us") else rows

@@ -127,11 +127,11 @@ def test_reports_a_used_up_daily_cap_with_the_setting_that_defines_it(root: Path
     assert (budget["state"], "only free models can run" in budget["text"]) == ("warning", True)
     assert budget["what_to_do"] == "Raise AVA_DAILY_USD where Ava is given its variables."
 
-    (root / "config.toml").write_text(PRICED + "[limits]\nuser_daily_cents = 7\n")
+    (root / "config.toml").write_text(PRICED + "[limits]\nuser_daily_cents = 17\n")
     dear = Say("expensive", usage={"prompt_tokens": 200_000, "completion_tokens": 1, "total_tokens": 200_001})
     with running_model_server([dear]) as server:
         model = {"AVA_MODEL_BASE_URL": server.base_url, "AVA_MODEL": "test"}
-        task = ("run", "custom", "Look.", "--system-prompt", "You look.", "--yes", "--max-cost", "0.07")
+        task = ("run", "custom", "Look.", "--system-prompt", "You look.", "--yes", "--max-cost", "0.17")
         ava(root, *task, cwd=tmp_path, env=model)
     mend = doctor(root)["budget"]["what_to_do"]
     assert mend == "Wait until 00:00 UTC, or raise limits.user_daily_cents in config.toml."

@@ -98,7 +98,7 @@ def test_lists_every_role_with_its_source_in_80_columns_and_problems_below(root:
         "code_reviewer  balanced (offline/extractive)",
         "mine  balanced (offline/extractive)",
         "  Reviews strictly.",
-        "  $0.50, 10 min, 20 turns, 25 calls, 100,000 tokens\n  source: roles of the data root/mine.md",
+        "  $0.50, 10 min, 20 turns, 25 calls, 2,000,000 tokens\n  source: roles of the data root/mine.md",
         "  not here: web_search",
         "Cannot be used:\n  roles of the data root/broken.md, line 3, timeout: ",
         "Means nothing here:\n  roles of the data root/mine.md: ",

@@ -125,7 +125,12 @@ def test_an_unreachable_endpoint_exits_with_20_and_says_what_to_do(root: Path, w
     ("script", "limits", "code", "says"),
     [
         ([Say("", [("scratchpad", {"note": "a"})]), DONE], ("--max-iterations", "1"), 13, "Ended as iteration_limit"),
-        ([DONE], ("--max-tokens", "1"), 11, "Ended as token_exceeded"),
+        (
+            [Say("", [("scratchpad", {"note": "a"})], usage={"prompt_tokens": 9_000, "completion_tokens": 500})] * 9,
+            ("--max-tokens", "40000"),
+            11,
+            "Ended as token_exceeded",
+        ),
     ],
 )
 def test_an_exceeded_limit_has_its_own_exit_code(
@@ -505,7 +510,7 @@ def test_status_shows_active_and_ended_runs_and_budgets_in_80_columns(root: Path
     assert max(map(len, lines[1:])) <= 80
     assert re.match(r"S-\w{6}  running  researcher \(xxx", lines[1])
     assert re.fullmatch(rf"  asked \d\d:\d\d: {re.escape(TASK)}", lines[2])
-    assert any(re.match(r"  \d+/600 s +turn \d/20 +\d/40 calls +\d+/100k tok +free$", line) for line in lines[3:5])
+    assert any(re.match(r"  \d+/600 s +turn \d/20 +\d/40 calls +\d+/2\.0M tok +free$", line) for line in lines[3:5])
     assert any(re.fullmatch(rf"  asked \d\d:\d\d, ended \d\d:\d\d: {re.escape(TASK)}", line) for line in lines)
     assert {run["task"] for run in as_json["runs"]} == {TASK}
     assert "Ended within the last hour:" in lines

@@ -127,7 +127,7 @@ def estimate(config: RunConfig, prompt: Bound, tokens_per_byte: float | None) ->
 
     first, later, wrap = costs(prompt.prompt_tokens, GOOD_OUTPUT)
     _first, likely_later, likely_wrap = costs(math.ceil(prompt.prompt_tokens * LIKELY), LIKELY_OUTPUT)
-    turns = WORK_TURNS + (PLAN_TURNS if config.plans else 0)
+    turns = min(WORK_TURNS + (PLAN_TURNS if config.plans else 0), config.max_iterations - 1)
     least = max(first + wrap, turns * likely_later + likely_wrap)
     bought = 1 + (config.max_cost_micros - first - wrap) // later if later else config.max_iterations
     return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, min(bought, config.max_iterations))

@@ -397,7 +397,8 @@ class Reservations:
         def fits(shape: _Shape, share: float = 1.0) -> bool:
             call = self._call(shape, last, notice)
             if reached.cap == "max_tokens":
-                need = sum(part.prompt_tokens + part.output_tokens for part in (call.bound, call.wrap) if part)
+                need = call.bound.prompt_tokens + shape.output
+                need += call.wrap.prompt_tokens + call.wrap.output_tokens if call.wrap else 0
             else:
                 need = sum(reserve_micros(self._price, part) for part in (call.bound, call.wrap) if part)
             return need <= reached.left * share
