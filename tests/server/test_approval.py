@@ -413,21 +413,6 @@ async def test_under_the_human_policy_no_call_can_approve(tmp_path: Path) -> Non
         assert await runs(lab) == ["awaiting_approval"] * 2
 
 
-async def test_refuses_the_eleventh_approval_within_an_hour_and_says_when_to_retry(tmp_path: Path) -> None:
-    config = "[limits]\nspawns_per_hour = 3\nrunning_per_user = 10"
-    async with open_lab(tmp_path, [hand_over()] * 3, config=config) as lab:
-        proposals = [await lab.propose(task=f"number {number}") for number in range(5)]
-        for proposal in proposals[:2]:
-            assert (await lab.approve(proposal)).status == "approved"
-        both = await lab.approve(*proposals[2:4], last="2 subagents together, free")
-        assert "2 subagents were approved in the last hour, at most 3 are allowed" in why(both)
-        assert "min" in why(both)
-        assert (await lab.approve(proposals[2])).status == "approved"
-        assert "the next is possible in" in why(await lab.approve(proposals[3]))
-        for proposal in proposals[:3]:
-            await lab.ended(proposal.subagent_id)
-
-
 async def test_refuses_a_proposal_when_the_daily_budget_is_zero_and_names_the_setting(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED + "[limits]\nuser_daily_cents = 0") as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="anything")
@@ -542,7 +527,9 @@ async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = await lab.propose()
         asked = Approval((made.pending_id,), (made.approval_line,))
-        decided = await lab.store.do(refuse(asked, lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)))
+        decided = await lab.store.do(
+            refuse(asked, lab.session.who, "elicitation", lab.runtime.spawn_limits_of(lab.runtime.user))
+        )
         assert decided.decisions[0].status == "refused" and "try again" in str(decided.decisions[0].refused_because)
         assert await runs(lab) == ["awaiting_approval"]
 

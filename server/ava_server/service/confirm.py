@@ -65,7 +65,7 @@ class Confirmations(Operations):
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
             decided = await self._approve(args, ids, caller.person)
-        return await self._answer(args, decided, _left(args, began), caller.progress)
+        return await self._answer(args, decided, _left(args, began), caller)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> ConfirmOutcome:
         """Approve, once the person has agreed where one can be asked.
@@ -97,9 +97,9 @@ class Confirmations(Operations):
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
-        checked = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
+        checked = await self._store.read(lambda view: check_approval(view, asked, who, "elicitation", limits, now_us))
         if isinstance(checked, Outcome):
-            return await self._store.do(refuse(asked, who, limits))
+            return await self._store.do(refuse(asked, who, "elicitation", limits))
         reply = await person.ask(question(checked))
         if reply.action != "accept":
             return ConfirmOutcome(
@@ -111,7 +111,7 @@ class Confirmations(Operations):
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
     async def _answer(
-        self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, progress: Progress
+        self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext
     ) -> ConfirmAnswer:
         self._runtime.manager.wake()
         decisions = [
@@ -119,7 +119,7 @@ class Confirmations(Operations):
                 pending_id=made.pending_id,
                 subagent_id=made.subagent_id,
                 status=made.status,
-                refused_because=made.refused_because,
+                refused_because=made.refused_because and self._access.without_data_root(made.refused_because),
             )
             for made in decided.decisions
         ]
@@ -132,7 +132,7 @@ class Confirmations(Operations):
                 if at_desk:  # its folders are not the proposer's
                     decision.refused_because = "it expired before it was approved; have it proposed again"
                 else:
-                    await self._spawns.renew(decision, made.subagent_id)
+                    await self._spawns.renew(decision, made.subagent_id, asks=caller.person is not None)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
@@ -142,7 +142,7 @@ class Confirmations(Operations):
             next=_next(started, decided),
         )
         if started:
-            await self._wait_for(answer, started, wait_s, progress)
+            await self._wait_for(answer, started, wait_s, caller.progress)
         return answer
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
