@@ -14,7 +14,7 @@ from ava_audit.store.store import Command, Outcome
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import View
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line, group_line
+from ava_server.approval.summary import approval_line, group_line, minutes
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
@@ -43,12 +43,14 @@ class ConfirmOutcome:
         group_id: The group that was made.
         approval_lines: The right lines, where a given one was wrong.
         unasked: A person was asked and has not agreed; the proposals still wait.
+        lowered: A sentence for each limit that was lowered.
     """
 
     decisions: tuple[Decision, ...]
     group_id: str | None = None
     approval_lines: tuple[str, ...] = ()
     unasked: bool = False
+    lowered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,11 @@ class GroupLimits:
 
 @dataclass(frozen=True)
 class Approval:
-    """A requested approval."""
+    """A requested approval.
+
+    Attributes:
+        lowered: A sentence for each limit that was lowered, by the call and in the form; None where no form was shown.
+    """
 
     pending_ids: tuple[str, ...]
     approving: tuple[str, ...] | None
@@ -70,6 +76,7 @@ class Approval:
     group_timeout_s: float | None = None
     group_id: str = ""
     group_lowered: GroupLimits | None = None
+    lowered: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,8 @@ def check_approval(
     if group and asked.group_max_micros is not None:
         if asked.group_max_micros > cap:
             return refused(
-                f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
+                f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap, exact=True)}; give that"
+                " or less"
             )
         cap = asked.group_max_micros
     checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
@@ -361,12 +369,13 @@ class Ceilings:
         """Return which ceiling would be exceeded, or None."""
         if micros > self.run_micros:
             return (
-                f"its cap of {format_usd(micros)} is above what starts by itself, {format_usd(self.run_micros)}"
-                " (auto_approve_cents in config.toml)"
+                f"its cap of {format_usd(micros, exact=True)} is above what starts by itself,"
+                f" {format_usd(self.run_micros)} (auto_approve_cents in config.toml)"
             )
         if before + micros > self.day_micros:
             return (
-                f"{format_usd(before)} were committed by themselves today, and with {format_usd(micros)} more that is"
+                f"{format_usd(before, exact=True)} were committed by themselves today, and with"
+                f" {format_usd(micros, exact=True)} more that is"
                 f" above {format_usd(self.day_micros)} (auto_approve_daily_cents in config.toml)"
             )
         return None
@@ -380,7 +389,37 @@ def committed_micros(config: RunConfig) -> int:
 def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
     events = [event for member in checked.members for event in _approval_events(member, who, channel, asked, checked)]
     decisions = tuple(Decision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
-    return Outcome(ConfirmOutcome(decisions, asked.group_id if checked.group_cap is not None else None), tuple(events))
+    group_id = asked.group_id if checked.group_cap is not None else None
+    lowered = lowered_by_call(checked) if asked.lowered is None else asked.lowered
+    return Outcome(ConfirmOutcome(decisions, group_id, lowered=lowered), tuple(events))
+
+
+_LIMIT_WORDS: Mapping[str, str] = {
+    "max_cost_micros": "cost cap",
+    "timeout_s": "time limit",
+    "max_tokens": "token cap",
+    "max_iterations": "turn cap",
+    "max_tool_calls": "tool call cap",
+}
+
+
+def lowered_words(by: str, field: str, before: float, after: float, *, of: str = "") -> str:
+    """Return the sentence about a lowered limit, such as `The person lowered the cost cap from $0.50 to $0.20`."""
+    shown = {"max_cost_micros": lambda value: format_usd(int(value), exact=True), "timeout_s": minutes}
+    as_shown = shown.get(field, "{:,}".format)
+    return f"{by} lowered the {_LIMIT_WORDS[field]}{of} from {as_shown(before)} to {as_shown(after)}."
+
+
+def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
+    """Return a sentence for each limit that `changes` of the call has lowered."""
+    return tuple(
+        lowered_words("`changes`", field, getattr(member.config, field), getattr(member.changed, field), of=of)
+        for member in checked.members
+        for of in (f" of {member.row.pending_id}" if len(checked.members) > 1 else "",)
+        for field in CAPS
+        if getattr(member.changed, field) < getattr(member.config, field)
+        and not (field == "max_cost_micros" and member.config.price.free)
+    )
 
 
 def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[ConfirmOutcome]:

@@ -10,7 +10,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome
-from ava_audit.units import format_ts, micros_from_cents
+from ava_audit.units import cap_micros, format_ts
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, check_approval, refuse, reject
 from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
@@ -84,7 +84,7 @@ class Confirmations(Operations):
             pending_ids=ids,
             approving=tuple(args.approving) if args.approving is not None else None,
             changes=changes,
-            group_max_micros=micros_from_cents(args.group_max_cost_cents) if args.group_max_cost_cents else None,
+            group_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             group_timeout_s=args.group_timeout,
             group_id=new_id("group_id"),
         )
@@ -139,6 +139,7 @@ class Confirmations(Operations):
             decisions=decisions,
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
+            message=" ".join(decided.lowered) or None,
             next=_next(started, decided),
         )
         if started:
@@ -149,7 +150,7 @@ class Confirmations(Operations):
         try:
             await self._after_approval(answer, started, wait_s, progress)
         except AuditError as error:  # it is approved: it must not be proposed and paid for again
-            answer.message = f"Approved; its state cannot be read at the moment: {error}"
+            _add_message(answer, f"Approved; its state cannot be read at the moment: {error}")
 
     async def _after_approval(
         self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
@@ -163,10 +164,15 @@ class Confirmations(Operations):
                 decision.queue_position = run.queue_position
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
-            shown, answer.message = fit_runs(ended)
+            shown, message = fit_runs(ended)
             answer.runs = dumped(shown)
+            _add_message(answer, message)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
+
+
+def _add_message(answer: ConfirmAnswer, message: str | None) -> None:
+    answer.message = "\n".join(part for part in (answer.message, message) if part) or None
 
 
 def _left(args: ConfirmArgs, began: float) -> float:

@@ -181,6 +181,8 @@ class Spawns(Operations):
 
 def _proposal(made: Proposal) -> SpawnAnswer:
     config = made.config
+    most_cents = None if config.price.free else cents(config.max_cost_micros)
+    money = {} if most_cents is None else {"max_cost_cents": most_cents}
     answer = SpawnAnswer(
         status=made.state,
         pending_id=made.pending_id,
@@ -190,13 +192,13 @@ def _proposal(made: Proposal) -> SpawnAnswer:
         approval_line=made.line,
         message=made.message,
         estimated_minutes=Minutes(min=config.estimated_minutes[0], max=config.estimated_minutes[1]),
-        max_cost_cents=cents(config.max_cost_micros),
+        max_cost_cents=most_cents,
         model=config.model,
         tools=list(config.tools),
         unavailable_tools=list(config.unavailable_tools) or None,
         limits={
             "timeout": config.timeout_s,
-            "max_cost_cents": cents(config.max_cost_micros),
+            **money,
             "max_tokens": config.max_tokens,
             "max_iterations": config.max_iterations,
             "max_tool_calls": config.max_tool_calls,
