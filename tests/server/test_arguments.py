@@ -47,6 +47,16 @@ def test_rejects_true_and_false_for_every_number_and_says_what_to_give(value: bo
         assert said.endswith(f"{field}: '{given}' was given where {kind} belongs; give {kind}."), said
 
 
+def test_the_schemas_that_hosts_get_have_the_bounds_of_numbers() -> None:
+    properties = SpawnArgs.model_json_schema()["properties"]
+    assert [properties[cap]["anyOf"][0]["exclusiveMinimum"] for cap in CAPS] == [0] * len(CAPS)
+    caps = ConfirmArgs.model_json_schema()["$defs"]["Caps"]["properties"]
+    assert [caps[cap]["anyOf"][0]["exclusiveMinimum"] for cap in CAPS] == [0] * len(CAPS)
+    wait, last = CheckArgs.model_json_schema()["properties"]["wait_seconds"], LogArgs.model_json_schema()["properties"]
+    assert (wait["minimum"], wait["maximum"]) == (0, 45)
+    assert (last["last_n"]["minimum"], last["last_n"]["maximum"]) == (1, 500)
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [

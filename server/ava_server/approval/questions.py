@@ -189,8 +189,7 @@ def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:
 
 
 def _dollars(title: str, least: int, most: int) -> LimitField:
-    whole = max(-(-least // MICROS_PER_CENT), 1) * MICROS_PER_CENT  # what is put in is rounded down to whole cents
-    return LimitField(COST, title, min(whole, most) / MICROS_PER_USD, most / MICROS_PER_USD)
+    return LimitField(COST, title, min(max(least, MICROS_PER_CENT), most) / MICROS_PER_USD, most / MICROS_PER_USD)
 
 
 def _minutes(title: str, seconds: float) -> LimitField:
