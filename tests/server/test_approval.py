@@ -341,13 +341,13 @@ async def test_a_hundred_proposals_with_one_task_id_become_one(tmp_path: Path) -
 
 async def test_an_expired_proposal_starts_nothing_and_is_replaced_by_a_new_one(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=f"proposal_ttl_s = 1\n{PRICED}") as lab:
-        proposal = await lab.propose(name="prices", max_cost_cents=7)
+        proposal = await lab.propose(name="prices", max_cost_cents=20)
         await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
         answer = await lab.approve(proposal)
         assert "expired" in why(answer)
         fresh = answer.decisions[0].fresh
         assert fresh is not None and fresh["pending_id"] != proposal.pending_id
-        assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 7)
+        assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 20)
         assert fresh["approval_line"] == proposal.approval_line
         assert await runs(lab) == ["expired", "awaiting_approval"]
         assert f"{proposal.pending_id} is expired" in why(await lab.approve(proposal)), "and it stays expired"

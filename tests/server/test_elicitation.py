@@ -253,7 +253,7 @@ async def test_the_answer_names_what_the_call_lowered_and_what_the_person_lowere
         assert asked.requested_schema["properties"]["max_cost_dollars"]["description"].startswith("Up to $0.325;")
         assert answer["message"].split("\n")[0] == (
             "`changes` lowered the cost cap from $0.50 to $0.325."
-            " `changes` lowered the token cap from 100,000 to 20,000."
+            " `changes` lowered the token cap from 2,000,000 to 20,000."
             " The person lowered the cost cap from $0.325 to $0.20."
         )
 

@@ -60,7 +60,9 @@ class Question:
                 each.name: {
                     "type": "number",
                     "title": each.title,
-                    "description": f"Up to {each.words(each.most)}; you may put in less, from {each.words(each.least)} on.",
+                    "description": (
+                        f"Up to {each.words(each.most)}; you may put in less, from {each.words(each.least)} on."
+                    ),
                     "minimum": each.least,
                     "maximum": each.most,
                     "default": each.most,
