@@ -128,6 +128,8 @@ def format_duration(seconds: float) -> str:
 
 MICROS_PER_CENT = 10_000
 MICROS_PER_USD = 1_000_000
+CAP_STEP_MICROS = 100
+"""Caps are multiples of a hundredth of a cent, so that four decimals of a dollar show them as they are."""
 
 
 def micros_from_cents(cents: float | Decimal) -> int:
@@ -144,17 +146,40 @@ def micros_from_cents(cents: float | Decimal) -> int:
     return int((amount * MICROS_PER_CENT).to_integral_value(ROUND_CEILING))
 
 
+def cap_micros(cents: float | Decimal) -> int:
+    """Return a cap in cents as micro-USD, rounded down to a hundredth of a cent; a lower cap stays as it is.
+
+    Raises:
+        ValueError: As for `micros_from_cents`.
+    """
+    micros = micros_from_cents(cents)
+    return micros - micros % CAP_STEP_MICROS if micros >= CAP_STEP_MICROS else micros
+
+
+def entered_micros(dollars: float) -> int:
+    """Return a cap that a person enters in dollars as micro-USD: rounded down to whole cents.
+
+    A cap below one cent is rounded down to a hundredth of a cent, so it may become 0.
+    """
+    micros = Decimal(repr(dollars)) * MICROS_PER_USD
+    step = MICROS_PER_CENT if micros >= MICROS_PER_CENT else CAP_STEP_MICROS
+    return int(micros // step) * step
+
+
 def cents(micros: int) -> float:
     """Return micro-USD as cents, for display only; do not calculate with it."""
     return micros / MICROS_PER_CENT
 
 
 def format_usd(micros: int, *, exact: bool = False) -> str:
-    """Return micro-USD for people: `$0.50`, `$12.35`, and below a cent two significant digits: `$0.0031`.
+    """Return micro-USD for people.
+
+    An amount has two decimals (`$0.50`, `$12.35`), and below one cent two significant digits (`$0.0031`). A cap is
+    never rounded, because a person approves exactly what is shown: `$0.50`, and `$0.325` where it is no whole cents.
 
     Args:
         micros: The amount.
-        exact: Do not round (`$0.504`), for an amount that someone approves.
+        exact: Do not round: for caps, and for prices.
     """
     amount = Decimal(abs(micros)) / MICROS_PER_USD
     if not exact:

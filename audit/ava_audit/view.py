@@ -129,11 +129,6 @@ class View:
         """Return what a scope has spent and held; an empty bucket for an unused scope."""
         return self._rows.budgets.copy(scope) or Bucket(scope)
 
-    def approved_since(self, user: str, since_us: int) -> list[int]:
-        """Return the times at which this user's approved runs were queued, from `since_us` on, oldest first."""
-        sql = "SELECT queued_us FROM runs WHERE user_id = ? AND queued_us >= ? ORDER BY queued_us"
-        return [int(queued_us) for (queued_us,) in self.select(sql, user, since_us)]
-
     def approved_over(self, channel: str, user: str, since_us: int) -> list[RunRow]:
         """Return this user's runs that were approved over a channel from `since_us` on, oldest first."""
         return self._runs(

@@ -33,6 +33,8 @@ NEVER_FOR_SUBAGENTS = frozenset(
     }
 )
 """Ava's own MCP tools. No subagent gets a tool with one of these names, from any server."""
+WEB_SEARCH = "web_search"
+"""The tool whose sources are hits: they were found, not read."""
 
 
 class ToolArgs(BaseModel):

@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_audit.units import (
+    cap_micros,
     cents,
     day_of,
+    entered_micros,
     format_duration,
     format_ts,
     format_usd,
@@ -177,6 +179,35 @@ def test_an_exact_amount_shows_every_digit() -> None:
     assert format_usd(504_000, exact=True) == "$0.504"
     assert format_usd(500_000, exact=True) == "$0.50"
     assert format_usd(1, exact=True) == "$0.000001"
+
+
+def test_an_amount_never_has_more_than_two_decimals_from_one_cent_on() -> None:
+    assert [format_usd(micros) for micros in (325_140, 10_000, 9_996, 4_000)] == ["$0.33", "$0.01", "$0.01", "$0.004"]
+
+
+@given(st.floats(min_value=0.0001, max_value=1e6))
+def test_a_cap_is_never_raised_and_four_decimals_show_it(amount: float) -> None:
+    micros = cap_micros(amount)
+    assert 0 < micros <= micros_from_cents(amount)
+    if amount >= 0.01:
+        assert len(format_usd(micros, exact=True).partition(".")[2]) <= 4
+        assert micros_from_cents(amount) - micros < 100
+
+
+@pytest.mark.parametrize(
+    ("dollars", "micros"),
+    [
+        (0.57, 570_000),
+        (0.29, 290_000),
+        (0.257, 250_000),
+        (0.329999, 320_000),
+        (0.0042, 4_200),
+        (0.00001, 0),
+        (3, 3 * 10**6),
+    ],
+)
+def test_an_entered_cap_is_rounded_down_to_whole_cents(dollars: float, micros: int) -> None:
+    assert entered_micros(dollars) == micros
 
 
 def test_converts_cents_to_micros_exactly_and_never_rounds_down() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import anyio
 import pytest
 from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, settings_of
+from support.terminal import ava
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
 from ava_audit.view import View
@@ -17,6 +19,7 @@ from ava_roles.catalog import Catalog, Folder
 from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.summary import minutes, task_excerpt
 from ava_server.service.access import Session
+from ava_server.service.render_text import text_of
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
 
@@ -337,14 +340,14 @@ async def test_a_hundred_proposals_with_one_task_id_become_one(tmp_path: Path) -
 
 
 async def test_an_expired_proposal_starts_nothing_and_is_replaced_by_a_new_one(tmp_path: Path) -> None:
-    async with open_lab(tmp_path, [hand_over()], config="proposal_ttl_s = 1") as lab:
-        proposal = await lab.propose(name="prices", max_cost_cents=7)
+    async with open_lab(tmp_path, [hand_over()], config=f"proposal_ttl_s = 1\n{PRICED}") as lab:
+        proposal = await lab.propose(name="prices", max_cost_cents=20)
         await anyio.sleep_until(anyio.current_time() + 1.05)  # the time that it has to live
         answer = await lab.approve(proposal)
         assert "expired" in why(answer)
         fresh = answer.decisions[0].fresh
         assert fresh is not None and fresh["pending_id"] != proposal.pending_id
-        assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 7)
+        assert (fresh["name"], fresh["max_cost_cents"]) == ("prices", 20)
         assert fresh["approval_line"] == proposal.approval_line
         assert await runs(lab) == ["expired", "awaiting_approval"]
         assert f"{proposal.pending_id} is expired" in why(await lab.approve(proposal)), "and it stays expired"
@@ -352,6 +355,40 @@ async def test_an_expired_proposal_starts_nothing_and_is_replaced_by_a_new_one(t
         confirmed = await lab.call("confirm_spawn", pending_ids=ids, approving=lines)
         assert confirmed.status == "approved"
         await lab.ended(fresh["subagent_id"])
+
+
+async def test_the_answer_says_what_changes_lowered_of_which_proposal(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED, runs=False) as lab:
+        first, second = await lab.propose(task="one"), await lab.propose(task="two")
+        changes = {second.pending_id: {"caps": {"max_cost_cents": 20, "timeout": 90}}}
+        answer = await lab.approve(first, second, last=DOLLAR_AND_HALF, changes=changes)
+        assert answer.message == (
+            f"`changes` lowered the time limit of {second.pending_id} from 10 min to 90 s."
+            f" `changes` lowered the cost cap of {second.pending_id} from $0.50 to $0.20."
+        )
+        assert answer.message in text_of(answer)
+
+
+async def test_a_cap_of_a_fraction_of_a_cent_is_shown_as_it_is(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED, runs=False) as lab:
+        made = await lab.propose(max_cost_cents=32.51239)
+        assert "at most $0.3251 and" in made.approval_line and "costs at most $0.3251." in made.message
+        assert made.max_cost_cents == made.limits["max_cost_cents"] == 32.51
+        assert "max_cost_cents: 32.51\n" in text_of(made)
+        assert (await lab.approve(made)).status == "approved"
+
+
+async def test_a_free_run_shows_no_cost_cap(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, runs=False) as lab:
+        made = await lab.propose(max_cost_cents=100_000)
+        assert made.max_cost_cents is None and "max_cost_cents" not in made.limits
+        assert "cost_cents" not in text_of(made) and "lowered to the hard cap" not in made.message
+        assert "   free\n" in text_of(made)
+        answer = await lab.approve(made, changes={made.pending_id: {"caps": {"max_cost_cents": 1}}})
+        assert answer.status == "approved" and answer.message is None
+        shown = ava(lab.root, "show", made.subagent_id, "--cost").stdout
+        assert "Caps: free" in shown and "max_cost_cents" not in shown
+        assert json.loads(ava(lab.root, "show", made.subagent_id, "--cost", "--json").stdout)["max_cost_cents"] is None
 
 
 async def test_a_rejected_proposal_ends_and_cannot_be_approved(tmp_path: Path) -> None:
@@ -411,21 +448,6 @@ async def test_under_the_human_policy_no_call_can_approve(tmp_path: Path) -> Non
         for answer in (await lab.approve(before), await lab.approve(proposal), await lab.approve(before, proposal)):
             assert answer.status == "failed" and "ava approve" in answer.message
         assert await runs(lab) == ["awaiting_approval"] * 2
-
-
-async def test_refuses_the_eleventh_approval_within_an_hour_and_says_when_to_retry(tmp_path: Path) -> None:
-    config = "[limits]\nspawns_per_hour = 3\nrunning_per_user = 10"
-    async with open_lab(tmp_path, [hand_over()] * 3, config=config) as lab:
-        proposals = [await lab.propose(task=f"number {number}") for number in range(5)]
-        for proposal in proposals[:2]:
-            assert (await lab.approve(proposal)).status == "approved"
-        both = await lab.approve(*proposals[2:4], last="2 subagents together, free")
-        assert "2 subagents were approved in the last hour, at most 3 are allowed" in why(both)
-        assert "min" in why(both)
-        assert (await lab.approve(proposals[2])).status == "approved"
-        assert "the next is possible in" in why(await lab.approve(proposals[3]))
-        for proposal in proposals[:3]:
-            await lab.ended(proposal.subagent_id)
 
 
 async def test_refuses_a_proposal_when_the_daily_budget_is_zero_and_names_the_setting(tmp_path: Path) -> None:
@@ -542,7 +564,9 @@ async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path
     async with open_lab(tmp_path, config=PRICED) as lab:
         made = await lab.propose()
         asked = Approval((made.pending_id,), (made.approval_line,))
-        decided = await lab.store.do(refuse(asked, lab.session.who, lab.runtime.spawn_limits_of(lab.runtime.user)))
+        decided = await lab.store.do(
+            refuse(asked, lab.session.who, "elicitation", lab.runtime.spawn_limits_of(lab.runtime.user))
+        )
         assert decided.decisions[0].status == "refused" and "try again" in str(decided.decisions[0].refused_because)
         assert await runs(lab) == ["awaiting_approval"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ava_server.approval.requests import CheckArgs, ConfirmArgs, SpawnArgs, parse, shown
+from ava_server.approval.requests import Arguments, CheckArgs, ConfirmArgs, LogArgs, SpawnArgs, parse, shown
 from ava_server.core.errors import BadInput
 
 TASK = {"role": "researcher", "task": "x"}
@@ -21,6 +21,40 @@ def test_rejects_a_cap_that_is_not_a_number_by_name(value: float) -> None:
 def test_rejects_a_wait_that_is_not_a_number() -> None:
     with pytest.raises(BadInput, match=r"^wait_seconds: "):
         parse(CheckArgs, {"wait_seconds": float("nan")})
+
+
+CAPS = ("max_cost_cents", "timeout", "max_tokens", "max_iterations", "max_tool_calls")
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_rejects_true_and_false_for_every_number_and_says_what_to_give(value: bool) -> None:
+    """They would count as 1 and 0."""
+    pending, given = ["P-00000000"], "true" if value else "false"
+    calls: list[tuple[type[Arguments], dict[str, Any], str]] = [(SpawnArgs, {**TASK, cap: value}, cap) for cap in CAPS]
+    calls += [
+        (ConfirmArgs, {"pending_ids": pending, "changes": {"P-00000000": {"caps": {cap: value}}}}, cap) for cap in CAPS
+    ]
+    calls += [
+        (ConfirmArgs, {"pending_ids": pending, field: value}, field)
+        for field in ("group_max_cost_cents", "group_timeout", "wait_seconds")
+    ]
+    calls += [(CheckArgs, {"wait_seconds": value}, "wait_seconds"), (LogArgs, {"last_n": value}, "last_n")]
+    for model, arguments, field in calls:
+        with pytest.raises(BadInput) as refused:
+            parse(model, arguments)
+        kind = "a whole number" if field.startswith(("max_t", "max_i", "last")) else "a number"
+        said = str(refused.value)
+        assert said.endswith(f"{field}: '{given}' was given where {kind} belongs; give {kind}."), said
+
+
+def test_the_schemas_that_hosts_get_have_the_bounds_of_numbers() -> None:
+    properties = SpawnArgs.model_json_schema()["properties"]
+    assert [properties[cap]["anyOf"][0]["exclusiveMinimum"] for cap in CAPS] == [0] * len(CAPS)
+    caps = ConfirmArgs.model_json_schema()["$defs"]["Caps"]["properties"]
+    assert [caps[cap]["anyOf"][0]["exclusiveMinimum"] for cap in CAPS] == [0] * len(CAPS)
+    wait, last = CheckArgs.model_json_schema()["properties"]["wait_seconds"], LogArgs.model_json_schema()["properties"]
+    assert (wait["minimum"], wait["maximum"]) == (0, 45)
+    assert (last["last_n"]["minimum"], last["last_n"]["maximum"]) == (1, 500)
 
 
 @pytest.mark.parametrize(

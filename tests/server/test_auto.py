@@ -371,7 +371,11 @@ async def test_the_hourly_spawn_limit_applies_here_too(tmp_path: Path) -> None:
     config = auto(each=50, day=1000).replace("spawns_per_hour = 1000", "spawns_per_hour = 2")
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         assert [(await reviewer(lab, task=f"number {each}")).status for each in range(2)] == ["approved"] * 2
-        assert "at most 2 are allowed" in waits(await reviewer(lab, task="the third"))
+        third = await reviewer(lab, task="the third")
+        said = waits(third)
+        assert "2 of 2 paid starts per hour without a person's answer are used (limits.spawns_per_hour in " in said
+        assert f"`ava approve {third.pending_id}` in a terminal is not limited" in said
+        assert "confirm_spawn cannot start it now" in third.next
 
 
 async def test_confirming_an_expired_proposal_starts_nothing_here_either(tmp_path: Path) -> None:

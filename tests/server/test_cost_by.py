@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from support.runtime import PRICED, USER, arrived, hand_over, open_lab
 
 from ava_audit.events import CostReserved, CostUpdate, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
+from ava_audit.units import format_usd
 from ava_server.budget.caps import HeldCall, Purpose, settlement_event
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import COST_PARTS, FREE_LOCAL, Price
@@ -100,8 +100,9 @@ def test_the_parts_of_a_result_sum_to_the_cost_of_the_run_however_calls_were_set
         subagent_id="S-000001", role="r", state="success", status_line="", cost_by=result["cost_by"] or None,
         untrusted_result=result["untrusted_result"],
     )  # fmt: skip
-    told = re.search(r"Cost in cents: (.*)", run_text(answer))
-    assert sum(Decimal(part.split()[1]) for part in (told[1].split(", ") if told else ())) == Decimal(cost) / 10_000
+    told = re.search(r"^Cost: (.*)$", run_text(answer), re.MULTILINE)
+    shown = [f"{name} {format_usd(round(part * 10_000))}" for name, part in result["cost_by"].items()]
+    assert (told[1] if told else "") == ", ".join(shown)
 
 
 def test_costs_of_an_unreadable_history_count_as_input() -> None:

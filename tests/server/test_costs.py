@@ -15,6 +15,7 @@ from support.terminal import ava
 
 from ava_audit.events import CostUpdate, ToolResult, Usage
 from ava_audit.retention import erase_run
+from ava_audit.units import format_usd
 from ava_server.models.prices import Price, nanos_of
 from ava_server.runs.costs import costs_of
 from ava_server.service.runtime import open_runtime
@@ -52,7 +53,7 @@ async def as_json(lab: Lab, run_id: str) -> dict[str, Any]:
 
 
 @pytest.mark.requirement("N-08")
-async def test_the_table_has_every_turn_and_its_rows_sum_to_the_micro_dollar(tmp_path: Path) -> None:
+async def test_the_table_has_every_turn_and_its_figures_sum_to_the_micro_dollar(tmp_path: Path) -> None:
     script = [
         Say(calls=[NOTE], usage=used(4_001, 77, written=3_000)),
         Say(calls=[NOTE], usage=used(4_203, 133, cached=4_000, thinking=100)),
@@ -65,14 +66,16 @@ async def test_the_table_has_every_turn_and_its_rows_sum_to_the_micro_dollar(tmp
     assert f"researcher prices ({run_id}): success" in text
     assert "task_id: T-1" in text
     row = re.search(r"^ +1 +1001 +0 +3000 +77 +0 +\$(\d\.\d+) +\d+ %$", text, re.MULTILINE)
-    assert row and float(row[1]) == (1_001 * 3 + 3_000 * 3.75 + 77 * 15) / 1e6
+    assert row and row[1] == f"{(1_001 * 3 + 3_000 * 3.75 + 77 * 15) / 1e6:.2f}"
     assert re.search(r"^ +2 +203 +4000 +0 +133 +100 ", text, re.MULTILINE)
     rows = re.findall(r"^ +\d .*\$(\d\.\d+) +\d+ %$", text, re.MULTILINE)
     total = re.search(r"^ +all .*\$(\d\.\d+) +100 %$", text, re.MULTILINE)
     assert total and len(rows) == 3
-    assert sum(round(float(row) * 1e6) for row in rows) == round(float(total[1]) * 1e6) == run.cost_micros
+    costs = [round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]]
+    assert [f"${cost}" for cost in (*rows, total[1])] == [format_usd(micros) for micros in (*costs, run.cost_micros)]
     saved, premium = 4_000 * 2.7, 3_000 * 0.75
-    assert f"The cache saved ${(saved - premium) / 1e6:g}: ${saved / 1e6:g} by reading, less ${premium / 1e6:g}" in text
+    assert (saved, premium) == (10_800, 2_250)
+    assert "The cache saved $0.0086: $0.01 by reading, less $0.0023 for writing." in text
     assert "Retries: $0.00\nPlanning: $0.00\nUnknown settlements: $0.00\n" in text
     assert (found["subagent_id"], found["name"], found["task_id"]) == (run_id, "prices", "T-1")
     assert sum(round(attempt["cost_cents"] * 10_000) for attempt in found["attempts"]) == run.cost_micros

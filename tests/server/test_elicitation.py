@@ -231,12 +231,48 @@ async def test_lower_limits_in_the_form_are_the_ones_approved(tmp_path: Path, er
         assert decided.changes == {"max_cost_micros": 200_000, "timeout_s": 90.0}
 
 
+async def test_the_answer_says_which_limits_the_person_lowered(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=0.2, max_minutes=1.5)) as at:
+        answer = await at.confirm(await at.propose())
+        assert answer["message"] == (
+            "The person lowered the cost cap from $0.50 to $0.20."
+            " The person lowered the time limit from 10 min to 90 s."
+        )
+        at.person.answers = accept(max_cost_dollars=0.5, max_minutes=10)
+        assert "message" not in await at.confirm(await at.propose(task="another")), "nothing was lowered"
+
+
+async def test_the_answer_names_what_the_call_lowered_and_what_the_person_lowered_further(
+    tmp_path: Path, era: str
+) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=0.2)) as at:
+        made = await at.propose()
+        changes = {made["pending_id"]: {"caps": {"max_cost_cents": 32.5, "max_tokens": 20_000}}}
+        answer = await at.confirm(made, changes=changes, wait_seconds=20)
+        [asked] = at.person.asked
+        assert asked.requested_schema["properties"]["max_cost_dollars"]["description"].startswith("Up to $0.325;")
+        assert answer["message"].split("\n")[0] == (
+            "`changes` lowered the cost cap from $0.50 to $0.325."
+            " `changes` lowered the token cap from 2,000,000 to 20,000."
+            " The person lowered the cost cap from $0.325 to $0.20."
+        )
+
+
+async def test_a_cost_in_the_form_is_rounded_down_to_whole_cents(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=0.2579)) as at:
+        made = await at.propose()
+        answer = await at.confirm(made)
+        assert answer["message"] == "The person lowered the cost cap from $0.50 to $0.25."
+        assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000}
+
+
 async def test_a_group_is_one_question_and_its_cap_may_be_lowered(tmp_path: Path, era: str) -> None:
     line = "2 subagents together, at most $1.00"
     async with host(tmp_path, era, accept(max_cost_dollars=0.6)) as at:
         made = [await at.propose(task="Count the otters"), await at.propose(task="Count the seals")]
         answer = await at.confirm(*made, last=line)
         assert answer["status"] == "approved", answer
+        assert answer["message"] == "The person lowered the cost cap of the group from $1.00 to $0.60."
         [asked] = at.person.asked
         assert "Count the otters" in asked.message and "Count the seals" in asked.message
         assert asked.message.startswith(f"Ava wants to start {line}: \n1. researcher, at most $0.50 and 10 min, ")

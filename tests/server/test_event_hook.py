@@ -155,6 +155,13 @@ async def test_reports_a_waiting_proposal_and_the_end_of_its_run(tmp_path: Path,
         await marker(lab, ears, 2)
 
 
+async def test_reports_no_cost_for_a_free_run(tmp_path: Path, ears: Ears) -> None:
+    async with open_lab(tmp_path, config=ears.config.removesuffix(PRICED)) as lab:
+        await lab.propose(max_cost_cents=30)
+        (event,) = await ears.until(1)
+        assert event["max_cost_cents"] == 0
+
+
 async def test_reports_a_cancelled_run_as_ended(tmp_path: Path, ears: Ears) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("x", gate=gate)], config=ears.config) as lab:

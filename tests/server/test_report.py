@@ -196,7 +196,7 @@ async def test_shows_a_group_with_its_cap_time_and_runs(tmp_path: Path, monkeypa
     assert found is not None and sum(run.cost_micros for run in found.runs) == found.bucket.spent_micros
 
     plain = ava(tmp_path, "report", "--group", "4e1b2c3").stdout
-    assert "Cap: $0.081 of $1.00 spent (8 %)" in plain and "S-000006 timeout: 60 s are over" in plain
+    assert "Cap: $0.08 of $1.00 spent (8 %)" in plain and "S-000006 timeout: 60 s are over" in plain
     nobody = ava(tmp_path, "report", "--group", "G-0000000")
     assert (nobody.returncode, nobody.stderr) == (
         2, "ava: --group: there is no group G-0000000 of yours; --all looks at those of all users in this data root.\n",

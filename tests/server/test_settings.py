@@ -122,6 +122,7 @@ def test_settings_are_immutable(tmp_path: Path) -> None:
         ('approval = "never"', ["approval", '"never"', "ask, human or auto"]),
         ("[limits]\nrunning = -1", ["limits.running", "-1", "a number from 0 up"]),
         ("[limits]\nrunning = true", ["limits.running", "true", "a whole number"]),
+        ("[limits]\nmax_cost_cents = true", ["limits.max_cost_cents", "true", "a whole number"]),
         ("[limits]\nrunning = 2.5", ["limits.running", "2.5", "a whole number"]),
         ("[limits]\nmax_cost_cents = 0", ["limits.max_cost_cents", "0", "a number from 1 up"]),
         ('mirror = "perhaps"', ["mirror", '"perhaps"', "true or false"]),

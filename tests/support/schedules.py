@@ -175,7 +175,7 @@ class Processes(RuleBasedStateMachine):
         self.sound = False
 
     def limits(self) -> SpawnLimits:
-        return SpawnLimits(10**6, DayCaps(*self.ledger.days), ("[budgets]", "[budgets]"), TTL_US)
+        return SpawnLimits(10**6, "[limits]", DayCaps(*self.ledger.days), ("[budgets]", "[budgets]"), TTL_US)
 
     def who(self, user: str) -> Who:
         return Who("sess-1", "ava", user)

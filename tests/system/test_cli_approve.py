@@ -124,6 +124,15 @@ async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(t
         assert told["runs"][0]["untrusted_result"]["output"] == "the answer"
 
 
+async def test_the_hourly_limit_does_not_apply_to_yes_in_a_terminal(tmp_path: Path) -> None:
+    async with host(tmp_path, "[limits]\nspawns_per_hour = 0\n") as at:
+        proposal = await at.propose()
+        assert f"`ava approve {proposal['pending_id']}` in a terminal is not limited" in await at.confirm(proposal)
+        code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
+        assert code == 0, screen
+        await at.succeeded(proposal)
+
+
 @pytest.mark.parametrize("answer", ["n", "", "yes please", "Y E S", WRONG])
 async def test_anything_but_yes_leaves_the_proposal_waiting(tmp_path: Path, answer: str) -> None:
     async with host(tmp_path) as at:

@@ -117,14 +117,18 @@ def test_a_mistake_starts_nothing(root: Path, workspace: Path, args: tuple[str, 
         assert {each["decision"] for each in decided(root)} == {"rejected"}
 
 
-def test_rejects_all_runs_if_they_cannot_start_now(root: Path, workspace: Path) -> None:
+def test_runs_that_cannot_start_now_still_wait(root: Path, workspace: Path) -> None:
     (root / "config.toml").write_text(f"{PRICED}\n[limits]\nspawns_per_hour = 1\n")
     args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
     with running_model_server([]) as server:
         done = ava(root, *args, env=local(server.base_url))
     assert done.returncode == 10
-    assert done.stderr.splitlines()[-1].startswith("ava: Not started: ") and "at most 1" in done.stderr
-    assert [each["decision"] for each in decided(root)] == ["rejected"] * 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ava: Not started: ") and f"(limits.spawns_per_hour in {root / 'config.toml'})" in last
+    assert decided(root) == []
+    waiting = json.loads(ava(root, "status", "--json").stdout)["runs"]
+    assert [run["state"] for run in waiting] == ["awaiting_approval"] * 2
+    assert all(run["pending_id"] in last for run in waiting), "`ava approve` with these ids is the way out"
 
 
 def test_ctrl_c_cancels_all_runs(root: Path, workspace: Path) -> None:

@@ -104,7 +104,7 @@ def test_applies_command_line_limits_to_the_proposal(root: Path, workspace: Path
     (proposed,) = events(root, "--type", "SpawnProposed")
     config = proposed["content"]["config"]
     caps = ("timeout_s", "max_cost_micros", "max_tokens", "max_iterations")
-    assert [config[cap] for cap in caps] == [120, 125_000, 5_000, 3]
+    assert [config[cap] for cap in caps] == [120, 120_000, 5_000, 3], "the cost is rounded down to whole cents"
     (task,) = (event["content"] for event in events(root, "--type", "UserMessage"))
     assert task["context"] == "for a podcast"
 

@@ -17,6 +17,7 @@ from mcp import Client
 from support.certificates import issue
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, running_model_server
+from support.runtime import PRICED
 from support.stdio import logged, made, state_of, told, using
 from support.terminal import CONTROLLED, ava, on_terminal
 from support.web_site import make_certificate
@@ -24,6 +25,7 @@ from support.web_site import make_certificate
 pytestmark = pytest.mark.slow
 
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "done"})])
+PAID = PRICED.replace("custom:test", "custom:scripted")
 HUMAN = '[users.ana]\napproval = "human"\n'
 
 
@@ -102,6 +104,19 @@ async def test_with_policy_human_only_an_approve_token_can_approve_over_http(tmp
     assert decided.content["channel"] == "http" and decided.content["digest"] == shown["digest"]
     (said,) = [entry for entry in logged(there.root, "UserMessage") if entry.content["kind"] == "decision"]
     assert proposed["approval_line"] in said.content["text"]
+
+
+async def test_the_hourly_limit_does_not_apply_to_a_token_with_the_scope_approve(tmp_path: Path) -> None:
+    async with away(tmp_path / "data", PAID + "[users.ana]\nspawns_per_hour = 0\n") as there:
+        proposed = await there.propose()
+        asked = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+        refused = told(await there.client.call_tool("confirm_spawn", asked))[0]["decisions"][0]
+        for said in (proposed["next"], refused["refused_because"]):
+            assert "(users.ana.spawns_per_hour in the data root/config.toml)" in said
+            assert str(there.root) not in said
+        (shown,) = await there.shown()
+        status, answer = await there.decide(decision="approve", **asked, digests={shown["pending_id"]: shown["digest"]})
+        assert (status, answer["status"]) == (200, "approved")
 
 
 async def test_a_wrong_line_digest_or_user_cannot_approve(tmp_path: Path) -> None:

@@ -17,10 +17,19 @@ from ava_roles.net.fetch import Fetcher, Response
 from ava_roles.net.search_engines import MOST_HITS, SearchResults, asked_to_wait, wait_words
 from ava_roles.placeholders import fill_header, fill_query
 from ava_roles.threads import run_sync
-from ava_roles.tool import SENTENCE_CHARS, Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_fetch, need_search
+from ava_roles.tool import (
+    SENTENCE_CHARS,
+    WEB_SEARCH,
+    Source,
+    ToolArgs,
+    ToolContext,
+    ToolOutput,
+    ToolSpec,
+    need_fetch,
+    need_search,
+)
 from ava_roles.tools.pages import Page, Robots, is_text, read_page
 
-NAME = "web_search"
 _MAX_QUERY_WORDS = 50  # Brave's limit
 
 
@@ -46,7 +55,7 @@ class WebSearch:
     """Searches the web."""
 
     spec = ToolSpec(
-        name=NAME,
+        name=WEB_SEARCH,
         description=(
             "Search the web: a numbered list of pages with title, address, date where known, and a few of their words."
             " Read the best ones with read_webpages before you rely on them."

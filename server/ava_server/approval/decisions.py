@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMessage, Who
 from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.store.store import Command, Outcome
-from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd
+from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import View
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line, group_line
+from ava_server.approval.summary import approval_line, group_line, minutes
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
+MINUTE_US = 60_000_000
 OTHER_REFUSED = "another of this group cannot start, so none does"
 
 
@@ -42,12 +43,14 @@ class ConfirmOutcome:
         group_id: The group that was made.
         approval_lines: The right lines, where a given one was wrong.
         unasked: A person was asked and has not agreed; the proposals still wait.
+        lowered: A sentence for each limit that was lowered.
     """
 
     decisions: tuple[Decision, ...]
     group_id: str | None = None
     approval_lines: tuple[str, ...] = ()
     unasked: bool = False
+    lowered: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,11 @@ class GroupLimits:
 
 @dataclass(frozen=True)
 class Approval:
-    """A requested approval."""
+    """A requested approval.
+
+    Attributes:
+        lowered: A sentence for each limit that was lowered, by the call and in the form; None where no form was shown.
+    """
 
     pending_ids: tuple[str, ...]
     approving: tuple[str, ...] | None
@@ -69,6 +76,7 @@ class Approval:
     group_timeout_s: float | None = None
     group_id: str = ""
     group_lowered: GroupLimits | None = None
+    lowered: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,9 +114,12 @@ class CheckedApproval:
 
 
 def check_approval(
-    view: View, asked: Approval, who: Who, limits: SpawnLimits, now_us: int
+    view: View, asked: Approval, who: Who, channel: Channel, limits: SpawnLimits, now_us: int
 ) -> CheckedApproval | Outcome[ConfirmOutcome]:
-    """Return an approval that can be given, or its refusal, with the entries that record it."""
+    """Return an approval that can be given, or its refusal, with the entries that record it.
+
+    The hourly limit comes before the approval lines: a person must not be shown lines that cannot be approved.
+    """
     found = [check_proposal(view, pending_id, who.user_id, now_us) for pending_id in asked.pending_ids]
     members = [item for item in found if isinstance(item, ProposalChange)]
     if len(members) < len(found):
@@ -118,12 +129,18 @@ def check_approval(
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
         return Outcome(ConfirmOutcome(decisions, approval_lines=lines))
 
+    paid = sum(not member.config.price.free for member in members)
+    if channel not in PERSON_CHANNELS and (
+        why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us)
+    ):
+        return refused(why_not)
     cap = sum(member.config.max_cost_micros for member in members)
     group = len(members) > 1
     if group and asked.group_max_micros is not None:
         if asked.group_max_micros > cap:
             return refused(
-                f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap)}; give that or less"
+                f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap, exact=True)}; give that"
+                " or less"
             )
         cap = asked.group_max_micros
     checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
@@ -137,8 +154,6 @@ def check_approval(
         if asked.approving is not None and group and asked.approving == lines[:-1]:
             why = "the last line, of all of them together, is missing in `approving`"
         return refused(f"{why}; show the person approval_lines and give exactly these", lines=lines)
-    if why_not := _too_many(view, who.user_id, len(members), limits, now_us):
-        return refused(why_not)
     if not checked.free and (why_not := day_budget_refusal(view, who.user_id, limits, now_us)):
         return refused(why_not)
     changed: list[ProposalChange] = []
@@ -215,19 +230,56 @@ def _refuse_all(view: View, found: list[ProposalChange | Decision], who: Who) ->
     return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
 
 
-def _too_many(view: View, user: str, count: int, limits: SpawnLimits, now_us: int) -> str | None:
-    recent = view.approved_since(user, now_us - HOUR_US)
-    if len(recent) + count <= limits.spawns_per_hour:
+PERSON_CHANNELS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http"))
+"""The channels over which a person decides."""
+COUNTED_CHANNELS: tuple[Channel, ...] = ("host_call", "auto")
+"""The channels over which no person is known to have answered: the hourly limit counts only these."""
+
+
+def hourly_refusal(
+    view: View, user: str, pending_ids: Sequence[str], paid: int, limits: SpawnLimits, now_us: int
+) -> str | None:
+    """Return why runs cannot start now without a person's answer, or None.
+
+    Args:
+        view: The state.
+        user: Whose runs they are.
+        pending_ids: Their proposals.
+        paid: How many of them are not free; free runs do not count.
+        limits: The user's limits.
+        now_us: Now.
+    """
+    most = limits.spawns_per_hour
+    started = _counted_starts(view, user, now_us - HOUR_US)
+    if paid == 0 or len(started) + paid <= most:
         return None
-    freed = recent[len(recent) + count - limits.spawns_per_hour - 1] if count <= limits.spawns_per_hour else None
-    when = (
-        f"the next is possible in {max(1, round((freed + HOUR_US - now_us) / 60_000_000))} min"
-        if freed is not None
-        else f"no more than {limits.spawns_per_hour} can ever be approved at once"
-    )
-    return (
-        f"{len(recent)} subagents were approved in the last hour, at most {limits.spawns_per_hour} are allowed; {when}"
-    )
+    if most == 0:
+        why = f"no paid run may start without a person's answer ({limits.spawns_setting})"
+    elif paid > most:
+        why = (
+            f"{paid} are more than the {most} paid starts per hour without a person's answer ({limits.spawns_setting})"
+        )
+    else:
+        next_us = started[len(started) + paid - most - 1] + HOUR_US
+        in_minutes = max(1, -(-(next_us - now_us) // MINUTE_US))
+        why = (
+            f"{len(started)} of {most} paid starts per hour without a person's answer are used"
+            f" ({limits.spawns_setting}); the next start is possible in {in_minutes} min, at {iso_second(next_us)}"
+        )
+    return f"{why}; `ava approve {' '.join(pending_ids)}` in a terminal is not limited"
+
+
+def _counted_starts(view: View, user: str, since_us: int) -> list[int]:
+    """Return when this user's paid runs were started without a person's answer, oldest first."""
+    runs = [run for channel in COUNTED_CHANNELS for run in view.approved_over(channel, user, since_us)]
+    return sorted(run.queued_us or 0 for run in runs if not _is_free(run))
+
+
+def _is_free(run: RunRow) -> bool:
+    try:
+        return config_of(run.config).price.free
+    except ValueError:  # a newer Ava wrote it
+        return False
 
 
 def _config_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,25 +309,21 @@ def _unknown_tools(config: RunConfig, given: Mapping[str, Any]) -> str | None:
     return f"changes: it has no tool {unknown[0][:60]!r} to block; it has {', '.join(config.tools)}"
 
 
-PERSON_CHANNELS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http"))
-"""The channels over which a person decides."""
-
-
 def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
     """Approve one proposal, or several as a group: if one cannot start, none does."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        checked = check_approval(view, asked, who, limits, now_us)
+        checked = check_approval(view, asked, who, channel, limits, now_us)
         return checked if isinstance(checked, Outcome) else _approve_all(checked, asked, who, channel)
 
     return command
 
 
-def refuse(asked: Approval, who: Who, limits: SpawnLimits) -> Command[ConfirmOutcome]:
+def refuse(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:
     """Record the refusal of an approval; it approves nothing, even where the approval could be given by now."""
 
     def command(view: View, now_us: int) -> Outcome[ConfirmOutcome]:
-        checked = check_approval(view, asked, who, limits, now_us)
+        checked = check_approval(view, asked, who, channel, limits, now_us)
         if isinstance(checked, Outcome):
             return checked
         return Outcome(
@@ -298,7 +346,7 @@ def auto_approve(pending_id: str, who: Who, limits: SpawnLimits, ceilings: Ceili
         if isinstance(found, Decision):
             return Outcome(ConfirmOutcome((found,)))
         asked = Approval((pending_id,), (approval_line(found.config, found.texts),))
-        checked = check_approval(view, asked, who, limits, now_us)
+        checked = check_approval(view, asked, who, "auto", limits, now_us)
         if isinstance(checked, Outcome):
             return checked
         day_us = now_us - now_us % DAY_US
@@ -321,12 +369,13 @@ class Ceilings:
         """Return which ceiling would be exceeded, or None."""
         if micros > self.run_micros:
             return (
-                f"its cap of {format_usd(micros)} is above what starts by itself, {format_usd(self.run_micros)}"
-                " (auto_approve_cents in config.toml)"
+                f"its cap of {format_usd(micros, exact=True)} is above what starts by itself,"
+                f" {format_usd(self.run_micros)} (auto_approve_cents in config.toml)"
             )
         if before + micros > self.day_micros:
             return (
-                f"{format_usd(before)} were committed by themselves today, and with {format_usd(micros)} more that is"
+                f"{format_usd(before, exact=True)} were committed by themselves today, and with"
+                f" {format_usd(micros, exact=True)} more that is"
                 f" above {format_usd(self.day_micros)} (auto_approve_daily_cents in config.toml)"
             )
         return None
@@ -340,7 +389,37 @@ def committed_micros(config: RunConfig) -> int:
 def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
     events = [event for member in checked.members for event in _approval_events(member, who, channel, asked, checked)]
     decisions = tuple(Decision(member.row.pending_id, member.run.id, "approved") for member in checked.members)
-    return Outcome(ConfirmOutcome(decisions, asked.group_id if checked.group_cap is not None else None), tuple(events))
+    group_id = asked.group_id if checked.group_cap is not None else None
+    lowered = lowered_by_call(checked) if asked.lowered is None else asked.lowered
+    return Outcome(ConfirmOutcome(decisions, group_id, lowered=lowered), tuple(events))
+
+
+_LIMIT_WORDS: Mapping[str, str] = {
+    "max_cost_micros": "cost cap",
+    "timeout_s": "time limit",
+    "max_tokens": "token cap",
+    "max_iterations": "turn cap",
+    "max_tool_calls": "tool call cap",
+}
+
+
+def lowered_words(by: str, field: str, before: float, after: float, *, of: str = "") -> str:
+    """Return the sentence about a lowered limit, such as `The person lowered the cost cap from $0.50 to $0.20`."""
+    shown = {"max_cost_micros": lambda value: format_usd(int(value), exact=True), "timeout_s": minutes}
+    as_shown = shown.get(field, "{:,}".format)
+    return f"{by} lowered the {_LIMIT_WORDS[field]}{of} from {as_shown(before)} to {as_shown(after)}."
+
+
+def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
+    """Return a sentence for each limit that `changes` of the call has lowered."""
+    return tuple(
+        lowered_words("`changes`", field, getattr(member.config, field), getattr(member.changed, field), of=of)
+        for member in checked.members
+        for of in (f" of {member.row.pending_id}" if len(checked.members) > 1 else "",)
+        for field in CAPS
+        if getattr(member.changed, field) < getattr(member.config, field)
+        and not (field == "max_cost_micros" and member.config.price.free)
+    )
 
 
 def reject(pending_ids: tuple[str, ...], who: Who, channel: Channel) -> Command[ConfirmOutcome]:

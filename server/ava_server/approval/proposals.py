@@ -33,12 +33,14 @@ MOST_WAITING = 200
 
 @dataclass(frozen=True)
 class SpawnLimits:
-    """The limits on approvals: a user's spawns in an hour, and the day's money.
+    """The limits on approvals: a user's starts in an hour without a person's answer, and the day's money.
 
-    `day_settings` are the names of the settings for the user's day and the installation's, for refusals.
+    `spawns_setting` is the name of the setting for the hour, with its file, and `day_settings` are the names of those
+    for the user's day and the installation's, for refusals.
     """
 
     spawns_per_hour: int
+    spawns_setting: str
     days: DayCaps
     day_settings: tuple[str, str]
     ttl_us: int

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
-from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD
-from ava_server.approval.decisions import Approval, CheckedApproval, GroupLimits
+from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, entered_micros, format_usd
+from ava_server.approval.decisions import Approval, CheckedApproval, GroupLimits, lowered_by_call, lowered_words
 from ava_server.approval.summary import approval_line, group_line, proposal_message
 from ava_server.core.errors import BadInput
 
@@ -40,6 +40,10 @@ class LimitField:
     least: float
     most: float
 
+    def words(self, value: float) -> str:
+        """Return a value of this limit for people: dollars, or a number of minutes."""
+        return format_usd(round(value * MICROS_PER_USD), exact=True) if self.name == COST else f"{value:.10g}"
+
 
 @dataclass(frozen=True)
 class Question:
@@ -56,7 +60,9 @@ class Question:
                 each.name: {
                     "type": "number",
                     "title": each.title,
-                    "description": f"Up to {each.most:.10g}; you may put in less, from {each.least:.10g} on.",
+                    "description": (
+                        f"Up to {each.words(each.most)}; you may put in less, from {each.words(each.least)} on."
+                    ),
                     "minimum": each.least,
                     "maximum": each.most,
                     "default": each.most,
@@ -121,7 +127,7 @@ def question(checked: CheckedApproval) -> Question:
 
 
 def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Approval:
-    """Return the approval with the limits that the person has put into the form.
+    """Return the approval with the limits that the person has put into the form; dollars are rounded down to cents.
 
     Raises:
         BadInput: One of them is not a number, is 0, or is above the limit; nothing is started.
@@ -135,15 +141,16 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
             raise BadInput(f"{limit.name}: the form did not return a number; nothing was started")
         if not limit.least <= given <= limit.most:
             raise BadInput(
-                f"{limit.name}: the form returned {given:g}; it may be lowered from {limit.most:g} to"
-                f" {limit.least:g}, and not further, because less buys no useful work; nothing was started"
+                f"{limit.name}: the form returned {given:g}; it may be lowered from {limit.words(limit.most)} to"
+                f" {limit.words(limit.least)}, and not further, because less buys no useful work; nothing was started"
             )
         if given < limit.most:
             found[limit.name] = float(given)
     if not found:
         return asked
-    micros = math.floor(found[COST] * MICROS_PER_USD) if COST in found else None
+    micros = entered_micros(found[COST]) if COST in found else None
     seconds = found[TIME] * 60 if TIME in found else None
+    asked = replace(asked, lowered=(*lowered_by_call(checked), *_lowered_in_form(checked, micros, seconds)))
     if checked.group_cap is not None:
         return replace(asked, group_lowered=GroupLimits(micros, seconds))
     (member,) = checked.members
@@ -153,6 +160,18 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
     if seconds is not None:
         changes["timeout_s"] = seconds
     return replace(asked, changes={**asked.changes, member.row.pending_id: changes})
+
+
+def _lowered_in_form(checked: CheckedApproval, micros: int | None, seconds: float | None) -> Iterator[str]:
+    """Yield a sentence for each limit that the person has lowered."""
+    group = checked.group_cap is not None
+    config, of = checked.members[0].changed, " of the group" if group else ""
+    cap = checked.group_cap if checked.group_cap is not None else config.max_cost_micros
+    clock = checked.group_timeout_s if group else config.timeout_s
+    if micros is not None:
+        yield lowered_words("The person", "max_cost_micros", cap, micros, of=of)
+    if seconds is not None and clock is not None:
+        yield lowered_words("The person", "timeout_s", clock, seconds, of=of)
 
 
 def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:

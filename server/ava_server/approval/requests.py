@@ -6,9 +6,10 @@ import difflib
 import json
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, LiteralString, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from ava_audit.events import SubagentComplete
 from ava_audit.rows import RunRow
@@ -26,9 +27,28 @@ DEEPEST = 100
 EARLIER_MOST = 10
 """Most results of earlier runs that one spawn may name."""
 
+
+def _no_bool(kind: LiteralString) -> BeforeValidator:
+    """Return a validator that refuses true and false where a number belongs: they would count as 1 and 0."""
+
+    def refuse(given: Any) -> Any:
+        if isinstance(given, bool):
+            raise PydanticCustomError(kind, "not a number")
+        return given
+
+    return BeforeValidator(refuse)
+
+
+# The bounds come first: in the JSON schema, pydantic would misspell those that come after a validator.
+Number = Annotated[float, Field(gt=0), _no_bool("float_type")]
+WholeNumber = Annotated[int, Field(gt=0), _no_bool("int_type")]
 ShortText = Annotated[str, Field(min_length=1)]
 SubagentId = Annotated[str, Field(description="e.g. S-7f3a2b")]
-Wait = Annotated[float, Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wait for the end, at most 45.")]
+Wait = Annotated[
+    float,
+    Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wait for the end, at most 45."),
+    _no_bool("float_type"),
+]
 
 
 def _listed(given: Any) -> Any:
@@ -52,11 +72,11 @@ class Arguments(BaseModel):
 class Caps(Arguments):
     """Caps that an approval may lower, and tools that it may take away."""
 
-    timeout: float | None = Field(default=None, gt=0)
-    max_cost_cents: float | None = Field(default=None, gt=0)
-    max_tokens: int | None = Field(default=None, gt=0)
-    max_iterations: int | None = Field(default=None, gt=0)
-    max_tool_calls: int | None = Field(default=None, gt=0)
+    timeout: Number | None = None
+    max_cost_cents: Number | None = None
+    max_tokens: WholeNumber | None = None
+    max_iterations: WholeNumber | None = None
+    max_tool_calls: WholeNumber | None = None
 
 
 class Changes(Arguments):
@@ -89,15 +109,13 @@ class SpawnArgs(Arguments):
         default=None, max_length=60, description="Short label shown wherever the run is."
     )
     model: str | None = Field(default=None, description="fast, balanced, deep, a model id, or provider:id.")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds.")
-    max_cost_cents: float | None = Field(
-        default=None,
-        gt=0,
-        description="25 for a look-up, 50 standard, 200 deep research. One that buys no work is refused.",
+    timeout: Number | None = Field(default=None, description="Seconds.")
+    max_cost_cents: Number | None = Field(
+        default=None, description="25 for a look-up, 50 standard, 200 deep research. One that buys no work is refused."
     )
-    max_tokens: int | None = Field(default=None, gt=0)
-    max_iterations: int | None = Field(default=None, gt=0, description="Model calls.")
-    max_tool_calls: int | None = Field(default=None, gt=0)
+    max_tokens: WholeNumber | None = None
+    max_iterations: WholeNumber | None = Field(default=None, description="Model calls.")
+    max_tool_calls: WholeNumber | None = None
     extended_thinking: bool | None = Field(
         default=None, description="The model thinks before it answers. Default: the role's."
     )
@@ -144,8 +162,8 @@ class ConfirmArgs(Arguments):
     changes: dict[str, Changes] | None = Field(
         default=None, description='Only lower: {"P-…": {"caps": {…}, "blocked_tools": […]}}.'
     )
-    group_max_cost_cents: float | None = Field(default=None, gt=0, description="Of two or more together.")
-    group_timeout: float | None = Field(default=None, gt=0, description="Seconds, of two or more together.")
+    group_max_cost_cents: Number | None = Field(default=None, description="Of two or more together.")
+    group_timeout: Number | None = Field(default=None, description="Seconds, of two or more together.")
     wait_seconds: Wait = 0
 
 
@@ -186,7 +204,7 @@ class LogArgs(Arguments):
     tool = "read_ava_logs"
 
     subagent_id: SubagentId | None = None
-    last_n: int = Field(default=50, ge=1, le=500)
+    last_n: Annotated[int, Field(ge=1, le=500), _no_bool("int_type")] = 50
     search: str | None = Field(default=None, description="Words, all of which must occur.")
     since: str | None = Field(default=None, description="1h, 30 min, yesterday, or an ISO time.")
     until: str | None = None

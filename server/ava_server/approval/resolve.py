@@ -10,7 +10,7 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.units import format_usd, micros_from_cents
+from ava_audit.units import cap_micros, format_usd
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.connection import ToolListing
@@ -82,7 +82,7 @@ def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[
         given: float | None = getattr(args, name)
         wanted = given or default
         caps[name] = min(wanted, most[name])
-        if wanted > most[name]:
+        if wanted > most[name] and not (name == "max_cost_cents" and choice.price.free):
             as_shown = _usd if name == "max_cost_cents" else _number
             whose = "was asked as" if given else f"of role {role.name} is"
             notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most[name])}")
@@ -90,7 +90,7 @@ def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[
 
 
 def _usd(cents: float) -> str:
-    return format_usd(micros_from_cents(cents), exact=True)
+    return format_usd(cap_micros(cents), exact=True)
 
 
 def _number(value: float) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
-from ava_audit.units import micros_from_cents
+from ava_audit.units import cap_micros
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.tools.records import RUN_SPECS
 from ava_server.models.prices import Price
@@ -224,7 +224,7 @@ CAPS: Mapping[str, str] = {
 def cap_fields(caps: Mapping[str, float]) -> dict[str, Any]:
     """Return caps, given by argument, as fields of a configuration."""
     return {
-        field: micros_from_cents(caps[name]) if name == "max_cost_cents" else caps[name]
+        field: cap_micros(caps[name]) if name == "max_cost_cents" else caps[name]
         for field, name in CAPS.items()
         if name in caps
     }

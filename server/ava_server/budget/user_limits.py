@@ -57,6 +57,19 @@ def running(settings: Settings, user: str) -> int:
     return each if own is None else min(own, each)
 
 
+def spawns_per_hour(settings: Settings, user: str) -> int:
+    """Return how many paid runs of a user may start in an hour without a person's answer."""
+    own, each = user_settings(settings, user).spawns_per_hour, settings.limits.spawns_per_hour
+    return each if own is None else min(own, each)
+
+
+def spawns_setting(settings: Settings, user: str) -> str:
+    """Return the setting that limits these starts, with the place in which to change it."""
+    if spawns_per_hour(settings, user) < settings.limits.spawns_per_hour:
+        return f"users.{user}.spawns_per_hour in {settings.paths.config}"
+    return settings.where("limits", "spawns_per_hour", file=str(settings.paths.config))
+
+
 def slots(settings: Settings) -> Slots:
     """Return how many runs may be running: per user, and in all."""
     own = {user: running(settings, user) for user in settings.users}

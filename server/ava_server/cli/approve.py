@@ -10,7 +10,7 @@ import anyio
 import typer
 
 from ava_audit.errors import AuditError
-from ava_audit.units import format_usd, micros_from_cents
+from ava_audit.units import cap_micros, format_usd
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, open_remote
 from ava_server.cli.completion import proposals
@@ -164,8 +164,10 @@ def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
     Raises:
         BadInput: It is above.
     """
-    if micros_from_cents(limits.get("group_max_cost_cents", 0)) > together_micros:
-        raise BadInput(f"--group-max: their own caps come to {format_usd(together_micros)} together; give that or less")
+    if cap_micros(limits.get("group_max_cost_cents", 0)) > together_micros:
+        raise BadInput(
+            f"--group-max: their own caps come to {format_usd(together_micros, exact=True)} together; give that or less"
+        )
 
 
 def group_line(waiting: list[Pending], limits: Mapping[str, Any]) -> str:
@@ -173,7 +175,7 @@ def group_line(waiting: list[Pending], limits: Mapping[str, Any]) -> str:
     from ava_server.approval.proposals import together_line
 
     cents = limits.get("group_max_cost_cents")
-    return together_line(waiting, None if cents is None else micros_from_cents(cents), limits.get("group_timeout"))
+    return together_line(waiting, None if cents is None else cap_micros(cents), limits.get("group_timeout"))
 
 
 async def _start(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> None:

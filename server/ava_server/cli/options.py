@@ -34,25 +34,29 @@ Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
 _OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
 """Arguments of `spawn_subagent` whose option of `ava run` has another name."""
+_MOST_DOLLARS = 1e12
 _QUOTED = re.compile(r"`([a-z_]+)`")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
 
 
 def parse_cents(option: str, given: str | None) -> float | None:
-    """Return dollars, such as `0.50` or `$0.50`, in cents.
+    """Return a cap in dollars, such as `0.50` or `$0.50`, in cents, rounded down to whole cents.
 
     Raises:
         BadInput: It is not an amount above 0.
     """
+    from ava_audit.units import cents, entered_micros
+
     if given is None:
         return None
     try:
         dollars = float(given.strip().removeprefix("$"))
     except ValueError:
         dollars = math.nan
-    if not (math.isfinite(dollars) and dollars > 0):
+    micros = entered_micros(dollars) if 0 < dollars <= _MOST_DOLLARS else 0
+    if micros <= 0:
         raise BadInput(f"{option}: {given[:40]!r} is not an amount of dollars above 0; write it like 0.50")
-    return round(dollars * 100, 6)
+    return cents(micros)
 
 
 def parse_seconds(option: str, given: str | None) -> float | None:

@@ -196,7 +196,7 @@ def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles 
 
     if run.confidence is not None:
         yield f"Confidence, as the model says: {run.confidence:g}"
-    if run.tool_receipts:
+    if run.tool_receipts is not None:
         yield f"Tools called: {receipts_text(run.tool_receipts)}"
     yield from map(artifact_text, artifacts)
     yield from saved.lines() if saved is not None else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ava_audit.units import format_usd, micros_from_cents
+from ava_audit.units import cap_micros, format_usd
 from ava_roles.catalog import Catalog, UntrustedFile
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
@@ -143,7 +143,7 @@ def _model(role: Role, meant: ResolvedModel | None) -> str:
 
 
 def _limits(role: Role) -> str:
-    cost = format_usd(micros_from_cents(role.max_cost_cents), exact=True)
+    cost = format_usd(cap_micros(role.max_cost_cents), exact=True)
     return (
         f"{cost}, {minutes(role.timeout_s)}, {role.max_iterations} turns, {role.max_tool_calls} calls,"
         f" {role.max_tokens:,} tokens"
@@ -190,7 +190,7 @@ def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: 
     cost = min(role.max_cost_cents, hard.max_cost_cents)
     limits = {
         "time": minutes(min(role.timeout_s, hard.max_timeout_s)),
-        "money": "free" if free else format_usd(micros_from_cents(cost), exact=True),
+        "money": "free" if free else format_usd(cap_micros(cost), exact=True),
         "tokens": f"{min(role.max_tokens, most):,}",
         "turns": str(min(role.max_iterations, hard.max_iterations)),
         "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),

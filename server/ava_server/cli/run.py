@@ -338,11 +338,7 @@ async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> l
             raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
         tell("Not approved; nothing was started.")
         return []
-    try:
-        group_id = await start(service, proposals, group_line=line, **request.group)
-    except Refused:  # nobody else will approve these
-        await decide(service, proposals, "reject")
-        raise
+    group_id = await start(service, proposals, group_line=line, **request.group)
     if group_id is not None:
         tell(f"Approved, as the group {group_id}.")
     return [proposal.subagent_id or "" for proposal in proposals]

@@ -180,13 +180,13 @@ def _table(costs: Costs) -> Iterable[str]:
         turn = f"{attempt.turn}.{attempt.attempt}" if tries[attempt.turn] > 1 else f"{attempt.turn}"
         cost, share = "-", "-"
         if attempt.settlement:
-            cost, share = format_usd(attempt.micros, exact=True), _share(attempt.micros, costs.micros)
+            cost, share = format_usd(attempt.micros), _share(attempt.micros, costs.micros)
         usage = attempt.usage
         tokens = ["-"] * len(_TOKENS) if usage is None else [str(getattr(usage, name)) for name in _TOKENS]
         yield cut(f"{_row(turn, *tokens, cost, share)} {_note(attempt)}".rstrip(), _COST_COLUMNS)
     used = [attempt.usage for attempt in costs.attempts if attempt.usage is not None]
     sums = (str(sum(getattr(usage, name) for usage in used)) for name in _TOKENS)
-    yield _row("all", *sums, format_usd(costs.micros, exact=True), _share(costs.micros, costs.micros))
+    yield _row("all", *sums, format_usd(costs.micros), _share(costs.micros, costs.micros))
 
 
 def _row(*cells: str) -> str:
@@ -223,26 +223,23 @@ def _outputs(costs: Costs) -> Iterable[str]:
 
 
 def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
-    def usd(micros: int) -> str:
-        return format_usd(micros, exact=True)
-
-    parts = ", ".join(f"{name} {usd(micros)}" for name, micros in costs.cost_by.items()) or "nothing"
+    parts = ", ".join(f"{name} {format_usd(micros)}" for name, micros in costs.cost_by.items()) or "nothing"
     yield from ("", *_folded(f"Spent on: {parts}"))
-    yield f"Retries: {usd(costs.cost_by.get('retries', 0))}"
-    yield f"Planning: {usd(costs.cost_by.get('plan', 0))}"
+    yield f"Retries: {format_usd(costs.cost_by.get('retries', 0))}"
+    yield f"Planning: {format_usd(costs.cost_by.get('plan', 0))}"
     unknown = costs.unknown
     of_them = f", for {len(unknown)} attempt{'s' if len(unknown) > 1 else ''} at the worst case" if unknown else ""
-    yield f"Unknown settlements: {usd(sum(attempt.micros for attempt in unknown))}{of_them}"
+    yield f"Unknown settlements: {format_usd(sum(attempt.micros for attempt in unknown))}{of_them}"
     cache = costs.cache
     net = cache.saved - cache.premium
     if cache.saved or cache.premium:
-        what = f"saved {usd(net)}" if net >= 0 else f"cost {usd(-net)} more than it saved"
-        yield f"The cache {what}: {usd(cache.saved)} by reading, less {usd(cache.premium)} for writing."
+        what = f"saved {format_usd(net)}" if net >= 0 else f"cost {format_usd(-net)} more than it saved"
+        yield f"The cache {what}: {format_usd(cache.saved)} by reading, less {format_usd(cache.premium)} for writing."
     else:
         yield "The provider's cache saved nothing."
     held = sum(attempt.reserved for attempt in costs.attempts if attempt.settlement is None)
     if held and not run.ended:
-        yield f"Held for the call in flight: at most {usd(held)}"
+        yield f"Held for the call in flight: at most {format_usd(held)}"
 
 
 def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:
@@ -274,7 +271,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "model": run.model,
         "price": asdict(config.price),
         "cost_cents": cents(costs.micros),
-        "max_cost_cents": cents(config.max_cost_micros),
+        "max_cost_cents": None if config.price.free else cents(config.max_cost_micros),
         "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
         "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
         "tool_outputs": None

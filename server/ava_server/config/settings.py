@@ -209,6 +209,7 @@ class UserSettings(Table):
     workspaces: tuple[Folder, ...] = ()
     daily_cents: Count | None = None
     running: Count | None = None
+    spawns_per_hour: Count | None = None
     roles: tuple[str, ...] | None = None
     approval: Policy | None = None
 
@@ -305,11 +306,11 @@ class Settings(Configured):
         """The setting that limits the installation's day, and its place."""
         return self.where("limits", "installation_daily_cents")
 
-    def where(self, *path: str) -> str:
+    def where(self, *path: str, file: str = "config.toml") -> str:
         """Return a setting with the place in which to change it: a variable overrides the file."""
         if path in self.from_environment:
             return f"{checks.variable(path)} {_IN_ENVIRONMENT}"
-        return f"{'.'.join(path)} in config.toml"
+        return f"{'.'.join(path)} in {file}"
 
 
 def limits_of(configured: Configured) -> dict[str, Any]:

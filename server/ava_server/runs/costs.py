@@ -24,7 +24,7 @@ from ava_audit.events import (
     Usage,
 )
 from ava_audit.rows import RunRow
-from ava_audit.units import format_usd, micros_from_cents
+from ava_audit.units import cap_micros, format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
 from ava_server.budget.run_config import CAPS, RunConfig, config_of, role_caps
@@ -59,7 +59,7 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
             case SpawnProposed() as proposed:
                 notes += _at_the_proposal(entry, RunConfig.model_validate(proposed.config))
             case SpawnDecided(decision="approved") as decided:
-                notes += _at_the_approval(entry, decided)
+                notes += _at_the_approval(entry, decided, free=config.price.free)
             case _:
                 pass
     if not config.price.free:
@@ -76,7 +76,7 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
         return notes
     for name, default in role_caps(role).items():
         asked = config.asked.get(name)
-        if asked is None or asked == default:
+        if asked is None or asked == default or (name == "max_cost_cents" and config.price.free):
             continue
         how = "raised" if asked > default else "lowered"
         notes.append(
@@ -88,12 +88,12 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
     return notes
 
 
-def _at_the_approval(entry: Entry, fact: SpawnDecided) -> list[CapNote]:
+def _at_the_approval(entry: Entry, fact: SpawnDecided, *, free: bool) -> list[CapNote]:
     how = f"at the approval ({fact.channel})"
     notes = [
         CapNote(entry.ts_us, f"{name} lowered to {_cap(name, _asked(field, fact.changes[field]))} {how}")
         for field, name in CAPS.items()
-        if field in fact.changes
+        if field in fact.changes and not (free and name == "max_cost_cents")
     ]
     if fact.group_id is not None and fact.group_max_cost_micros is not None:
         clock = f" and {fact.group_timeout_s:g} s" if fact.group_timeout_s is not None else ""
@@ -134,7 +134,7 @@ def _asked(field: str, value: float) -> float:
 
 def _cap(name: str, value: float) -> str:
     if name.endswith("cents"):
-        return format_usd(micros_from_cents(value), exact=True)
+        return format_usd(cap_micros(value), exact=True)
     return f"{value:g} s" if name == "timeout" else f"{value:,.0f}"
 
 

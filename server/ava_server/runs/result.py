@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from ava_audit.events import Ending, ToolResult
 from ava_audit.rows import RunRow
 from ava_audit.units import cents
+from ava_roles.tool import WEB_SEARCH
 from ava_server.budget.run_config import config_of
 from ava_server.models.prices import COST_PARTS
 from ava_server.runs.changes import KeptChanges, build_changes
@@ -186,6 +187,7 @@ SOURCES = 20
 JUST_THEN = "The run ended as this was handed over; its form was not checked."
 UNPASSED = "Handed over before, and not taken: the verify command did not pass."
 LOOKED_AT = "Looked at; nothing was concluded from it before the run ended."
+FOUND = "Found by a web search; it was not read before the run ended."
 
 
 @dataclass(frozen=True)
@@ -301,19 +303,31 @@ def _partial_result(history: History) -> SubmitArgs:
         with suppress(ValidationError):
             draft = SubmitArgs.model_validate(history.drafts[-1])
             return draft.model_copy(update={"caveats": [*draft.caveats, UNPASSED]})
-    partial = _best_answer(history, [finding.source_url or "" for finding in _source_findings(history)])
+    read, found = _sources(history)
+    partial = _best_answer(history, list(read))
     findings = findings_in(history.drafts[-1]) if history.drafts else []
-    return partial.model_copy(update={"findings": findings or _source_findings(history)[:SOURCES]})
+    listed = [*_source_findings(read, LOOKED_AT), *_source_findings(found, FOUND)]
+    return partial.model_copy(update={"findings": findings or listed[:SOURCES]})
 
 
-def _source_findings(history: History) -> list[Finding]:
-    """Return a finding for each source that a tool named; Ava writes the claim."""
-    titles: dict[str, str | None] = {}
+def _sources(history: History) -> tuple[dict[str, str | None], dict[str, str | None]]:
+    """Return the sources that were read, and those that a web search only found, each with its title.
+
+    Only successful results count: their text was returned to the model.
+    """
+    read: dict[str, str | None] = {}
+    found: dict[str, str | None] = {}
     for _seq, fact in history.outputs:
-        for source in fact.sources:
+        titles = found if fact.tool == WEB_SEARCH else read
+        for source in fact.sources if fact.success else ():
             if location := source.get("location"):
                 titles[location] = titles.get(location) or source.get("title")
-    return [Finding(claim=LOOKED_AT, source_url=location, source_name=title) for location, title in titles.items()]
+    return read, {location: title for location, title in found.items() if location not in read}
+
+
+def _source_findings(titles: Mapping[str, str | None], claim: str) -> list[Finding]:
+    """Return a finding for each source; Ava writes the claim."""
+    return [Finding(claim=claim, source_url=location, source_name=title) for location, title in titles.items()]
 
 
 def _best_answer(history: History, sources: list[str]) -> SubmitArgs:

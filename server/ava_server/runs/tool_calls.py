@@ -331,7 +331,7 @@ class ToolCalls:
             scratch=scratch,
             sources=tuple(
                 {"location": self._hidden(source.location), "title": source.title and self._hidden(source.title)}
-                for source in output.sources
+                for source in (output.sources if scratch is None else _sources_in(text, output.sources))
             ),
         )
 
@@ -374,6 +374,11 @@ def _cut(text: str, spec: ToolSpec) -> tuple[str, int]:
     head = spec.max_chars // 4
     tail = spec.max_chars - head - 60
     return f"{text[:head]}\n[… {len(text) - head - tail} characters left out here …]\n{text[-tail:]}", head
+
+
+def _sources_in(text: str, sources: tuple[Source, ...]) -> tuple[Source, ...]:
+    """Return the sources that the shown part of a long output names; all where it names none."""
+    return tuple(source for source in sources if source.location in text) or sources
 
 
 def _keep(folder: Path, name: str, text: str) -> None:

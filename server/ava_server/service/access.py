@@ -181,10 +181,11 @@ class Access:
         """Return an error's text; where a key would help, with how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
         text = f"{error} {self.key_advice(provider)}" if provider else str(error)
-        if not self.session.remote or isinstance(error, BadInput):  # it repeats only what the call gave
-            return text
-        # A user on another machine does not learn where the server keeps its files.
-        return text.replace(str(self.runtime.settings.data_root), "the data root")
+        return text if isinstance(error, BadInput) else self.without_data_root(text)  # it repeats only the call
+
+    def without_data_root(self, text: str) -> str:
+        """Return a text for this session: a user on another machine does not learn where the server keeps its files."""
+        return text.replace(str(self.runtime.settings.data_root), "the data root") if self.session.remote else text
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""

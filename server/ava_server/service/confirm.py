@@ -10,7 +10,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome
-from ava_audit.units import format_ts, micros_from_cents
+from ava_audit.units import cap_micros, format_ts
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, check_approval, refuse, reject
 from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
@@ -65,7 +65,7 @@ class Confirmations(Operations):
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
             decided = await self._approve(args, ids, caller.person)
-        return await self._answer(args, decided, _left(args, began), caller.progress)
+        return await self._answer(args, decided, _left(args, began), caller)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> ConfirmOutcome:
         """Approve, once the person has agreed where one can be asked.
@@ -84,7 +84,7 @@ class Confirmations(Operations):
             pending_ids=ids,
             approving=tuple(args.approving) if args.approving is not None else None,
             changes=changes,
-            group_max_micros=micros_from_cents(args.group_max_cost_cents) if args.group_max_cost_cents else None,
+            group_max_micros=cap_micros(args.group_max_cost_cents) if args.group_max_cost_cents else None,
             group_timeout_s=args.group_timeout,
             group_id=new_id("group_id"),
         )
@@ -97,9 +97,9 @@ class Confirmations(Operations):
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
-        checked = await self._store.read(lambda view: check_approval(view, asked, who, limits, now_us))
+        checked = await self._store.read(lambda view: check_approval(view, asked, who, "elicitation", limits, now_us))
         if isinstance(checked, Outcome):
-            return await self._store.do(refuse(asked, who, limits))
+            return await self._store.do(refuse(asked, who, "elicitation", limits))
         reply = await person.ask(question(checked))
         if reply.action != "accept":
             return ConfirmOutcome(
@@ -111,7 +111,7 @@ class Confirmations(Operations):
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
     async def _answer(
-        self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, progress: Progress
+        self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext
     ) -> ConfirmAnswer:
         self._runtime.manager.wake()
         decisions = [
@@ -119,7 +119,7 @@ class Confirmations(Operations):
                 pending_id=made.pending_id,
                 subagent_id=made.subagent_id,
                 status=made.status,
-                refused_because=made.refused_because,
+                refused_because=made.refused_because and self._access.without_data_root(made.refused_because),
             )
             for made in decided.decisions
         ]
@@ -132,24 +132,25 @@ class Confirmations(Operations):
                 if at_desk:  # its folders are not the proposer's
                     decision.refused_because = "it expired before it was approved; have it proposed again"
                 else:
-                    await self._spawns.renew(decision, made.subagent_id)
+                    await self._spawns.renew(decision, made.subagent_id, asks=caller.person is not None)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
             decisions=decisions,
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
+            message=" ".join(decided.lowered) or None,
             next=_next(started, decided),
         )
         if started:
-            await self._wait_for(answer, started, wait_s, progress)
+            await self._wait_for(answer, started, wait_s, caller.progress)
         return answer
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
         try:
             await self._after_approval(answer, started, wait_s, progress)
         except AuditError as error:  # it is approved: it must not be proposed and paid for again
-            answer.message = f"Approved; its state cannot be read at the moment: {error}"
+            _add_message(answer, f"Approved; its state cannot be read at the moment: {error}")
 
     async def _after_approval(
         self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
@@ -163,10 +164,15 @@ class Confirmations(Operations):
                 decision.queue_position = run.queue_position
         ended = [run for run, row in zip(shown_runs, rows, strict=True) if row.ended]
         if ended:
-            shown, answer.message = fit_runs(ended)
+            shown, message = fit_runs(ended)
             answer.runs = dumped(shown)
+            _add_message(answer, message)
         if len(ended) == len(started):
             answer.next = "It has ended." if len(started) == 1 else "All of them have ended."
+
+
+def _add_message(answer: ConfirmAnswer, message: str | None) -> None:
+    answer.message = "\n".join(part for part in (answer.message, message) if part) or None
 
 
 def _left(args: ConfirmArgs, began: float) -> float:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import escape_result
 from ava_server.runs.changes import changed_lines, changes_lines
 from ava_server.service.responses import (
@@ -67,10 +68,11 @@ def run_text(run: RunAnswer) -> str:
         lines.append(_quotes(run.quotes_checked))
     if run.confidence is not None:
         lines.append(f"Confidence (the model's own): {run.confidence:g}")
-    if run.tool_receipts:
+    if run.tool_receipts is not None:
         lines.append(f"Tools used: {receipts_text(run.tool_receipts)}")
     if run.cost_by:
-        lines.append("Cost in cents: " + ", ".join(f"{name} {_exact(cents)}" for name, cents in run.cost_by.items()))
+        parts = (f"{name} {format_usd(micros_from_cents(cents))}" for name, cents in run.cost_by.items())
+        lines.append(f"Cost: {', '.join(parts)}")
     if run.uncosted:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
     if run.overrun:
@@ -112,21 +114,20 @@ def _quotes(quotes: list[dict[str, Any]]) -> str:
 
 
 def receipts_text(receipts: dict[str, Any]) -> str:
-    """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`."""
-    return ", ".join(
-        f"{name} {counts['ok']}" + (f" and {counts['failed']} failed" if counts["failed"] else "")
-        for name, counts in receipts.items()
+    """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`, or `none`."""
+    return (
+        "none"
+        if not receipts
+        else ", ".join(
+            f"{name} {counts['ok']}" + (f" and {counts['failed']} failed" if counts["failed"] else "")
+            for name, counts in receipts.items()
+        )
     )
 
 
 def artifact_text(artifact: dict[str, Any]) -> str:
     """Return a file that a run handed over as a line."""
     return f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
-
-
-def _exact(cents: float) -> str:
-    """Return cents to the micro-dollar, so that the parts add up to the sum."""
-    return f"{cents:.4f}".rstrip("0").rstrip(".")
 
 
 def result_words(result: Untrusted) -> str:
@@ -155,6 +156,7 @@ def _wrapped(run_id: str, result: Untrusted) -> str:
 def _spawn(answer: SpawnAnswer) -> list[str]:
     limits = answer.limits or {}
     estimate = f"{answer.estimated_minutes.min} to {answer.estimated_minutes.max}" if answer.estimated_minutes else "?"
+    cap = "free" if answer.max_cost_cents is None else f"max_cost_cents: {answer.max_cost_cents:.10g}"
     ids = f"pending_id: {answer.pending_id}   subagent_id: {answer.subagent_id}"
     if answer.approval_line is None:
         lines = [f"{answer.status}: {answer.message}", ids]
@@ -166,12 +168,12 @@ def _spawn(answer: SpawnAnswer) -> list[str]:
             f"approval_line: {answer.approval_line}",
         ]
     lines += [
-        f"model: {answer.model}   estimated minutes: {estimate}   max_cost_cents: {answer.max_cost_cents:g}",
+        f"model: {answer.model}   estimated minutes: {estimate}   {cap}",
         f"tools: {', '.join(answer.tools or ())}",
     ]
     if answer.unavailable_tools:
         lines.append(f"unavailable_tools: {', '.join(answer.unavailable_tools)}")
-    lines.append("limits: " + ", ".join(f"{name} {value:g}" for name, value in limits.items()))
+    lines.append("limits: " + ", ".join(f"{name} {value:.10g}" for name, value in limits.items()))
     if answer.name:
         lines.append(f"name: {answer.name}")
     if answer.task_id:

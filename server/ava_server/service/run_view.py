@@ -57,7 +57,7 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
     if offset:
         untrusted = Untrusted(warning=untrusted.warning, output=text)
     else:
-        answer.tool_receipts = result.get("tool_receipts") or None
+        answer.tool_receipts = result.get("tool_receipts")
         answer.cost_by = result.get("cost_by") or None
         answer.quotes_checked = result.get("quotes_checked") or None
         answer.changes = result.get("changes")

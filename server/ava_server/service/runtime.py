@@ -90,7 +90,8 @@ class Runtime(RunResources):
         """Return the limits on a user's approvals."""
         settings = self.settings
         return SpawnLimits(
-            spawns_per_hour=settings.limits.spawns_per_hour,
+            spawns_per_hour=user_limits.spawns_per_hour(settings, user),
+            spawns_setting=user_limits.spawns_setting(settings, user),
             days=self.day_caps(user),
             day_settings=(user_limits.day_setting(settings, user), settings.installation_day_setting),
             ttl_us=int(settings.proposal_lifetime_s * 1_000_000),

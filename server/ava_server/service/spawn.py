@@ -9,11 +9,11 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import cents, iso_utc, micros_from_cents
+from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool
-from ava_server.approval.decisions import Ceilings, auto_approve
+from ava_server.approval.decisions import PERSON_CHANNELS, Ceilings, auto_approve, hourly_refusal
 from ava_server.approval.proposals import Proposal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import resolve_run_config
@@ -32,6 +32,10 @@ _BY_PIN = (
 _ASKS = (
     'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
     " the person is shown the message then, and only they can answer."
+)
+_LIMITED = (
+    "Requested, not started, and confirm_spawn cannot start it now: {why}. Show the person the message and that"
+    " command."
 )
 CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
@@ -95,6 +99,8 @@ class Spawns(Operations):
         by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
         if by_itself and policy == "auto" and made.state == WAITING:
             await self._start_automatically(made, answer)
+        if answer.status == WAITING and policy != "human" and not asks and (why := await self._limited(made)):
+            answer.next = _LIMITED.format(why=why)
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
             answer.message = (
                 f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"
@@ -120,6 +126,7 @@ class Spawns(Operations):
             )  # started just now by a call with the same task_id
             why = None if started else decision.refused_because
         if why is not None:
+            why = self._access.without_data_root(why)
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
             return
         self._runtime.manager.wake()
@@ -127,6 +134,15 @@ class Spawns(Operations):
         answer.approval_line = answer.expires_at = None
         answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
         answer.next = started_next(made.subagent_id)
+
+    async def _limited(self, made: Proposal) -> str | None:
+        """Return why a confirmation by this session's host alone would be refused now, or None."""
+        if self._session.channel in PERSON_CHANNELS:
+            return None
+        user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.price.free)
+        limits, at_us = self._runtime.spawn_limits_of(user), now_us()
+        why = await self._store.read(lambda view: hourly_refusal(view, user, ids, paid, limits, at_us))
+        return why and self._access.without_data_root(why)
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
         """Return the ended runs of this user whose results are named."""
@@ -145,26 +161,28 @@ class Spawns(Operations):
         before.pop("task_id", None)
         return run, {**before, **given}
 
-    async def renew(self, decision: OneDecision, run_id: str) -> None:
+    async def renew(self, decision: OneDecision, run_id: str, *, asks: bool) -> None:
         """Add a new proposal to the refusal of an expired one, or why none can be made."""
         try:
-            fresh = await self._fresh(run_id)
+            fresh = await self._fresh(run_id, asks=asks)
         except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
             decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explained(error)}"
         else:
             decision.fresh = fresh.structured() if fresh is not None else None
 
-    async def _fresh(self, run_id: str) -> SpawnAnswer | None:
+    async def _fresh(self, run_id: str, *, asks: bool) -> SpawnAnswer | None:
         """Make a new proposal, with new figures, from an expired one."""
         run = await self._store.read(lambda view: view.run(run_id))
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
             return None
-        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), may_start=False)
+        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), asks=asks, may_start=False)
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:
     config = made.config
+    most_cents = None if config.price.free else cents(config.max_cost_micros)
+    money = {} if most_cents is None else {"max_cost_cents": most_cents}
     answer = SpawnAnswer(
         status=made.state,
         pending_id=made.pending_id,
@@ -174,13 +192,13 @@ def _proposal(made: Proposal) -> SpawnAnswer:
         approval_line=made.line,
         message=made.message,
         estimated_minutes=Minutes(min=config.estimated_minutes[0], max=config.estimated_minutes[1]),
-        max_cost_cents=cents(config.max_cost_micros),
+        max_cost_cents=most_cents,
         model=config.model,
         tools=list(config.tools),
         unavailable_tools=list(config.unavailable_tools) or None,
         limits={
             "timeout": config.timeout_s,
-            "max_cost_cents": cents(config.max_cost_micros),
+            **money,
             "max_tokens": config.max_tokens,
             "max_iterations": config.max_iterations,
             "max_tool_calls": config.max_tool_calls,
