@@ -126,7 +126,6 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_does_not_block(
         (f'approval = "human"\n{PRICED}', "only a person with the approval PIN"),
         (f"enabled = false\n{PRICED}", "subagents are switched off"),
         (PRICED.replace("1.0", "100.0"), "a cost cap of $0.05 buys no useful work"),
-        (f"{PRICED}[limits]\nuser_daily_cents = 0.1\n", "does not fit its limits"),
         ("enabled = = true", "settings or keys are wrong"),
     ],
 )
