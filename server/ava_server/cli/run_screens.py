@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
 from ava_audit.events import SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.errors import RolesError
-from ava_roles.worktree.session import branch_diff
 from ava_roles.wrap import clean
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import RunConfig, Texts, config_of
@@ -22,9 +21,11 @@ from ava_server.cli.terminal import columns, cut, wrapped
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.models.prices import Price
-from ava_server.runs.costs import DEAREST, Attempt, Costs
 from ava_server.service.logs import arguments_text, entry_line, is_trouble
 from ava_server.service.responses import RunAnswer
+
+if TYPE_CHECKING:
+    from ava_server.runs.costs import Attempt, Costs
 
 _CHANNELS = {
     "host_call": "by the host's call (host_call); the log has no answer of a person",
@@ -141,6 +142,8 @@ def diff_of(changes: Mapping[str, Any], home: Path) -> str:
     Raises:
         Refused: They are gone.
     """
+    from ava_roles.worktree.session import branch_diff  # loads the sandbox
+
     try:
         return clean(branch_diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
     except RolesError as error:
@@ -211,12 +214,11 @@ def _outputs(costs: Costs) -> Iterable[str]:
     if costs.outputs is None:
         yield "The tool outputs are gone: this run's content was erased. Its figures stay."
         return
-    sent = [output for output in costs.outputs if output.sent]
-    if not sent:
+    if not costs.dearest:
         yield "No tool output was sent to the model."
         return
     yield "Tool outputs that cost most, over all turns they were sent in (about):"
-    for output in sent[:DEAREST]:
+    for output in costs.dearest:
         yield cut(f"  R-{output.seq} {output.tool} {arguments_text(output.args)}".rstrip(), _COST_COLUMNS)
         times = "once" if output.sent == 1 else f"{output.sent} times"
         yield f"    {output.chars:,} characters, sent {times}: {format_usd(round(output.micros))}"
@@ -259,7 +261,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
     """Return what a run has cost and why as a plain object; money in US cents."""
     config = config_of(run.config)
     unknown = costs.unknown
-    outputs = None if costs.outputs is None else [output for output in costs.outputs if output.sent][:DEAREST]
+    outputs = None if costs.outputs is None else costs.dearest
     return {
         "subagent_id": run.id,
         "pending_id": run.pending_id,

@@ -43,7 +43,6 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
     from ava_audit.store.locks import Instances
     from ava_server.approval.proposals import texts_of
     from ava_server.cli.run_screens import changes_in, cost_json, cost_screen, diff_of, run_screen
-    from ava_server.runs.costs import costs_of
 
     async with open_log(root) as store:
         found = await find_run(store, given)
@@ -57,6 +56,8 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
             heading(root)
             return write(text.rstrip("\n"))
         if screen == "cost":
+            from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
+
             costs = await store.read(lambda view: costs_of(run, view.entries(run.id), view.of_type("SettingsChanged")))
             return present(root, as_json, cost_json(run, answer, costs), cost_screen(run, answer, costs, utc))
         entries = await store.read(lambda view: view.entries(run.id))

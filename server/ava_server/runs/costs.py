@@ -197,6 +197,11 @@ class Costs:
     caps: tuple[CapNote, ...]
 
     @property
+    def dearest(self) -> list[ToolCost]:
+        """The most expensive tool outputs that the model was sent."""
+        return [output for output in self.outputs or () if output.sent][:DEAREST]
+
+    @property
     def micros(self) -> int:
         """What all attempts have cost."""
         return sum(attempt.micros for attempt in self.attempts)
