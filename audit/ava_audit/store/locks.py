@@ -215,6 +215,10 @@ class Instances:
         held.release()
         return False
 
+    def any_alive(self) -> bool:
+        """Tell whether any process looks after runs on this data root."""
+        return any(self.alive(path.stem) for path in self.folder.glob("*.lock"))
+
     def remove_dead(self, keep: frozenset[str]) -> None:
         """Remove the lock files of dead instances.
 

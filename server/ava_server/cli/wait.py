@@ -147,7 +147,6 @@ class RunWatch:
         Raises:
             StoreUnavailable: The log cannot be read.
         """
-        from ava_server.runs.manager import any_alive
         from ava_server.service.run_view import view_run
 
         def query(view: View) -> list[RunView]:
@@ -159,7 +158,7 @@ class RunWatch:
                     row,
                     self.alive,
                     now_us,
-                    served=lambda: any_alive(self._instances),
+                    served=self._instances.any_alive,
                     manager=self._manager,
                     result=False,
                 )

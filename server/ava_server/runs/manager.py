@@ -436,8 +436,3 @@ def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:
     rows = view.runs(states=(QUEUED, RUNNING), limit=-1)
     groups = {row.group_id: view.group(row.group_id) for row in rows if row.group_id is not None}
     return rows, {group_id: group for group_id, group in groups.items() if group is not None}
-
-
-def any_alive(instances: Instances | None) -> bool:
-    """Tell whether any process looks after runs on this data root; without one, none does."""
-    return instances is not None and any(instances.alive(path.stem) for path in instances.folder.glob("*.lock"))
