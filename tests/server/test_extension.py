@@ -45,16 +45,9 @@ from ava_audit.view import View
 from ava_server.budget.run_config import config_of
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
-from ava_server.runs.extension import (
-    MOST_ASKED,
-    PendingExtension,
-    WaitingExtension,
-    _rounded,
-    asked_of,
-    decide_extension,
-    waiting_extension,
-)
+from ava_server.runs.extension import MOST_ASKED, _rounded, asked_of
 from ava_server.runs.extension import extension_limits as limits_of
+from ava_server.runs.extension_answer import PendingExtension, WaitingExtension, decide_extension, waiting_extension
 from ava_server.service.access import Session
 from ava_server.service.render_text import text_of
 from ava_server.service.service import Service
@@ -233,7 +226,7 @@ async def test_asks_again_after_a_yes_and_three_times_at_most(tmp_path: Path) ->
         pytest.param("terminal", waits(600, "max_cost_cents = 20"), CAP, id="the hard cap leaves no room"),
         pytest.param("terminal", waits(600, "user_daily_cents = 20"), CAP, id="the day of the user leaves no room"),
         pytest.param("terminal", waits(600, "installation_daily_cents = 20"), CAP, id="the installation's day"),
-        pytest.param("terminal", PRICED, {"max_cost_cents": 1}, id="it has done nothing yet"),
+        pytest.param("terminal", PRICED, {"max_tokens": 100}, id="it has done nothing yet"),
         pytest.param("terminal", PRICED, {"max_iterations": 5}, id="another cap"),
     ],
 )
@@ -243,7 +236,7 @@ async def test_wraps_up_at_once_where_it_may_not_ask(
     async with open_lab(tmp_path, works, config=config) as lab:
         run_id = await started(lab, channel, **caps)
         run = await lab.ended(run_id)
-        assert run.state in ("cost_exceeded", "iteration_limit")
+        assert run.state in ("cost_exceeded", "token_exceeded", "iteration_limit")
         assert await lab.facts(run_id, ExtensionAsked) == []
 
 
@@ -259,7 +252,7 @@ async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
 async def test_a_group_is_never_asked_for_more_than_its_cap(tmp_path: Path) -> None:
     async with open_lab(tmp_path, works, config=PRICED) as lab:
         lab.session.channel = "terminal"
-        made = [await lab.propose(task="one", **CAP), await lab.propose(task="two", max_cost_cents=5)]
+        made = [await lab.propose(task="one", **CAP), await lab.propose(task="two", **CAP)]
         line = "2 subagents together, at most $0.20"
         answer = await lab.approve(*made, last=line, group_max_cost_cents=20)
         assert answer.status == "approved", answer

@@ -28,7 +28,8 @@ from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import approval_line, group_line
 from ava_server.budget.caps import CapRequest, DayCaps, Slots, reserve, settle_unknown
 from ava_server.budget.run_config import RunConfig, Texts, digest
-from ava_server.runs.extension import ExtensionLimits, asked_of, decide_extension
+from ava_server.runs.extension import ExtensionLimits, asked_of
+from ava_server.runs.extension_answer import decide_extension
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     TRANSITIONS,

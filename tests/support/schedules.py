@@ -43,7 +43,8 @@ from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.models.base import Bound
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
-from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, decide_extension, extension_request
+from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
+from ava_server.runs.extension_answer import decide_extension
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,
@@ -130,7 +131,7 @@ class Processes(RuleBasedStateMachine):
         super().__init__()
         self.stack = ExitStack()
         # The runs of these schedules cost less than a cent each, and caps are proposed in whole cents.
-        self.stack.enter_context(patch.dict(extension._UNITS, max_cost_cents=100))
+        self.stack.enter_context(patch.dict(extension.UNITS, max_cost_cents=100))
         self.root = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.portal = self.stack.enter_context(start_blocking_portal())
         self.stores = [

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ava_audit.view import View
     from ava_server.approval.proposals import Pending
-    from ava_server.runs.extension import PendingExtension
+    from ava_server.runs.extension_answer import PendingExtension
     from ava_server.service.access import Session
     from ava_server.service.extensions import Extensions
     from ava_server.service.responses import ConfirmAnswer
@@ -264,7 +264,7 @@ class RemoteApprovals:
 
     async def extensions(self, ids: list[str]) -> list[PendingExtension]:
         """Return what runs with these ids ask for, or all of the token's user that ask, the oldest first."""
-        from ava_server.runs.extension import PendingExtension
+        from ava_server.runs.extension_answer import PendingExtension
 
         answer = await self._request("GET")
         try:  # an older server has none

@@ -23,7 +23,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
     from ava_server.config.settings import Settings
-    from ava_server.runs.extension import PendingExtension
+    from ava_server.runs.extension_answer import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals
 

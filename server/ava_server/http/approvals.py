@@ -19,7 +19,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
-from ava_server.runs.extension import waiting_extensions
+from ava_server.runs.extension_answer import waiting_extensions
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -9,11 +9,11 @@ from ava_audit.events import Channel
 from ava_audit.rows import RunRow
 from ava_server.approval.questions import Person
 from ava_server.core.errors import Refused
-from ava_server.runs.extension import (
+from ava_server.runs.extension import extension_limits
+from ava_server.runs.extension_answer import (
     ExtensionAnswer,
     PendingExtension,
     decide_extension,
-    extension_limits,
     waiting_extension,
     waiting_extensions,
 )
