@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from ava_audit.view import View
 from ava_server.budget.run_config import config_of
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
-from ava_server.runs.extension import MOST_ASKED, _rounded, asked_of
+from ava_server.runs.extension import MOST_ASKED, Shortage, _rounded, asked_of, extension_request
 from ava_server.runs.extension import extension_limits as limits_of
 from ava_server.runs.extension_answer import PendingExtension, WaitingExtension, decide_extension, waiting_extension
 from ava_server.service.access import Session
@@ -226,7 +227,6 @@ async def test_asks_again_after_a_yes_and_three_times_at_most(tmp_path: Path) ->
         pytest.param("terminal", waits(600, "max_cost_cents = 20"), CAP, id="the hard cap leaves no room"),
         pytest.param("terminal", waits(600, "user_daily_cents = 20"), CAP, id="the day of the user leaves no room"),
         pytest.param("terminal", waits(600, "installation_daily_cents = 20"), CAP, id="the installation's day"),
-        pytest.param("terminal", PRICED, {"max_tokens": 100}, id="it has done nothing yet"),
         pytest.param("terminal", PRICED, {"max_iterations": 5}, id="another cap"),
     ],
 )
@@ -236,8 +236,23 @@ async def test_wraps_up_at_once_where_it_may_not_ask(
     async with open_lab(tmp_path, works, config=config) as lab:
         run_id = await started(lab, channel, **caps)
         run = await lab.ended(run_id)
-        assert run.state in ("cost_exceeded", "token_exceeded", "iteration_limit")
+        assert run.state in ("cost_exceeded", "iteration_limit")
         assert await lab.facts(run_id, ExtensionAsked) == []
+
+
+async def test_asks_only_after_a_first_turn_and_never_after_an_overrun(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, works, config=PRICED, runs=False) as lab:
+        row = await lab.run(await started(lab))
+        limits = limits_of(lab.runtime.settings, lab.session.user)
+
+        def asks(view: View, run: RunRow) -> bool:
+            short = Shortage("max_cost_cents", 50_000, 10.0)
+            return extension_request(view, run, short, limits, "E-00000001", now_us()) is not None
+
+        worked = replace(row, turns=3, cost_micros=180_000)
+        assert await lab.store.read(lambda view: asks(view, worked))
+        assert not await lab.store.read(lambda view: asks(view, replace(worked, turns=0)))
+        assert not await lab.store.read(lambda view: asks(view, replace(worked, overrun=1)))
 
 
 async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
