@@ -583,7 +583,8 @@ async def test_an_answer_that_a_client_made_up_decides_nothing(tmp_path: Path) -
 async def test_the_form_may_lower_the_new_cap_and_nothing_else(tmp_path: Path, era: str, given: Any) -> None:
     async with host(tmp_path, era, accept(), works) as at:
         run = await at.propose(**CAP)
-        answers = {"first": accept(), "wrong": accept(max_cost_dollars=given), "lower": accept(max_cost_dollars=0.25)}
+        # Rounded down to whole cents, as in the question before a start.
+        answers = {"first": accept(), "wrong": accept(max_cost_dollars=given), "lower": accept(max_cost_dollars=0.2579)}
         at.person.answers = lambda asked: answers["first" if "start a researcher" in asked.message else "wrong"](asked)
         checked = await asked_through(at, run)
         assert checked["status"] == "failed" and "max_cost_dollars: " in checked["message"], checked

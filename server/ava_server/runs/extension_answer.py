@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from ava_audit.events import Channel, Event, ExtendedCap, ExtensionAsked, ExtensionDecided, UserMessage, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Outcome
-from ava_audit.units import MICROS_PER_USD, iso_second
+from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, iso_second
 from ava_audit.view import View
 from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
@@ -129,7 +129,8 @@ class WaitingExtension:
             return self.asked.proposed
         cap = self.asked.cap
         value = given * _FORM[cap][2]
-        value = value if cap == "timeout" else math.floor(value)
+        unit = MICROS_PER_CENT if cap == "max_cost_cents" else 1
+        value = value if cap == "timeout" else math.floor(round(value, 3) / unit) * unit
         if not self.asked.limit < value <= self.asked.proposed:
             low, high = cap_amount(cap, self.asked.limit, exact=True), cap_amount(cap, self.asked.proposed, exact=True)
             raise BadInput(f"{self.field.name}: give more than {low} and at most {high}; nothing was raised")
