@@ -36,6 +36,7 @@ CancelledBy = Literal["person", "model", "system"]
 Channel = Literal["host_call", "elicitation", "terminal", "auto", "http"]
 Settlement = Literal["billed", "not_billed", "unknown"]
 PlanPhase = Literal["analysis", "plan", "review"]
+ExtendedCap = Literal["max_cost_cents", "max_tokens", "timeout"]
 
 
 class Usage(BaseModel):
@@ -348,6 +349,48 @@ class RunPaused(Fact):
     def search_text(self) -> str:
         """Return the reason."""
         return f"paused: {self.why}"
+
+
+class ExtensionAsked(Fact):
+    """A run near a cap waits for a person who may raise it: queued without a slot, and its clock stops.
+
+    `limit` is the cap now, `proposed` the value that a person may allow, `used` what is used of it, and `needed` the
+    estimate of what is missing: in micro-USD, tokens or seconds. The wrap-up stays reserved. Without an answer until
+    `expires_us`, the run wraps up. `digest` covers the complete new configuration.
+    """
+
+    default_severity: ClassVar[Severity] = "warning"
+
+    extension_id: str
+    cap: ExtendedCap
+    limit: int | float
+    proposed: int | float
+    used: int | float
+    needed: int | float
+    expires_us: int
+    digest: str
+    active_us: int = 0
+
+    def search_text(self) -> str:
+        """Return the id and the cap."""
+        return f"{self.extension_id} asks for more: {self.cap} {self.limit:g} to {self.proposed:g}"
+
+
+class ExtensionDecided(Fact):
+    """A person's answer to a run that asked for more. The run is queued again, with the new cap or to wrap up.
+
+    `digest` is the one of the request. `decision_digest` covers the configuration that runs from now on. `changes` is
+    the new cap, as a field of the configuration; empty where the person declined.
+    """
+
+    text_fields = ("extension_id", "decision", "channel")
+
+    extension_id: str
+    decision: Literal["approved", "declined"]
+    channel: Channel
+    digest: str
+    decision_digest: str
+    changes: dict[str, Any] = Field(default_factory=dict)
 
 
 class RunResumed(Fact):

@@ -21,6 +21,8 @@ from ava_audit.errors import Contradiction
 from ava_audit.events import (
     CostReserved,
     CostUpdate,
+    ExtensionAsked,
+    ExtensionDecided,
     Fact,
     RunClaimed,
     RunEnded,
@@ -225,7 +227,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
 def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> None:
     _leave(run)
     run.state = RUNNING
-    run.not_before_us = None
+    run.not_before_us = run.extension = None
     run.generation = fact.generation
     run.instance = fact.instance
     run.claimed_us = run.last_us = header.ts_us
@@ -249,6 +251,19 @@ def _paused(_state: State, run: RunRow, header: Header, fact: RunPaused) -> None
     run.active_us = max(run.active_us, fact.active_us)
     _leave(run)
     run.not_before_us = fact.not_before_us
+
+
+def _extension_asked(_state: State, run: RunRow, _header: Header, fact: ExtensionAsked) -> None:
+    run.claimed_us = None  # the fact gives the active time
+    run.active_us = max(run.active_us, fact.active_us)
+    _leave(run)
+    run.not_before_us = fact.expires_us
+    run.extension = to_json(fact).decode()
+
+
+def _extension_decided(_state: State, run: RunRow, _header: Header, fact: ExtensionDecided) -> None:
+    run.not_before_us = run.extension = None
+    run.config = _config({**json.loads(run.config), **fact.changes})
 
 
 def _resumed(_state: State, run: RunRow, header: Header, _fact: RunResumed) -> None:
@@ -334,6 +349,7 @@ def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
     run.stop_reason = fact.stop_reason
     run.error_kind = fact.error_kind
     run.ended_us = header.ts_us
+    run.extension = None
     run.wrap_micros, run.wrap_scopes = 0, None
     run.active_us = max(run.active_us, fact.active_us)
 
@@ -385,6 +401,8 @@ _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
 _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "RunClaimed": _claimed,
     "RunPaused": _paused,
+    "ExtensionAsked": _extension_asked,
+    "ExtensionDecided": _extension_decided,
     "RunResumed": _resumed,
     "CostUpdate": _settled,
     "RunEnded": _ended,

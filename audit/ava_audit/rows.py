@@ -19,7 +19,7 @@ class RunRow:
 
     `config` is the approved configuration, with the decision's changes applied. `in_flight` is the `CostReserved` of a
     model call that is not settled. `tokens` counts the tokens that count against `max_tokens`. `not_before_us` is the
-    end of a pause; nobody may claim the run before.
+    end of a pause; nobody may claim the run before. `extension` is the `ExtensionAsked` that the run waits for.
     """
 
     id: str
@@ -64,6 +64,7 @@ class RunRow:
     started_seq: int | None = None
     result_seq: int | None = None
     fetched_us: int | None = None
+    extension: str | None = None
 
     @property
     def ended(self) -> bool:

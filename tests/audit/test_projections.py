@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,6 +105,30 @@ async def test_a_paused_run_has_no_owner_and_its_clock_stops_until_it_is_claimed
     assert (again.state, again.generation, again.not_before_us, again.active_us) == ("running", 2, None, 7_000_000)
 
 
+@pytest.mark.parametrize("cap", [700_000, 600_000, None])
+async def test_a_run_that_asks_for_more_waits_until_it_is_answered(tmp_path: Path, cap: int | None) -> None:
+    life = Life("S-aaaaaa")
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*life.begun(), life.reserved(), life.settled(), life.asked(2**50, active_us=7_000_000)])
+        asks = await run_of(log)
+        assert (asks.state, asks.instance, asks.not_before_us) == ("queued", None, 2**50)
+        assert asks.active_us == 7_000_000 and json.loads(asks.extension or "")["proposed"] == 700_000
+        assert await held(log, life) == {(3_000, 1_000)}, "the wrap-up keeps its share"
+        await write(log, life.answered_request(cap))
+        answered = await run_of(log)
+        assert (answered.state, answered.not_before_us, answered.extension) == ("queued", None, None)
+        assert json.loads(answered.config).get("max_cost_micros") == cap
+
+
+async def test_a_run_that_nobody_answered_asks_for_nothing_once_it_is_claimed(tmp_path: Path) -> None:
+    life = Life("S-aaaaaa")
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*life.begun(), life.asked(2**50)])
+        await write(log, life.claimed())
+        again = await run_of(log)
+        assert (again.state, again.not_before_us, again.extension) == ("running", None, None)
+
+
 async def test_resuming_fences_out_the_previous_owner_and_queues_the_run(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     async with Store.open(tmp_path) as log:
@@ -195,7 +220,7 @@ class History:
                 life.generation += 1
                 self.events.append(life.claimed())
             return
-        what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "pause", "resume", "end"]))
+        what = draw(st.sampled_from(["reserve", "tool", "say", "fail", "pause", "ask", "resume", "end"]))
         if what == "reserve":
             self.go(life, "calling", life.reserved(draw(st.integers(1, 9)), micros, draw(st.integers(0, 1000))))
         elif what == "tool":
@@ -206,6 +231,9 @@ class History:
             self.events.append(life.failed())
         elif what == "pause":
             self.go(life, "queued", life.paused(active_us=micros))
+        elif what == "ask":
+            answers = draw(st.sampled_from([[], [life.answered_request(micros)], [life.answered_request(None)]]))
+            self.go(life, "queued", life.asked(active_us=micros), *answers)
         elif what == "resume":
             self.go(life, "queued", life.resumed())
         else:

@@ -23,6 +23,7 @@ from support.stdio import until
 from support.terminal import ava
 
 from ava_audit.store.locks import WriteLock
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import format_bytes
 from ava_server.cli.dashboard.app import StatusApp
 from ava_server.cli.dashboard.health import Health, health, overview_json
@@ -458,14 +459,18 @@ def test_the_docs_quote_the_live_screen(tmp_path: Path) -> None:
     assert budget in plain(Page("/srv/ava", spent, tuple(health(spent, load_settings(tmp_path), None)), 79).live(9)[2])
 
 
-@pytest.mark.parametrize(("change", "says"), [(-1, "its beginning is gone"), (1, "a newer ava")])
-async def test_reports_a_log_of_another_version_and_leaves_it_unchanged(tmp_path: Path, change: int, says: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "says"),
+    [(0, "its beginning is gone"), (SCHEMA_VERSION - 1, "an older ava"), (SCHEMA_VERSION + 1, "a newer ava")],
+)
+async def test_reports_a_log_of_another_version_and_leaves_it_unchanged(
+    tmp_path: Path, version: int, says: str
+) -> None:
     async with open_lab(tmp_path, [hand_over()], runs=False) as lab:
         root = lab.runtime.settings.data_root
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
-        (schema,) = db.execute("PRAGMA user_version").fetchone()
-        db.execute(f"PRAGMA user_version = {schema + change}")
+        db.execute(f"PRAGMA user_version = {version}")
     done = await anyio.to_thread.run_sync(ava, root, "status", "--once")
     assert (done.returncode, says in done.stderr) == (30, True), done.stderr
     with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (schema + change,)
+        assert db.execute("PRAGMA user_version").fetchone() == (version,)

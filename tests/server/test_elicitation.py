@@ -4,175 +4,40 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import pytest
-from mcp import Client
-from mcp.client.context import ClientRequestContext
 from mcp.server.request_state import AESGCMRequestStateCodec
 from mcp.shared.memory import create_client_server_memory_streams
 from mcp.shared.message import SessionMessage
 from mcp_types import (
-    CallToolResult,
     ElicitRequestFormParams,
-    ElicitRequestParams,
     ElicitResult,
     ErrorData,
     InputRequiredResult,
 )
 from mcp_types.jsonrpc import jsonrpc_message_adapter
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.elicitation import ERAS, Answering, Host, Person, accept, approval, cancel, decline, host
+from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, connect, hand_over, settings_of, with_workspace
 from support.sample import sampled
 from support.stdio import MODERN, serving, using
 
-from ava_audit.events import Fact, RunClaimed, SpawnDecided, UserMessage
+from ava_audit.events import RunClaimed, SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
-from ava_audit.store.store import Store
-from ava_audit.view import View
 from ava_server.approval.questions import LimitField, Question
 from ava_server.config.pin import PinFile
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
 from ava_server.service import confirm as confirming
 
-F = TypeVar("F", bound=Fact)
-ERAS = ("legacy", "auto")
-Answering = Callable[[ElicitRequestFormParams], ElicitResult | ErrorData]
-
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
 def era(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-def accept(**content: Any) -> Answering:
-    return lambda _question: ElicitResult(action="accept", content=content)
-
-
-def decline(_question: ElicitRequestFormParams) -> ElicitResult:
-    return ElicitResult(action="decline")
-
-
-def cancel(_question: ElicitRequestFormParams) -> ElicitResult:
-    return ElicitResult(action="cancel")
-
-
-@dataclass
-class Person:
-    """Whoever sits at the client: gives one answer to everything, and remembers what was asked."""
-
-    answers: Answering
-    asked: list[ElicitRequestFormParams] = field(default_factory=list[ElicitRequestFormParams])
-
-    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        assert isinstance(params, ElicitRequestFormParams)
-        self.asked.append(params)
-        return self.answers(params)
-
-
-@dataclass
-class Host:
-    """A client, the person at it, and the data root as any process can read it."""
-
-    client: Client
-    person: Person
-    models: ModelServer
-    root: Path
-    workspace: Path
-
-    async def call(self, tool: str, **given: Any) -> dict[str, Any]:
-        with anyio.fail_after(30):
-            answer = await self.client.call_tool(tool, given)
-        return structured(answer)
-
-    async def propose(self, **more: Any) -> dict[str, Any]:
-        given = {"role": "researcher", "task": "What does it cost?", "workspace": str(self.workspace), **more}
-        made = await self.call("spawn_subagent", **given)
-        assert made["status"] == WAITING, made
-        return made
-
-    async def confirm(self, *made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
-        return await self.call("confirm_spawn", **approval(*made, last=last, **more))
-
-    async def by_hand(
-        self, given: dict[str, Any], state: str | None = None, answer: ElicitResult | None = None
-    ) -> InputRequiredResult | dict[str, Any]:
-        """Call confirm_spawn as a modern client does that keeps nothing to itself."""
-        with anyio.fail_after(30):
-            found = await self.client.session.call_tool(
-                "confirm_spawn",
-                given,
-                input_responses={"approval": answer} if answer is not None else None,
-                request_state=state,
-                allow_input_required=True,
-            )
-        return found if isinstance(found, InputRequiredResult) else structured(found)
-
-    async def question(self, given: dict[str, Any]) -> str:
-        """Have the server ask; return what the client has to keep."""
-        asked = await self.by_hand(given)
-        assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
-        return asked.request_state
-
-    async def facts(self, made: dict[str, Any], kind: type[F]) -> list[F]:
-        async with Store.open(self.root) as store:
-            entries = await store.read(lambda view: view.entries(made["subagent_id"]))
-        return [entry.fact for entry in entries if isinstance(entry.fact, kind)]
-
-    async def nothing_started(self, *, waiting: int = 1) -> None:
-        """Every proposal still waits, no decision was taken, and no model was asked."""
-        async with Store.open(self.root) as store:
-            runs = await store.read(View.runs)
-            decided = await store.read(
-                lambda view: [
-                    entry for run in runs for entry in view.entries(run.id, 0, ("SpawnDecided", "RunClaimed"))
-                ]
-            )
-        assert [run.state for run in runs] == [WAITING] * waiting
-        assert decided == [] and self.models.requests == []
-
-    async def started_once(self, made: dict[str, Any], *, requests: int = 1) -> SpawnDecided:
-        """It runs to its end, once; return the decision."""
-        ended = await self.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
-        assert ended["status"] == "success", ended
-        assert len(await self.facts(made, RunClaimed)) == 1
-        assert len(self.models.requests) == requests
-        [decided] = await self.facts(made, SpawnDecided)
-        return decided
-
-
-def structured(answer: CallToolResult) -> dict[str, Any]:
-    content: dict[str, Any] | None = answer.structured_content
-    assert content is not None
-    return content
-
-
-def approval(*made: dict[str, Any], last: str | None = None, **more: Any) -> dict[str, Any]:
-    """The arguments of an approval with the right lines."""
-    lines = [each["approval_line"] for each in made] + ([last] if last else [])
-    return {"pending_ids": [each["pending_id"] for each in made], "approving": lines, **more}
-
-
-@asynccontextmanager
-async def host(
-    tmp: Path,
-    mode: str,
-    answers: Answering,
-    script: Sequence[Say] = (),
-    *,
-    config: str = PRICED,
-    server: ModelServer | None = None,
-) -> AsyncGenerator[Host]:
-    person = Person(answers)
-    given = list(script) or [hand_over(), hand_over()]
-    async with connect(tmp, given, config=config, mode=mode, asks=person, server=server) as (client, models):
-        yield Host(client, person, models, tmp / "data", tmp / "workspace")
 
 
 def reason(answer: dict[str, Any]) -> str:

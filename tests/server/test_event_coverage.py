@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 import anyio
 import pytest
 from support.coding import asked
+from support.extensions import CAP, note, works
 from support.http_server import serving_http, token
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.projects import checkout
@@ -29,7 +30,7 @@ from support.stdio import using
 from support.web_site import Page, site
 
 from ava_audit.entries import HEADER
-from ava_audit.events import ENDINGS, FACTS, Who
+from ava_audit.events import ENDINGS, FACTS, Channel, Who
 from ava_audit.retention import erase_run
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
@@ -58,6 +59,7 @@ UNSET: dict[tuple[str, str], str] = {}
 UNSAID = {
     ("RunResumed", "channel"): {"auto", "http"},
     ("CancelRequested", "by"): {"system"},
+    ("ExtensionDecided", "channel"): {"auto"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
 }
 """Words of a closed set that no entry of this version has: nothing says them yet. A proposal ends without a result."""
@@ -100,6 +102,8 @@ class Plays:
     def __call__(self, request: dict[str, Any]) -> Step:
         found = re.search(r"play: (\w+)", json.dumps(request["messages"]))
         assert found is not None
+        if found[1] == "more":
+            return works(request)
         steps = self._left[found[1]]
         step = steps[0] if len(steps) == 1 else steps.pop(0)
         # The tool result before it is read again, and the earlier run that the task context lists.
@@ -212,6 +216,7 @@ def plays() -> dict[str, Sequence[Step]]:
             *(Say(calls=[("http_get", {"url": LONG_URL})], usage=counted(tokens)) for tokens in (4_000, 9_500)),
             hand_over(),
         ],
+        "late": [note(0), Say("too late", gate=Gate()), submits("in time")],
         "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }
 
@@ -240,7 +245,7 @@ async def everything_at_once(lab: Lab) -> None:
             tasks.start_soon(partial(lab.outcome, task=play(f"error_{kind}")))
         for status in ENDED.keys() - {"cancelled", "rejected", "expired"}:
             tasks.start_soon(partial(ended, lab, status))
-        for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased):
+        for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased, extended):
             tasks.start_soon(other, lab)
         tasks.start_soon(partial(lab.outcome, task=play("whole")))
         tasks.start_soon(partial(lab.outcome, role="jack", task=play("ratio"), max_tokens=45_000))
@@ -348,6 +353,30 @@ async def agreed(lab: Lab) -> None:
     answer: Any = await lab.service.call("confirm_spawn", given, quiet, person=Agreeing())
     assert answer.status == "approved", answer
     await lab.ended(proposal.subagent_id)
+
+
+async def extended(lab: Lab) -> None:
+    """Runs near a cap that ask for more, and each answer over each channel."""
+    channels: Sequence[tuple[Channel, Mapping[str, Any]]] = (
+        ("http", {"task": play("more"), **CAP}),
+        ("elicitation", {"task": play("more"), "max_tokens": 80_000, "max_cost_cents": 400}),
+        ("terminal", {"task": play("late"), "timeout": 3}),
+        ("host_call", {"task": play("more"), **CAP}),
+    )
+    terminal = Service(lab.runtime, Session(user=lab.runtime.user, transport="terminal", channel="terminal"))
+    for channel, given in channels:
+        proposal = await lab.propose(**given)
+        approval = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
+        assert (await terminal.call("confirm_spawn", approval, quiet)).status == "approved"
+        run_id = proposal.subagent_id
+        await lab.logged(run_id, "ExtensionAsked", within_s=30)
+        if channel == "elicitation":
+            await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, person=Agreeing())
+        else:
+            person = Service(lab.runtime, Session(user=lab.runtime.user, transport="memory", channel=channel))
+            [shown] = [one for one in await person.extensions.waiting() if one.subagent_id == run_id]
+            await person.extensions.decide(run_id, shown.digest, approve=channel == "http")
+        await lab.ended(run_id)
 
 
 async def grouped(lab: Lab) -> None:

@@ -17,7 +17,7 @@ from support.schedules import config
 from support.transitions import Before, before, compare, facts_of, moved
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import CostReserved, Event, Fact, Fence, RunPaused, Who
+from ava_audit.events import CostReserved, Event, ExtensionAsked, Fact, Fence, RunPaused, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Command, Outcome, Store, append
 from ava_audit.units import DAY_US
@@ -27,7 +27,9 @@ from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import Proposal, SpawnLimits, propose
 from ava_server.approval.summary import approval_line, group_line
 from ava_server.budget.caps import CapRequest, DayCaps, Slots, reserve, settle_unknown
-from ava_server.budget.run_config import RunConfig, Texts
+from ava_server.budget.run_config import RunConfig, Texts, digest
+from ava_server.runs.extension import ExtensionLimits, asked_of
+from ava_server.runs.extension_answer import decide_extension
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     TRANSITIONS,
@@ -52,6 +54,7 @@ WHO = Who("sess-1", "ava", USER)
 TTL_US = 60_000_000
 LIMITS = SpawnLimits(10**6, "[limits]", DayCaps(10**12, 10**12), ("[budgets]", "[budgets]"), TTL_US)
 GROUP_S = 600.0
+EXTENSIONS = ExtensionLimits(60, 10**7, 10**7, 10**7, 10**5, LIMITS.days)
 OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DEAD}
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
@@ -101,6 +104,15 @@ class Log:
     def config(self, task_id: str) -> RunConfig:
         return config(10**6, 10**6).model_copy(update={"task_id": task_id})
 
+    def request(self, row: RunRow) -> ExtensionAsked:
+        """What a run near its cost cap asks for."""
+        wanted = self.config(row.task_id or "").model_copy(update={"max_cost_micros": 2 * 10**6})
+        return ExtensionAsked(
+            extension_id="E-00000001", cap="max_cost_cents", limit=10**6, proposed=2 * 10**6, used=9 * 10**5,
+            needed=5 * 10**5, expires_us=self.now_us + 3 * DAY_US, digest=digest(wanted, Texts(task="look")),
+            active_us=1,
+        )  # fmt: skip
+
     def approved(self, proposals: list[Proposal], group_s: float | None) -> None:
         lines = [approval_line(each.config, Texts(task="look")) for each in proposals]
         lines.append(group_line(len(proposals), len(proposals) * 10**6, group_s))
@@ -130,13 +142,14 @@ class Log:
         sibling = self.proposed()
         self.approved([mine, sibling], GROUP_S if timed else None)
         self.claimed(sibling.subagent_id, HERE)
-        if where in ("queued", "paused") and cancel_asked:  # asked for while it ran, and given back by force
+        if where in ("queued", "paused", "asking") and cancel_asked:  # asked for while it ran, and given back by force
             self.claimed(run_id, ELSEWHERE)
             self.do(cancel(run_id, WHO, "enough", "person"))
             assert isinstance(self.do(resume(run_id, WHO, "terminal", GONE, LIMITS, force=True)), RunRow)
-        if where == "paused":
+        if where in ("paused", "asking"):
             self.claimed(run_id, HERE)
-            fact = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
+            fact: Fact = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
+            fact = self.request(self.row(run_id)) if where == "asking" else fact
             self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
         if where in OWNER:
             self.claimed(run_id, OWNER[where])
@@ -222,6 +235,8 @@ class Log:
             "cancel": lambda: cancel(run_id, WHO, "enough", "person"),
             "claim": lambda: claim(run_id, HERE, WHO, GONE, SLOTS),
             "pause": lambda: pause(fence, self.agent(run_id), paused),
+            "ask": lambda: pause(fence, self.agent(run_id), self.request(row)),
+            "decide": lambda: self.decides(row),
             "resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS),
             "force resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS, force=True),
             "end": lambda: lambda _view, _now_us: Outcome(None, ending),
@@ -231,6 +246,13 @@ class Log:
             "abandon": lambda: end_overdue(run_id, GONE),
         }
         return commands[cause]()
+
+    def decides(self, row: RunRow) -> Command[Any]:
+        """A person's answer to what a run asks for: yes, and of every second run no."""
+        asked = asked_of(row)
+        shown = asked.digest if asked is not None else ""
+        allow = None if int(row.id[2:], 16) % 2 else 2 * 10**6
+        return decide_extension(row.id, shown, WHO, "terminal", EXTENSIONS, allow=allow)
 
     def again(self, row: RunRow) -> Command[Any]:
         """Another proposal under the same reference."""
@@ -258,11 +280,13 @@ def test_every_cause_in_every_state_matches_the_transition_table() -> None:
     tried: set[tuple[Situation, Cause]] = set()
     with open_log() as log:
         for where, cause, cancel_asked, in_flight in product(SITUATIONS, CAUSES, (False, True), (False, True)):
-            if in_flight and cause == "pause":  # its owner settles it first
+            if in_flight and cause in ("pause", "ask"):  # its owner settles it first
                 continue
             timed = cause == "group timeout"
             run_id = log.at(where, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
-            if run_id is None or (where, cause) == ("paused", "abandon"):  # a pause is not over a day after its end
+            if run_id is None or (
+                where in ("paused", "asking") and cause == "abandon"
+            ):  # a pause is not over a day after its end
                 continue
             log.happens(run_id, cause)
             tried.add((where, cause))
@@ -282,7 +306,7 @@ def test_any_sequence_of_causes_follows_the_table_and_ends_the_run_once(
         assert run_id is not None
         for cause in causes:
             row = log.row(run_id)
-            if row.state == RUNNING and row.in_flight is not None and cause == "pause":
+            if row.state == RUNNING and row.in_flight is not None and cause in ("pause", "ask"):
                 continue
             log.happens(run_id, cause)
             row = log.row(run_id)

@@ -139,6 +139,51 @@ class Schedule(Processes):
         if owner.held is None:
             self.pauses(owner, seconds)
 
+    @precondition(lambda self: bool(self.able_to_ask()))
+    @rule(number=PICK, step=st.integers(1, 6_000))
+    def a_run_asks_for_more(self, number: int, step: int) -> None:
+        able = self.able_to_ask()
+        self.asks(able[number % len(able)], step)
+
+    @precondition(lambda self: len(self.ledger.runs) < MOST_RUNS)
+    @rule(user=st.sampled_from(USERS), cap=st.integers(1_000, 3_000), by=PICK, step=st.integers(1, 2_000))
+    def a_run_is_started_works_and_asks_for_more(self, user: str, cap: int, by: int, step: int) -> None:
+        self.proposes(user, cap, 9_000)
+        self.check()
+        runs = self.waiting_of(user, 1)
+        if runs:
+            self.approves(runs, None)
+            self.check()
+        if runs and runs[0].state == "queued":
+            self.claims(runs[0], self.living()[by % len(self.living())])
+            self.check()
+        owner = self.owners.get(runs[0].id) if runs else None
+        if owner is None:
+            return
+        self.reserves(owner, 100, 50, last=False)
+        self.check()
+        if owner.held is not None:
+            self.settles(owner, "billed", 0.5)
+            self.check()
+        if owner in self.able_to_ask():
+            self.asks(owner, step)
+
+    @precondition(lambda self: bool(self.ledger.runs))
+    @rule(
+        number=PICK,
+        user=st.sampled_from(USERS),
+        share=st.sampled_from([None, 1.0, 1.0, 0.5, 0.0, 1.5]),
+        shown=st.sampled_from([True, True, True, False]),
+    )
+    def a_person_answers(self, number: int, user: str, share: float | None, shown: bool) -> None:
+        """A run that asks for more, if there is one; now and then any other, or for another user."""
+        asking = [run for run in self.ledger.in_state("queued") if run.asks_for]
+        if not asking or number % 5 == 0:
+            self.answers(self.pick(number, *{run.state for run in self.ledger.runs.values()}), user, share, shown=shown)
+            return
+        run = asking[number % len(asking)]
+        self.answers(run, run.user if number % 7 else user, share, shown=shown)
+
     @precondition(lambda self: bool(self.ledger.runs))
     @rule(
         number=PICK,
@@ -176,6 +221,10 @@ PLAYED = (
     "crash",
     "takeover",
     "pause",
+    "asks",
+    "answer approved",
+    "answer declined",
+    "answer refused",
     "resume",
     "resumed",
     "resumed by force",

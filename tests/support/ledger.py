@@ -49,6 +49,7 @@ class Run:
     group: str | None = None
     cancel_asked: bool = False
     not_before_us: int = 0
+    asks_for: int = 0
     tokens: int = 0
     cost: int = 0
     uncosted: int = 0
@@ -144,6 +145,15 @@ class Ledger:
         self.lose(run)
         self.release_wrap(run)
         run.state = status
+
+    def room(self, run: Run, now_us: int) -> int:
+        """How high the cap of a run may be without a promise that its group or the day cannot keep."""
+        left = [
+            cap - self.accounts.get(scope, Account()).committed + (run.wrap if scope in run.wrap_scopes else 0)
+            for scope, cap in self.covering(run, now_us)
+            if scope != run.id
+        ]
+        return run.cost + min(left)
 
     # -- what must hold --------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from ava_audit.events import (
     Ending,
     ErrorOccurred,
     Event,
+    ExtensionAsked,
+    ExtensionDecided,
     Fact,
     Fence,
     RunClaimed,
@@ -113,6 +115,29 @@ class Life:
         event = self.wrote(RunPaused(not_before_us=until_us, why="the provider's limit", active_us=active_us))
         self.generation += 1
         return event
+
+    def asked(self, until_us: int = 2**50, active_us: int = 0) -> Event:
+        """A request for more; whoever claims the run next has the next generation."""
+        event = self.wrote(
+            ExtensionAsked(
+                extension_id="E-00000001", cap="max_cost_cents", limit=500_000, proposed=700_000, used=480_000,
+                needed=200_000, expires_us=until_us, digest="d" * 64, active_us=active_us,
+            )
+        )  # fmt: skip
+        self.generation += 1
+        return event
+
+    def answered_request(self, cap_micros: int | None) -> Event:
+        """A person's answer to it: a new cap, or a no."""
+        fact = ExtensionDecided(
+            extension_id="E-00000001",
+            decision="declined" if cap_micros is None else "approved",
+            channel="terminal",
+            digest="d" * 64,
+            decision_digest="d" * 64,
+            changes={} if cap_micros is None else {"max_cost_micros": cap_micros},
+        )
+        return Event(Who("sess-1", "ava", self.user), fact, run_id=self.run_id)
 
     def resumed(self) -> Event:
         """A resume, which fences the owner out; whoever claims the run next has the generation after its own."""

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import Literal, TypeVar
+from unittest.mock import patch
 
 import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis.stateful import RuleBasedStateMachine
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import Activity, CostReserved, Ending, Event, Fact, RunPaused, Usage, Who
+from ava_audit.events import Activity, CostReserved, Ending, Event, ExtensionAsked, Fact, RunPaused, Usage, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.locks import HeldLock, Instances
 from ava_audit.store.store import Command, Outcome, Store
@@ -41,6 +42,9 @@ from ava_server.budget.caps import (
 from ava_server.budget.run_config import RunConfig, Texts
 from ava_server.models.base import Bound
 from ava_server.models.prices import Price, reserve_micros
+from ava_server.runs import extension
+from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
+from ava_server.runs.extension_answer import decide_extension
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     Cause,
@@ -71,6 +75,7 @@ SETTLEMENTS = (
 )  # fmt: skip
 """How a call is settled; how often each stands here is how often it comes."""
 MOST_RUNS = 14
+ASK_S, HARD_CAP = 600, 40_000
 played: Counter[str] = Counter()
 """How often each kind of step was taken in this process."""
 came: Counter[str] = Counter()
@@ -125,6 +130,8 @@ class Processes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
+        # The runs of these schedules cost less than a cent each, and caps are proposed in whole cents.
+        self.stack.enter_context(patch.dict(extension.UNITS, max_cost_cents=100))
         self.root = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         self.portal = self.stack.enter_context(start_blocking_portal())
         self.stores = [
@@ -234,7 +241,7 @@ class Processes(RuleBasedStateMachine):
             group_max_micros=asked_cap, group_id=f"G-{len(self.ledger.groups) + 1:07x}",
         )  # fmt: skip
         late = [run for run in runs if run.expires_us <= self.now_us]
-        command = approve(asked, self.who(user), "host_call", self.limits())
+        command = approve(asked, self.who(user), "terminal", self.limits())
         in_time = [run for run in runs if run not in late]
         command = self.moving("expire", self.moving("approve", command, *in_time), *late)
         decided = self.do("approve", command)
@@ -291,7 +298,7 @@ class Processes(RuleBasedStateMachine):
         self.dispossess(run)
         self.ledger.lose(run)
         run.state, run.instance, run.generation = "running", instance.name, run.generation + 1
-        run.not_before_us = 0
+        run.not_before_us = run.asks_for = 0
         row = self.portal.call(instance.store.read, lambda view: view.run(run.id))
         assert row is not None
         agent = Who("sess-1", run.id, run.user, "ava")
@@ -455,6 +462,58 @@ class Processes(RuleBasedStateMachine):
         if not run.cancel_asked:
             run.state, run.instance, run.not_before_us = "queued", None, until_us
             self.dispossess(run)
+
+    def extensions(self) -> ExtensionLimits:
+        return ExtensionLimits(ASK_S, HARD_CAP, 10**6, 10**6, 3_600, DayCaps(*self.ledger.days))
+
+    def able_to_ask(self) -> list[Owner]:
+        """Owners whose run has made a call, and has none in flight."""
+        return [each for each in self.owners.values() if each.turn and each.held is None]
+
+    def asks(self, owner: Owner, step: int) -> None:
+        """A run that cannot make its next call asks a person for more: never more than the other caps have left."""
+        run = self.ledger.runs[owner.run_id]
+        self.begin("ask")
+        short = Shortage("max_cost_cents", step, 1.0)
+        self.made += 1
+        number = f"E-{self.made:08x}"
+
+        def query(view: View) -> ExtensionAsked | None:
+            row = view.run(run.id)
+            assert row is not None
+            return extension_request(view, row, short, self.extensions(), number, self.now_us)
+
+        fact = self.portal.call(owner.log.read, query)
+        if fact is None:
+            came["asks nobody"] += 1
+            return
+        assert run.cap < fact.proposed <= min(HARD_CAP, self.ledger.room(run, self.now_us))
+        assert fact.proposed >= run.cost + step, "less would help nothing"
+        command = self.moving("ask", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
+        assert self.portal.call(owner.log.do, self.at(command)) is not run.cancel_asked
+        if not run.cancel_asked:
+            came["asks"] += 1
+            run.state, run.instance, run.not_before_us = "queued", None, fact.expires_us
+            run.asks_for = int(fact.proposed)
+            self.dispossess(run)
+
+    def answers(self, run: Run, user: str, share: float | None, *, shown: bool) -> None:
+        """Somebody answers a run that asks, or one that does not: with a share of what it asks for, or with a no."""
+        row = self.portal.call(self.stores[0].read, lambda view: view.run(run.id))
+        asked = asked_of(row) if row is not None else None
+        seen = asked.digest if asked is not None and shown else "0" * 64
+        allow = None if share is None else max(int(run.cap + (run.asks_for - run.cap) * share), 1)
+        waits = run.state == "queued" and run.asks_for > 0 and run.not_before_us > self.now_us
+        may = waits and user == run.user and shown
+        if allow is not None:
+            may = may and run.cap < allow <= min(run.asks_for, HARD_CAP, self.ledger.room(run, self.now_us))
+        command = decide_extension(run.id, seen, self.who(user), "terminal", self.extensions(), allow=allow)
+        answer = self.do("answer", self.moving("decide", command, run))
+        assert (answer.status != "refused") is may, answer
+        came[f"answer {answer.status}"] += 1
+        if may:
+            run.cap = run.cap if allow is None else allow
+            run.not_before_us = run.asks_for = 0
 
     def ends(self, owner: Owner, status: Ending) -> None:
         """As the loop does: what is in flight is settled as unknown, then the ending is written under the claim."""

@@ -24,11 +24,16 @@ def _first(db: sqlite3.Connection) -> None:
         db.execute(statement)
 
 
+def _extension(db: sqlite3.Connection) -> None:
+    """Version 2: what a run near a cap asks a person for."""
+    db.execute("ALTER TABLE runs ADD COLUMN extension TEXT")
+
+
 def reducers_changed(_db: sqlite3.Connection) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first,)
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _extension)
 """In order; the schema's version is the number of applied migrations."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

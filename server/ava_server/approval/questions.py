@@ -134,11 +134,9 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
     """
     found: dict[str, float] = {}
     for limit in _fields(checked):
-        given = reply.content.get(limit.name)
+        given = number_in(limit, reply, "nothing was started")
         if given is None:
             continue
-        if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LARGEST:
-            raise BadInput(f"{limit.name}: the form did not return a number; nothing was started")
         if not limit.least <= given <= limit.most:
             raise BadInput(
                 f"{limit.name}: the form returned {given:g}; it may be lowered from {limit.words(limit.most)} to"
@@ -172,6 +170,20 @@ def _lowered_in_form(checked: CheckedApproval, micros: int | None, seconds: floa
         yield lowered_words("The person", "max_cost_micros", cap, micros, of=of)
     if seconds is not None and clock is not None:
         yield lowered_words("The person", "timeout_s", clock, seconds, of=of)
+
+
+def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
+    """Return the number that the form has in a field, or None where it was left empty.
+
+    Raises:
+        BadInput: It is not a number; the text ends with the `outcome`.
+    """
+    given = reply.content.get(limit.name)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LARGEST:
+        raise BadInput(f"{limit.name}: the form did not return a number; {outcome}")
+    return given
 
 
 def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:

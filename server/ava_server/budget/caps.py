@@ -112,6 +112,11 @@ def installation_scope(day: str) -> str:
 
 def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[CapName, int]:
     """Return the tightest money cap of a run and what is left of it in micro-USD; its own wrap-up does not count."""
+    return min(money_caps(view, run, caps, now_us), key=lambda item: item[1])
+
+
+def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[tuple[CapName, int]]:
+    """Return each money cap of a run, its own first, and what is left of it; its own wrap-up does not count."""
     config = config_of(run.config)
     day = utc_day(now_us)
     limits: list[tuple[CapName, str, int]] = [("max_cost_cents", run.id, config.max_cost_micros)]
@@ -124,7 +129,7 @@ def money_left(view: View, run: RunRow, caps: DayCaps, now_us: int) -> tuple[Cap
     for name, scope, cap in limits:
         committed = view.bucket(scope).committed - (run.wrap_micros if scope in own else 0)
         left.append((name, cap - committed))
-    return min(left, key=lambda item: item[1])
+    return left
 
 
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
     from ava_audit.view import View
     from ava_server.approval.proposals import Pending
+    from ava_server.runs.extension_answer import PendingExtension
     from ava_server.service.access import Session
+    from ava_server.service.extensions import Extensions
     from ava_server.service.responses import ConfirmAnswer
     from ava_server.service.runtime import Runtime
 
@@ -74,6 +76,23 @@ class LocalApprovals:
 
         return await self._runtime.store.read(query)
 
+    async def extensions(self, ids: list[str]) -> list[PendingExtension]:
+        """Return what runs with these ids ask for, or all of this user's that ask, the oldest first."""
+        return _named(await self._extensions().waiting(), ids)
+
+    async def decide_extension(self, one: PendingExtension, *, approve: bool) -> str:
+        """Raise the cap of a run, with the PIN where one is needed, or have it wrap up; return what came of it.
+
+        Raises:
+            AvaError: The decision was not accepted.
+        """
+        if approve:
+            await self._unlock("Nothing was raised; it still waits.")
+        answer = await self._extensions().decide(one.subagent_id, one.digest, approve=approve)
+        if self._runtime.settings.background:
+            await self._start_worker()
+        return answer.text
+
     async def check_can_approve(self) -> None:
         """Check before any question that something can be approved.
 
@@ -91,15 +110,32 @@ class LocalApprovals:
         Raises:
             AvaError: The decision was not accepted.
         """
-        from ava_server.config.pin import PinFile
         from ava_server.service.service import Service
 
-        if decision == "approve" and await self._runtime.policy() == "human":
-            try:
-                await unlock_session(PinFile(self._runtime.settings.paths.approval_file), self._session)
-            except AvaError as error:
-                raise Refused(f"{error} Nothing was started; it still waits.") from error
+        if decision == "approve":
+            await self._unlock("Nothing was started; it still waits.")
         return await decide(Service(self._runtime, self._session), waiting, decision, **more)
+
+    def _extensions(self) -> Extensions:
+        from ava_server.service.access import Access
+        from ava_server.service.extensions import Extensions
+
+        return Extensions(Access(self._runtime, self._session))
+
+    async def _unlock(self, outcome: str) -> None:
+        """Ask for the PIN where only that may decide.
+
+        Raises:
+            Refused: It was not given; the text ends with the `outcome`.
+        """
+        from ava_server.config.pin import PinFile
+
+        if await self._runtime.policy() != "human":
+            return
+        try:
+            await unlock_session(PinFile(self._runtime.settings.paths.approval_file), self._session)
+        except AvaError as error:
+            raise Refused(f"{error} {outcome}") from error
 
     async def describe_start(self, waiting: Sequence[Pending]) -> str:
         """Return a sentence on whether the approved runs start, after watching for a moment."""
@@ -226,6 +262,27 @@ class RemoteApprovals:
             raise Refused(f"{missing[0]} does not wait at {self._address}; without an id, all that wait are shown.")
         return list({by_id[each].pending_id: by_id[each] for each in wanted}.values())
 
+    async def extensions(self, ids: list[str]) -> list[PendingExtension]:
+        """Return what runs with these ids ask for, or all of the token's user that ask, the oldest first."""
+        from ava_server.runs.extension_answer import PendingExtension
+
+        answer = await self._request("GET")
+        try:  # an older server has none
+            found = [PendingExtension.model_validate(one) for one in answer.get("extensions", [])]
+        except (TypeError, ValueError):
+            raise self._not_ava() from None
+        return _named(found, ids)
+
+    async def decide_extension(self, one: PendingExtension, *, approve: bool) -> str:
+        """Raise the cap of a run, or have it wrap up; return what came of it.
+
+        Raises:
+            AvaError: The decision was not accepted.
+        """
+        decision = "approve" if approve else "reject"
+        given = {"decision": decision, "subagent_id": one.subagent_id, "digest": one.digest}
+        return str((await self._request("POST", given)).get("message", ""))
+
     async def check_can_approve(self) -> None:
         """Do nothing: the token replaces the PIN, and the server says what is missing."""
 
@@ -304,6 +361,19 @@ class RemoteApprovals:
 
     def _not_ava(self) -> ConfigError:
         return ConfigError(f"The server at {self._address} is not Ava; is something else in between?")
+
+
+def names_run(given: str, one: PendingExtension) -> bool:
+    """Tell whether an id names the run that asks for more."""
+    try:
+        return parse_any_id(given)[1] in (one.subagent_id, one.pending_id)
+    except BadInput:  # whoever looks for a proposal with this id says what is wrong
+        return False
+
+
+def _named(waiting: list[PendingExtension], ids: list[str]) -> list[PendingExtension]:
+    """Return those of these requests whose run has one of the ids; all of them without ids."""
+    return [one for one in waiting if not ids or any(names_run(given, one) for given in ids)]
 
 
 def _unexpired(proposal: Pending, now_us: int) -> Pending:

@@ -1,9 +1,10 @@
-"""`ava approve` and `ava reject`: a person decides in a terminal what starts, whichever process proposed it."""
+"""`ava approve` and `ava reject`: a person decides in a terminal what starts, and which run near a cap gets more."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
@@ -12,7 +13,7 @@ import typer
 from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, open_remote
+from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, names_run, open_remote
 from ava_server.cli.completion import proposals
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, parse_group_limits
 from ava_server.cli.service_client import open_service, refuse_unless_approved
@@ -22,19 +23,20 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
     from ava_server.config.settings import Settings
+    from ava_server.runs.extension_answer import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals
 
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None,
-    typer.Argument(metavar="P-ID…", help="Proposals, or their subagents (S-…).", autocompletion=proposals),
+    typer.Argument(metavar="P-ID…", help="Proposals, or subagents (S-…).", autocompletion=proposals),
 ]
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava approve` and `ava reject` to the app."""
-    app.command("approve", short_help="Start proposals; without an id, one by one.")(approve_command)
+    app.command("approve", short_help="Start proposals, or allow runs more; without an id, all.")(approve_command)
     app.command("reject", short_help="Reject proposals; without an id, one by one.")(reject_command)
 
 
@@ -46,8 +48,9 @@ def approve_command(
 ) -> None:
     """Show proposals and start them if you agree; under the policy human this takes the approval PIN.
 
-    Two or more ids are one group under one cap. Without an id, all waiting proposals are shown one by one. `ava --url
-    URL approve` decides on another server, with a token of the scope approve instead of the PIN.
+    Two or more ids are one group under one cap. Without an id, all waiting proposals are shown one by one, and then the
+    runs near a cap that ask for more. `ava --url URL approve` decides on another server, with a token of the scope
+    approve instead of the PIN.
     """
     limits = parse_group_limits(group_max_cost, group_timeout)
     if limits and len(set(ids or ())) < 2:
@@ -59,7 +62,10 @@ def approve_command(
 
 
 def reject_command(context: typer.Context, ids: _Ids = None) -> None:
-    """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits."""
+    """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits.
+
+    A run near a cap that asks for more then hands in what it has.
+    """
     raise typer.Exit(anyio.run(_reject, _begin(context, "ava reject", asked=someone_there()), ids or []))
 
 
@@ -86,27 +92,72 @@ async def _open_local(settings: Settings, command: str, *, asked: bool) -> Async
 
 async def _approve(opening: AbstractAsyncContextManager[ApprovalClient], ids: list[str], limits: dict[str, Any]) -> int:
     async with opening as client:
-        waiting = await client.waiting(ids)
-        if waiting and someone_there():  # an error comes before any question
+        asked = await client.extensions(ids)
+        others = _left(ids, asked)
+        waiting = await client.waiting(others) if others or not ids else []
+        if (waiting or asked) and someone_there():  # an error comes before any question
             await client.check_can_approve()
         if ids:
-            return await _approve_together(client, waiting, limits)
-        refused = False
-        for number, one in enumerate(waiting, 1):
-            _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
-            if not someone_there():
-                continue
-            answer = await ask("Start it? [y = yes, r = reject it, Enter = leave it waiting]")
-            try:
-                if answer in ("y", "yes"):
-                    await _start(client, [one], {})
-                elif answer in ("r", "reject"):
-                    await _reject_one(client, one)
-            except (AvaError, AuditError) as error:  # the others can still be decided
-                tell(f"ava: {error}")
-                refused = True
-        _close(waiting, [], "Approve in a terminal: ava approve P-ID")
-        return NOT_APPROVED if refused else 0
+            codes = [await _extend(client, one) for one in asked]
+            return max([*codes, await _approve_together(client, waiting, limits) if others else 0])
+        return await _one_by_one(client, waiting, asked)
+
+
+async def _one_by_one(client: ApprovalClient, waiting: list[Pending], asked: list[PendingExtension]) -> int:
+    """Ask about each proposal that waits, then about each run that asks for more."""
+    refused = False
+
+    async def ask_about(question: str, carry_out: Callable[[bool], Awaitable[None]]) -> None:
+        nonlocal refused
+        if not someone_there():
+            return
+        answer = await ask(question)
+        try:
+            if answer in ("y", "yes", "r", "reject"):
+                await carry_out(answer in ("y", "yes"))
+        except (AvaError, AuditError) as error:  # the others can still be decided
+            tell(f"ava: {error}")
+            refused = True
+
+    for number, one in enumerate(waiting, 1):
+        _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
+        await ask_about("Start it? [y = yes, r = reject it, Enter = leave it waiting]", partial(_decide, client, one))
+    for more in asked:
+        _show_extension(more)
+        question = "Raise it? [y = yes, r = no, it hands in what it has, Enter = leave it waiting]"
+        await ask_about(question, partial(_decide_extension, client, more))
+    _close([*waiting, *asked], [], "Approve in a terminal: ava approve P-ID")
+    return NOT_APPROVED if refused else 0
+
+
+async def _decide(client: ApprovalClient, one: Pending, approve: bool) -> None:
+    if approve:
+        await _start(client, [one], {})
+    else:
+        await _reject_one(client, one)
+
+
+async def _decide_extension(client: ApprovalClient, one: PendingExtension, approve: bool) -> None:
+    say(await client.decide_extension(one, approve=approve))
+
+
+def _left(ids: list[str], asked: list[PendingExtension]) -> list[str]:
+    """Return the ids that do not name a run that asks for more."""
+    return [given for given in ids if not any(names_run(given, one) for one in asked)]
+
+
+async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
+    """Show what a run asks for, and allow it if the person agrees."""
+    _show_extension(one)
+    if not await agrees("Raise it?"):
+        say(f"Nothing was raised; it still waits. To have it hand in what it has: ava reject {one.subagent_id}")
+        return NOT_APPROVED
+    await _decide_extension(client, one, True)
+    return 0
+
+
+def _show_extension(one: PendingExtension) -> None:
+    say(f"\n{one.subagent_id} asks for more:\n{one.message}")
 
 
 async def _approve_together(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> int:
@@ -126,18 +177,26 @@ async def _approve_together(client: ApprovalClient, waiting: list[Pending], limi
 
 async def _reject(opening: AbstractAsyncContextManager[ApprovalClient], ids: list[str]) -> int:
     async with opening as client:
-        waiting = await client.waiting(ids)
+        asked = await client.extensions(ids)
+        others = _left(ids, asked)
+        waiting = await client.waiting(others) if others or not ids else []
+        for more in asked:
+            if not ids:
+                _show_extension(more)
+                if not someone_there() or not await agrees("Decline it?"):
+                    continue
+            await _decide_extension(client, more, False)
         for number, one in enumerate(waiting, 1):
             if not ids:
                 _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
                 if not someone_there() or not await agrees("Reject it?"):
                     continue
             await _reject_one(client, one)
-        _close(waiting, ids, "Reject one with: ava reject P-ID")
+        _close([*waiting, *asked], ids, "Reject one with: ava reject P-ID")
         return 0
 
 
-def _close(waiting: list[Pending], ids: list[str], advice: str) -> None:
+def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], advice: str) -> None:
     if not waiting:
         say("Nothing waits for approval.")
     elif not ids and not someone_there():

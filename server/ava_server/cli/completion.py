@@ -30,8 +30,9 @@ EVENT_TYPES = (
     "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
     "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
     "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
-    "RunClaimed", "RunPaused", "RunResumed", "RunStarted", "CostReserved", "Activity", "GuardrailTripped", "PlanReady",
-    "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded", "SettingsChanged", "LogErased",
+    "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "RunResumed", "RunStarted", "CostReserved",
+    "Activity", "GuardrailTripped", "PlanReady", "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded",
+    "SettingsChanged", "LogErased",
 )  # fmt: skip
 """Short names, then exact ones. Importing these and the tiers would take too long; a test compares them."""
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./:@+-]+")
@@ -41,9 +42,10 @@ _BUSY_S = 0.1
 _ZSH_SETUP = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }"
 _RUNS = "SELECT id, role || ', ' || state FROM runs WHERE user_id = ? AND {} ORDER BY created_us DESC LIMIT ?"
 _PROPOSALS = (
-    "SELECT p.pending_id, r.role FROM proposals AS p JOIN runs AS r ON r.id = p.run_id"
-    " WHERE p.user_id = ? AND p.state = 'awaiting_approval'"
-    " AND p.expires_us > 1000000 * CAST(strftime('%s', 'now') AS INTEGER) ORDER BY p.created_us DESC LIMIT ?"
+    "SELECT iif(r.extension IS NULL, p.pending_id, r.id), r.role FROM proposals AS p JOIN runs AS r ON r.id = p.run_id"
+    " WHERE p.user_id = ? AND (p.state = 'awaiting_approval' OR r.extension IS NOT NULL)"
+    " AND coalesce(r.not_before_us, p.expires_us) > 1000000 * CAST(strftime('%s', 'now') AS INTEGER)"
+    " ORDER BY p.created_us DESC LIMIT ?"
 )
 _GROUPS = (
     "SELECT g.id, (SELECT count(*) FROM runs WHERE group_id = g.id) || ' runs' FROM groups AS g"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
-from ava_audit.events import SpawnDecided
+from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.errors import RolesError
@@ -77,8 +77,12 @@ def _block(title: str, text: str) -> list[str]:
 def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
     config = config_of(run.config)
     lines: list[str] = []
+    raised: list[str] = []
     for entry in entries:
-        if not isinstance(fact := entry.fact, SpawnDecided):
+        if isinstance(fact := entry.fact, ExtensionDecided):
+            how = f"More was {fact.decision} {format_ts(entry.ts_us, utc)} {_CHANNELS[fact.channel]}"
+            raised.append(f"{how}: {_changes(fact.changes)}" if fact.changes else how)
+        if not isinstance(fact, SpawnDecided):
             continue
         how = _CHANNELS.get(
             fact.channel or "", "by itself: nobody decided in time" if fact.decision == "expired" else ""
@@ -90,11 +94,11 @@ def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[s
             lines.append(f"Approved together with others as {fact.group_id}")
     if not lines:
         lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]
-    return [*lines, f"Caps: {_limits(config)}", f"Model: {config.model}. It {config.reach}."]
+    return [*lines, *raised, f"Caps: {_limits(config)}", f"Model: {config.model}. It {config.reach}."]
 
 
 def _changes(changes: dict[str, Any]) -> str:
-    """Return what an approval has lowered."""
+    """Return what an approval has changed."""
     texts: dict[str, Callable[[Any], str]] = {
         "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
         "timeout_s": lambda value: f"at most {minutes(value)}",

@@ -7,9 +7,9 @@ letter for letter, the digest of what was shown, and an entry in the log with th
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -19,6 +19,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.runs.extension_answer import waiting_extensions
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -53,6 +54,32 @@ class Decision(BaseModel):
     group_timeout: float | int | None = None
 
 
+class ExtensionDecision(BaseModel):
+    """The body of a decision on what a run near a cap asks for.
+
+    Attributes:
+        subagent_id: The run.
+        digest: The digest of its request, as GET /approvals showed it.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    decision: Literal["approve", "reject"]
+    subagent_id: str
+    digest: str
+
+
+def _kind(body: Any) -> str:
+    return "extension" if isinstance(body, dict) and "subagent_id" in body else "proposals"
+
+
+_BODY: TypeAdapter[Decision | ExtensionDecision] = TypeAdapter(
+    Annotated[
+        Annotated[Decision, Tag("proposals")] | Annotated[ExtensionDecision, Tag("extension")], Discriminator(_kind)
+    ]
+)
+
+
 async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> None:
     """Handle a request to /approvals."""
     token: Token = scope[OF_REQUEST]
@@ -72,14 +99,18 @@ async def _waiting(app: App, token: Token) -> Response:
     now_us = time.time_ns() // 1000
     try:
         found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, now_us))
+        asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, now_us))
     except AuditError as error:
         return _wrong(503, error)
-    return _json({"user": token.user, "proposals": [one.model_dump() for one in found]})
+    extensions = [one.pending.model_dump() for one in asked]
+    return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})
 
 
 async def _decided(app: App, token: Token, request: Request) -> Response:
     try:
-        wanted = Decision.model_validate_json(await _body(request))
+        wanted = _BODY.validate_json(await _body(request))
+        if isinstance(wanted, ExtensionDecision):
+            return await _extension_decided(app, token, wanted)
         ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
     except ValidationError as wrong:
         first = wrong.errors(include_url=False, include_input=False)[0]
@@ -106,6 +137,21 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
     }
     decided = any(made.get("refused_because") is None for made in kept.get("decisions", ()))
     return _json(kept, 200 if decided else 409)
+
+
+async def _extension_decided(app: App, token: Token, wanted: ExtensionDecision) -> Response:
+    service = app.service_for((token, None), lambda: _session(token))
+    app.begin(service.session)
+    try:
+        run_id = parse_id("subagent_id", wanted.subagent_id)
+        answer = await service.extensions.decide(run_id, wanted.digest, approve=wanted.decision == "approve")
+    except BadInput as error:
+        return _wrong(400, error)
+    except Refused as error:
+        return _wrong(409, error)
+    except (AvaError, AuditError) as error:
+        return _wrong(503, error)
+    return _json({"status": answer.status, "subagent_id": run_id, "message": answer.text})
 
 
 async def _body(request: Request) -> bytes:

@@ -103,11 +103,11 @@ def _reply(answer: types.ElicitResult) -> Reply:
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
 
-def _approves(tool: Any) -> bool:
-    """Tell whether a person decides in a tool."""
+def _asks(tool: Any) -> bool:
+    """Tell whether a person may be asked in a tool."""
     from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
 
-    return tool in TOOLS and TOOLS[tool].approves
+    return tool in TOOLS and TOOLS[tool].asks
 
 
 class QuestionSeal:
@@ -124,7 +124,7 @@ class QuestionSeal:
 
     async def __call__(self, ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
         """Be the server's middleware."""
-        if ctx.method != "tools/call" or ctx.params is None or not _approves(ctx.params.get("name")):
+        if ctx.method != "tools/call" or ctx.params is None or not _asks(ctx.params.get("name")):
             return await call_next(ctx)
         if ctx.session.can_send_request or not can_ask(ctx):  # the client has nothing to keep
             return await call_next(_without_answer(ctx, ctx.params))
@@ -152,10 +152,10 @@ class QuestionSeal:
             return self._boundary
 
     def _not_asked(self, why: AvaError) -> types.CallToolResult:
-        from ava_server.service.responses import FAILED, ConfirmAnswer
+        from ava_server.service.responses import FAILED, Answer
 
         message = f"the person cannot be asked, so nothing was started: {why}"
-        return self._result_of(ConfirmAnswer(status=FAILED, message=message))
+        return self._result_of(Answer(status=FAILED, message=message))
 
 
 def _boundary(path: Path) -> RequestStateBoundary:

@@ -20,6 +20,7 @@ from ava_server.budget.caps import DayCaps
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
 from ava_server.runs.coding import Worktrees
+from ava_server.runs.extension import ExtensionLimits
 
 if TYPE_CHECKING:
     from ava_roles.tool import ToolSpec
@@ -130,6 +131,7 @@ class RunContext:
     Attributes:
         started: The prefix of a new run; a resumed run keeps the one in its log.
         servers: The run's MCP servers, not started yet.
+        extensions: What the run may ask a person for.
         window: Tokens that the model's context holds.
         tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
         worktree: Where the run changes files; None for a run that changes none.
@@ -148,6 +150,7 @@ class RunContext:
     caps: DayCaps
     window: int
     worktrees: Worktrees
+    extensions: ExtensionLimits
     tokens_per_byte: float | None = None
     servers: RunMcpServers = field(default_factory=RunMcpServers)
     worktree: WorktreeSession | None = None

@@ -15,6 +15,7 @@ from ava_audit.entries import Entry
 from ava_audit.events import (
     CostReserved,
     CostUpdate,
+    ExtensionDecided,
     SettingsChanged,
     Settlement,
     SpawnDecided,
@@ -60,6 +61,8 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
                 notes += _at_the_proposal(entry, RunConfig.model_validate(proposed.config))
             case SpawnDecided(decision="approved") as decided:
                 notes += _at_the_approval(entry, decided, free=config.price.free)
+            case ExtensionDecided() as decided:
+                notes += _at_an_extension(entry, decided)
             case _:
                 pass
     if not config.price.free:
@@ -100,6 +103,15 @@ def _at_the_approval(entry: Entry, fact: SpawnDecided, *, free: bool) -> list[Ca
         money = format_usd(fact.group_max_cost_micros, exact=True)
         notes.append(CapNote(entry.ts_us, f"{fact.group_id} set at most {money}{clock} for all of its runs {how}"))
     return notes
+
+
+def _at_an_extension(entry: Entry, fact: ExtensionDecided) -> list[CapNote]:
+    how = f"by a person near the cap ({fact.channel})"
+    return [
+        CapNote(entry.ts_us, f"{name} raised to {_cap(name, _asked(field, fact.changes[field]))} {how}")
+        for field, name in CAPS.items()
+        if field in fact.changes
+    ]
 
 
 def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapNote]:

@@ -18,6 +18,7 @@ from ava_audit.events import (
     CostReserved,
     CostUpdate,
     ErrorOccurred,
+    ExtensionDecided,
     Fact,
     GuardrailTripped,
     LastTurn,
@@ -119,6 +120,9 @@ class PlanState:
 
 SCRATCHPAD = "scratchpad"
 """The tool whose results are never left out: notes are made to survive trimming."""
+
+LEFT_OF = {"max_cost_micros": "left:money", "max_tokens": "left:tokens", "timeout_s": "left:time"}
+"""By cap, the topic of the notice that little of it is left."""
 
 UNWRITTEN = 0
 """The `seq` of a result that is folded before it is written."""
@@ -246,6 +250,7 @@ class History:
         words: The texts of the answers, for a result without an answer.
         repeats: By call, how often it brought the same result.
         notices_sent: Topics of the notices that requests had.
+        raised: The last answer that raised a cap.
         last: Why the last reserved turn is the last one.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         answer_tokens: The tokens of the last answer.
@@ -275,6 +280,7 @@ class History:
     notices_sent: set[str] = field(default_factory=set[str])
     unknown_attempts: int = 0
     paid_attempts: int = 0
+    raised: ExtensionDecided | None = None
     last: LastTurn | None = None
     thinks: bool = True
     thinking_dropped: bool = False
@@ -324,6 +330,9 @@ class History:
                 self._add_settlement(fact, usage)
             case GuardrailTripped(action="ended"):
                 self.tripped = fact
+            case ExtensionDecided(decision="approved"):
+                self.raised = fact
+                self.notices_sent -= {LEFT_OF[field] for field in fact.changes}  # told again at 80 % of the new cap
             case _ if fenced:
                 self._add_own(seq, fact)
             case _:

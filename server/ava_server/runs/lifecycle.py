@@ -24,6 +24,8 @@ from ava_audit.events import (
     ClaimReason,
     CostUpdate,
     Event,
+    ExtensionAsked,
+    ExtensionDecided,
     Fact,
     Fence,
     RunClaimed,
@@ -55,18 +57,20 @@ TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
+GROUP_TIMEOUT = "the group's timeout"
 RESULT_BYTES = 1_800_000
 
 # -- the table --------------------------------------------------------------------------------------------------------
 
 Situation = Literal[
-    "proposed", "expired", "queued", "paused", "running here", "running elsewhere", "interrupted", "ended"
+    "proposed", "expired", "queued", "paused", "asking", "running here", "running elsewhere", "interrupted", "ended"
 ]
 """Where a run stands.
 
 `expired`: it was not approved in time, and this is not recorded yet. `paused`: queued until its provider takes calls
-again. `running here`: the instance that asks owns it. `running elsewhere`: another instance owns it, and is alive
-as far as is known. `interrupted`: its owner is gone.
+again. `asking`: queued until a person allows it more or declines, or its time to ask is over. `running here`: the
+instance that asks owns it. `running elsewhere`: another instance owns it, and is alive as far as is known.
+`interrupted`: its owner is gone.
 """
 Cause = Literal[
     "approve",
@@ -76,6 +80,8 @@ Cause = Literal[
     "cancel",
     "claim",
     "pause",
+    "ask",
+    "decide",
     "resume",
     "force resume",
     "end",
@@ -86,9 +92,10 @@ Cause = Literal[
 ]
 """What happens to a run.
 
-`end`: its owner ends it. `cancel unanswered`: its owner has not answered a cancel, and another instance carries it out.
-`give up`: the instance that owns it, or was about to claim it, ends it because its loop does not stop or met an
-internal error. `group timeout`, `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
+`ask`: it is near a cap, and asks a person for more. `decide`: a person answers that. `end`: its owner ends it. `cancel
+unanswered`: its owner has not answered a cancel, and another instance carries it out. `give up`: the instance that owns
+it, or was about to claim it, ends it because its loop does not stop or met an internal error. `group timeout`,
+`abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
 """
 RUNNING_SITUATIONS: tuple[Situation, ...] = ("running here", "running elsewhere", "interrupted")
 OPTIONAL = (UserMessage, CostUpdate, ToolResult)
@@ -115,6 +122,7 @@ class Transition:
     cancel_asked: bool | None = None
 
 
+_QUEUED: tuple[Situation, ...] = ("queued", "paused", "asking")
 _CLOSED = (SpawnDecided, RunEnded)
 _ENDED = (SubagentComplete, RunEnded)
 _TABLE = (
@@ -123,17 +131,19 @@ _TABLE = (
     Transition("expire", ("expired",), "expired", _CLOSED),
     Transition("supersede", ("proposed", "expired"), "superseded", _CLOSED),
     Transition("cancel", ("proposed", "expired"), "cancelled", (CancelRequested, *_CLOSED)),
-    Transition("cancel", ("queued", "paused"), "cancelled", (CancelRequested, *_ENDED)),
+    Transition("cancel", _QUEUED, "cancelled", (CancelRequested, *_ENDED)),
     Transition("cancel", RUNNING_SITUATIONS, RUNNING, (CancelRequested,), cancel_asked=False),
     Transition("claim", ("queued", "running here", "interrupted"), RUNNING, (CostUpdate, RunClaimed)),
     Transition("pause", ("running here",), QUEUED, (RunPaused,), cancel_asked=False),
+    Transition("ask", ("running here",), QUEUED, (ExtensionAsked,), cancel_asked=False),
+    Transition("decide", ("asking",), QUEUED, (UserMessage, ExtensionDecided)),
     Transition("resume", ("interrupted",), QUEUED, (CostUpdate, RunResumed)),
     Transition("force resume", RUNNING_SITUATIONS, QUEUED, (CostUpdate, RunResumed)),
     Transition("end", ("running here",), None, (CostUpdate, ToolResult, *_ENDED)),
     Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
-    Transition("cancel unanswered", ("queued", "paused"), None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
-    Transition("give up", ("queued", "paused", "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
-    Transition("group timeout", ("queued", "paused", "interrupted"), "timeout", (CostUpdate, *_ENDED)),
+    Transition("cancel unanswered", _QUEUED, None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
+    Transition("give up", (*_QUEUED, "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
+    Transition("group timeout", (*_QUEUED, "interrupted"), "timeout", (CostUpdate, *_ENDED)),
     Transition("abandon", ("queued", "interrupted"), "abandoned", (CostUpdate, *_ENDED)),
 )
 TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
@@ -163,7 +173,9 @@ def situation(
     if run.state == WAITING:
         return "expired" if expires_us is not None and expires_us <= now_us else "proposed"
     if run.state == QUEUED:
-        return "paused" if run.not_before_us is not None and run.not_before_us > now_us else "queued"
+        if run.not_before_us is None or run.not_before_us <= now_us:
+            return "queued"
+        return "paused" if run.extension is None else "asking"
     if run.instance == instance:
         return "running here"
     return "interrupted" if run.instance in gone else "running elsewhere"
@@ -178,8 +190,13 @@ def transition(run: RunRow, cause: Cause, where: Situation) -> Transition | None
 
 
 def paused(run: RunRow, now_us: int) -> bool:
-    """Tell whether a run waits until its provider takes calls again: nobody may claim it before."""
-    return situation(run, now_us) == "paused"
+    """Tell whether a run waits for its provider, or for a person's answer: nobody may claim it before."""
+    return situation(run, now_us) in ("paused", "asking")
+
+
+def asking(run: RunRow, now_us: int) -> bool:
+    """Tell whether a run waits for a person who may allow it more."""
+    return situation(run, now_us) == "asking"
 
 
 def pause_words(run: RunRow) -> str:
@@ -231,6 +248,8 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         if run is None or transition(run, "claim", where) is None:
             if run is not None and where == "paused":
                 return Outcome(pause_words(run))
+            if where == "asking":
+                return Outcome("it waits for a person's answer")
             if run is not None and where == "running elsewhere":
                 return Outcome(f"instance {run.instance} has it")
             return Outcome("it has ended or waits for approval")
@@ -249,15 +268,27 @@ def _claimed(run: RunRow, instance: str, who: Who, reason: ClaimReason) -> Event
     return Event(who, fact, run_id=run.id)
 
 
-def pause(fence: Fence, who: Who, fact: RunPaused) -> Command[bool]:
-    """Return a run to the queue until its provider takes calls again; False where somebody has asked for its end.
+@dataclass(frozen=True)
+class Paused:
+    """The run is to wait without a slot, and its clock is to stop: for its provider, or for a person's answer.
+
+    Attributes:
+        fact: What is recorded, without the active time.
+    """
+
+    fact: RunPaused | ExtensionAsked
+
+
+def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked) -> Command[bool]:
+    """Return a run to the queue for a while; False where somebody has asked for its end.
 
     The owner does this, under its claim.
     """
+    cause: Cause = "pause" if isinstance(fact, RunPaused) else "ask"
 
     def command(view: View, _now_us: int) -> Outcome[bool]:
         run = view.run(fence.run_id)
-        may = run is not None and transition(run, "pause", "running here") is not None  # the fence sees to the owner
+        may = run is not None and transition(run, cause, "running here") is not None  # the fence sees to the owner
         return Outcome(may, (Event(who, fact, fence=fence),) if may else ())
 
     return command
@@ -342,6 +373,8 @@ def _not_resumed(run: RunRow, where: Situation) -> str:
             return f"{label(run)} has ended ({run.state}); propose it again"
         case "proposed" | "expired":
             return f"{label(run)} has not started: {run.pending_id} waits for approval"
+        case "asking":
+            return f"{label(run)} waits for a person's answer: `ava approve {run.id}`"
         case "queued" | "paused":
             return f"{label(run)} is queued and starts by itself as soon as it can"
         case _:
@@ -462,7 +495,7 @@ def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: i
     """
     where = situation(run, now_us, gone=gone)
     if group_time(group, now_us) == 0 and transition(run, "group timeout", where) is not None:
-        return RunResult("timeout", "the group's timeout")
+        return RunResult("timeout", GROUP_TIMEOUT)
     since_us = max(run.queued_us or 0, run.last_us or 0, run.not_before_us or 0)
     if now_us - since_us >= ABANDONED_US and transition(run, "abandon", where) is not None:
         return RunResult("abandoned", "no Ava process that could run it was there for 24 hours")

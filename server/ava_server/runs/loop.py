@@ -22,11 +22,12 @@ from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
+from ava_server.runs.extension import CapExtensions, request_words
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
-from ava_server.runs.lifecycle import cancel_reason, ending_events, pause
+from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused, cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
-from ava_server.runs.model_call import ModelCalls, Paused
+from ava_server.runs.model_call import ModelCalls
 from ava_server.runs.reservation import Planner, Reservations
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import NAME as SUBMIT
@@ -79,6 +80,7 @@ class AgentRun:
         self._began = time.monotonic() - run.active_us / 1_000_000
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(self._log, self._config, context, self._began, self._planner)
+        self._extensions = CapExtensions(self._log, self._config, context.extensions)
         self._tasks = tasks
         self._tool_calls = ToolCalls(context, self._log, self._config.max_tool_calls, self.say, tasks)
         self._model_calls = ModelCalls(
@@ -162,7 +164,7 @@ class AgentRun:
         left = max(timeout - self.active_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
-            left, cap = seconds_left, LastTurn(status="timeout", reason="the group's timeout")
+            left, cap = seconds_left, LastTurn(status="timeout", reason=GROUP_TIMEOUT)
         self._due, self._cap = time.monotonic() + left, cap
         work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # the rest is for the wrap-up
         with self.scope:
@@ -208,12 +210,15 @@ class AgentRun:
             await self._log.record(self._context.started)
         with anyio.move_on_after(work_s):
             return await self._work()
+        own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT
         last = self._reservations.cap = self._reservations.cap or cap
         if self._coding is not None and self._history.worktree is None:  # there is no work to wrap up
             return RunResult(last.status, last.reason)
         if (ended := await self._finish_handover()) is not None:
             return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
+            if own and (waits := await self._extensions.more_time(self.active_s)) is not None:
+                return waits
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")
             return await self._turns()
@@ -245,7 +250,7 @@ class AgentRun:
     async def _turns(self) -> RunResult | Paused:
         while True:
             asked = await self._reservations.next()
-            answer = asked if isinstance(asked, RunResult) else await self._model_calls.attempt(*asked)
+            answer = asked if isinstance(asked, RunResult | Paused) else await self._model_calls.attempt(*asked)
             if isinstance(answer, Paused):
                 return answer
             if answer is None or await self._planner.takes(answer):
@@ -359,14 +364,16 @@ class AgentRun:
             await self._tool_calls.refuse(call, why)
 
     async def _pause(self, paused: Paused) -> RunResult | None:
-        """Return the run to the queue until its provider takes calls again; meanwhile its clock stands still.
+        """Return the run to the queue for its provider or for a person; meanwhile its clock stands still.
 
         Return an ending where somebody has cancelled it by now.
         """
         active_us = round(self.active_s * 1e6)
-        fact = RunPaused(not_before_us=paused.until_us, why=paused.why, active_us=active_us)
+        fact = paused.fact.model_copy(update={"active_us": active_us})
         if not self.cancelled and await self._log.do(pause(self._log.fence, self._log.who, fact)):
-            self.say(f"Paused: {paused.why}")
+            self.say(
+                f"Paused: {fact.why}" if isinstance(fact, RunPaused) else f"Asks a person to {request_words(fact)}"
+            )
             return None
         on_record = await self._log.read(lambda view: cancel_reason(view, self.id))
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)

@@ -51,7 +51,10 @@ log = logging.getLogger("ava.manager")
 
 LOOK_EVERY_S = 1.0
 """Seconds between two looks at owners' locks and queued runs without news from the log."""
-NEWS = ("SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "RunResumed", "RunEnded")
+NEWS = (
+    "SpawnDecided", "CancelRequested", "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "RunResumed",
+    "RunEnded",
+)  # fmt: skip
 """The types of entries that may give a manager something to do."""
 SETTLE_S = 0.05
 """Seconds: commits come in bursts and are looked at together. This process wakes its own manager at once."""
@@ -345,6 +348,8 @@ class Manager:
                 return not left_to_be_resumed(row, now)
             case "paused":
                 self._waits(row.id, pause_words(row))
+                return False
+            case "asking":  # the log has what it waits for
                 return False
             case "queued":
                 pass

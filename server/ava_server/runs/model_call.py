@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from ava_audit.errors import EntryTooLarge
-from ava_audit.events import AssistantMessage, ErrorOccurred, Event, ExtendedThinking, Fact, Settlement
+from ava_audit.events import AssistantMessage, ErrorOccurred, Event, ExtendedThinking, Fact, RunPaused, Settlement
 from ava_audit.units import US_PER_S, format_duration, iso_second, iso_utc, now_us
 from ava_server import telemetry
 from ava_server.budget.caps import Reservation, settlement_event
@@ -24,6 +24,7 @@ from ava_server.models.base import Completion, Delta, Model, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.text_tool_calls import MessageMaker, with_calls
 from ava_server.runs.invalid_answers import CUT, REFUSED
+from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog, ms_since
 from ava_server.runs.reservation import DOING, UNKNOWN_ATTEMPTS
 from ava_server.runs.result import RunResult
@@ -83,19 +84,6 @@ PAUSE_MOST_S = 24 * 3600.0
 PAUSED_ATTEMPTS = 24
 """Attempts of one turn over all its pauses: a limit that does not end counts as a refusal."""
 SETTLE_S = 3.0
-
-
-@dataclass(frozen=True)
-class Paused:
-    """The run waits until its provider takes calls again.
-
-    Attributes:
-        until_us: Microseconds UTC before which nothing is sent.
-        why: The reason, in a sentence.
-    """
-
-    until_us: int
-    why: str
 
 
 class ModelCalls:
@@ -223,7 +211,8 @@ class ModelCalls:
     def _pause(self, wait_s: float) -> Paused:
         # Spread out: runs that one limit stopped would otherwise meet it again together.
         until_us = now_us() + round((wait_s + random.uniform(0, min(wait_s / 20, 5.0))) * 1e6)  # noqa: S311
-        return Paused(until_us, f"{self._config.provider} takes no more calls until {iso_utc(until_us)}")
+        why = f"{self._config.provider} takes no more calls until {iso_utc(until_us)}"
+        return Paused(RunPaused(not_before_us=until_us, why=why))
 
     def _settlement(
         self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None

@@ -25,7 +25,9 @@ from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import reserve_micros
 from ava_server.runs.context import RunContext
+from ava_server.runs.extension import CapExtensions
 from ava_server.runs.history import Recipe
+from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog
 from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
@@ -171,6 +173,7 @@ class Reservations:
         self._ratio = context.tokens_per_byte
         self._began = began
         self._planner = planner
+        self._extensions = CapExtensions(run_log, config, context.extensions)
         self._wrap_output = config.wrap_output
         self._looked = run_log.history.last_message_seq  # up to here, messages to the run have been read
 
@@ -179,8 +182,11 @@ class Reservations:
         """Seconds that the run has been active, over all its claims."""
         return time.monotonic() - self._began
 
-    async def next(self) -> tuple[Reservation, Request] | RunResult:
-        """Build the next request and hold its worst case; a smaller one, or the wrap-up, if that is all that fits."""
+    async def next(self) -> tuple[Reservation, Request] | RunResult | Paused:
+        """Build the next request and hold its worst case; a smaller one, or the wrap-up, if that is all that fits.
+
+        Where the wrap-up would begin, the run may first ask a person for more, and is paused for that.
+        """
         history = self._history
         if not history.answered:
             await self._settle_lost()
@@ -211,6 +217,8 @@ class Reservations:
             if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
             if shape is None:
+                if (waits := await self._extensions.more_of(answer, asked, self.active_s)) is not None:
+                    return waits
                 self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
@@ -329,6 +337,8 @@ class Reservations:
             return _Notice(
                 "\n\n".join([prompts("planning")["work"], *([left.text] if left.text else [])]), (TO_WORK, *left.about)
             )
+        if (raised := self._extensions.notice(self.active_s)) is not None:
+            return _Notice(*raised)
         fault = self._history.invalid_answer
         if fault is not None and fault.notice:
             return _Notice(fault.notice, (fault.kind,))

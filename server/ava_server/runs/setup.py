@@ -41,6 +41,7 @@ from ava_server.models.selection import Choice, choose
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.context import ConfigNotSupported, RunContext, SecretInjection
+from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
 from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
@@ -199,6 +200,7 @@ class RunSetup:
             scratch=scratch,
             servers=servers,
             caps=self._resources.day_caps(run.user_id),
+            extensions=extension_limits(settings, run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
             tokens_per_byte=await self._resources.store.read(lambda view: measured_ratio(view, config.model)),

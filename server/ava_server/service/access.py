@@ -37,6 +37,7 @@ class Session:
         token: Its token, over HTTP.
         client: The client's name and version, once they are known.
         roots: Folders that the client named.
+        unanswered: Questions about more for a run that its person has closed or not seen: they are not asked again.
         seen: What each run looked like at the last poll: a poll without news is not logged.
     """
 
@@ -52,6 +53,7 @@ class Session:
     pin_given: bool = False
     token: Token | None = None
     started: bool = False
+    unanswered: set[str] = field(default_factory=set[str])
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
 
     @property

@@ -13,11 +13,12 @@ from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US
 from ava_audit.view import View
-from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
+from ava_server.approval.requests import WAIT_LIMIT_S, CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
 from ava_server.service.access import Access, CallContext, Operations, Progress
+from ava_server.service.extensions import Extensions
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.run_view import (
     EXPIRED,
@@ -35,18 +36,25 @@ RUNS_CHARS, NAMED = 8_200, 20
 PROGRESS_EVERY_S = 5.0
 LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
+ASKED_S = 35.0
+"""Seconds that a question has at least, of those that a call may take."""
 
 
 class RunChecks(Operations):
     """Shows runs, and waits for their end."""
 
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        self._extensions = Extensions(access)
+
     async def check(self, given: dict[str, Any], caller: CallContext) -> Answer:
-        """Do `check_subagent`.
+        """Do `check_subagent`. Where a run asks for more and the client can ask its person, the person is asked.
 
         Raises:
-            BadInput: An argument cannot be used.
+            BadInput: An argument, or a person's answer, cannot be used.
+            AnsweredLater: The client asks the person and calls again.
         """
-        args = parse(CheckArgs, given)
+        args, began = parse(CheckArgs, given), time.monotonic()
         offset = _cursor(args.cursor)
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
@@ -61,9 +69,13 @@ class RunChecks(Operations):
         else:
             run = await self._access.run(args.subagent_id or "", "subagent_id", reading=True)
             rows = await self._waited_for([run], args.wait_seconds, caller.progress)
+        # A question and a wait share the time of a call: after a long wait, the next call asks.
+        person = caller.person if time.monotonic() - began <= WAIT_LIMIT_S - ASKED_S else None
+        decided = await self._extensions.ask(rows, person)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)
+        message = " ".join(filter(None, (decided, message))) or None
         return CheckAnswer(status=status, message=message, runs=runs)
 
     async def _going_on(self) -> list[RunAnswer]:
@@ -107,7 +119,7 @@ class RunChecks(Operations):
         return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
-        """Wait until all of these have ended or are paused, or the time is over."""
+        """Wait until all of these have ended or wait for something else, or the time is over."""
         deadline = anyio.current_time() + wait_s
         while True:
             seen = self._store.head

@@ -1,4 +1,4 @@
-"""The event hook (`on_event`): runs a person's own program when a proposal waits or a subagent has ended.
+"""The event hook (`on_event`): runs a person's own program when something waits for the person or a subagent has ended.
 
 The program gets JSON on its standard input. It can notify and never approve: its output is discarded. One process of a
 data root runs it, once for each event; twice only where that process dies in between.
@@ -22,17 +22,20 @@ from anyio.abc import Process
 
 from ava_audit.entries import Entry, entry_of
 from ava_audit.errors import AuditError
+from ava_audit.events import ExtensionAsked
 from ava_audit.projections import note_progress
-from ava_audit.rows import WAITING
+from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.locks import hold_when_free
 from ava_audit.store.store import Query, Store
-from ava_audit.units import cents, now_us
+from ava_audit.units import cents, iso_utc, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.data_root import home_folder
+from ava_server.runs.extension import AWAITING_EXTENSION, asked_of, request_words
+from ava_server.runs.lifecycle import asking
 
 log = logging.getLogger("ava.events")
 
@@ -77,7 +80,7 @@ def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
     def query(view: View) -> list[dict[str, Any]]:
         old_us = now_us() - OLD_US
         found: list[dict[str, Any]] = []
-        where = "type IN ('SpawnProposed', 'RunEnded') AND seq > ? AND seq <= ?"
+        where = "type IN ('SpawnProposed', 'ExtensionAsked', 'RunEnded') AND seq > ? AND seq <= ?"
         for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
             try:
                 event = _event(view, entry) if entry.ts_us > old_us else None
@@ -92,24 +95,42 @@ def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
 
 
 def _event(view: View, entry: Entry) -> dict[str, Any] | None:
-    """Return the event of an entry; None for a proposal that no longer waits, and for the end of one that never ran."""
+    """Return the event of an entry; None for what no longer waits, and for the end of a proposal that never ran."""
     run = view.run(entry.run_id or "")
     proposal = view.proposal(run.pending_id) if run is not None else None
     if run is None or proposal is None:
         return None
+    if isinstance(entry.fact, ExtensionAsked):
+        return {**_fields(view, run, AWAITING_EXTENSION), **_request(run)} if asking(run, now_us()) else None
     ended = entry.type == "RunEnded"
     if proposal.state != ("approved" if ended else WAITING):
         return None
+    return _fields(view, run, "ended" if ended else "awaiting_approval")
+
+
+def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
     texts, config = texts_of(view, run), config_of(run.config)
     return {
-        "event": "ended" if ended else "awaiting_approval",
+        "event": event,
         "pending_id": run.pending_id,
         "subagent_id": run.id,
         "role": run.role,
         "task": task_excerpt(texts.task) if texts is not None else "",
         "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},
         "max_cost_cents": 0.0 if config.price.free else cents(config.max_cost_micros),
-        "status": run.state,
+        "status": AWAITING_EXTENSION if event == AWAITING_EXTENSION else run.state,
+    }
+
+
+def _request(run: RunRow) -> dict[str, Any]:
+    """Return what a run asks a person for."""
+    asked = asked_of(run)
+    if asked is None:
+        return {}
+    return {
+        "extension_id": asked.extension_id,
+        "request": request_words(asked),
+        "expires_at": iso_utc(asked.expires_us),
     }
 
 

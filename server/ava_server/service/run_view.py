@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
-from ava_audit.units import format_usd, iso_utc
+from ava_audit.units import format_usd, iso_second, iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
-from ava_server.runs.lifecycle import blocker_in, left_to_be_resumed, pause_words, paused, resume_line
+from ava_server.runs.extension import AWAITING_EXTENSION, asked_of, request_words, wait_words
+from ava_server.runs.lifecycle import asking, blocker_in, left_to_be_resumed, pause_words, paused, resume_line
 from ava_server.service.responses import LastTool, RunAnswer, Untrusted
 
 if TYPE_CHECKING:
@@ -171,8 +172,9 @@ class Wait:
     """Why a run does not progress.
 
     Attributes:
-        cause: `approval`: a person has to approve it. `limit`: its provider takes no calls until `until_us`. `queue`:
-            it is queued. `owner`: its server is gone, and the next one resumes it. `resume`: a person has to resume it.
+        cause: `approval`: a person has to approve it. `limit`: its provider takes no calls until `until_us`.
+            `extension`: a person may allow it more, until `until_us`. `queue`: it is queued. `owner`: its server is
+            gone, and the next one resumes it. `resume`: a person has to resume it.
         run: The run.
         until_us: When a limit is over.
         position: The place in the queue, from 1.
@@ -181,7 +183,7 @@ class Wait:
         line: What `confirm_spawn` takes as `approving` to resume it; None where the task was erased.
     """
 
-    cause: Literal["approval", "limit", "queue", "owner", "resume"]
+    cause: Literal["approval", "limit", "extension", "queue", "owner", "resume"]
     run: RunRow
     until_us: int | None = None
     position: int | None = None
@@ -196,6 +198,9 @@ class Wait:
                 return None
             case "limit":
                 return pause_words(self.run)
+            case "extension":
+                asked = asked_of(self.run)
+                return wait_words(self.run, asked) if asked is not None else None
             case "resume":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
                 confirm = f'confirm_spawn with pending_ids ["{self.run.id}"]{how}'
@@ -210,6 +215,13 @@ class Wait:
                 return f"a person has to approve it ({self.run.pending_id})"
             case "limit":
                 return _joined("" if brief else "paused", pause_words(self.run), "" if self.served else _NO_SERVER)
+            case "extension":
+                asked = asked_of(self.run)
+                words = request_words(asked) if asked is not None else "allow it more"
+                if brief:
+                    return f"ava approve {self.run.id}: {words}?"
+                until = iso_second(self.until_us or 0)
+                return f"a person may {words}: `ava approve {self.run.id}`; without an answer it wraps up at {until}"
             case "queue":
                 place = f"number {self.position}" + ("" if brief else " in the queue")
                 return _joined(place, self.blocker if self.served else _NO_SERVER)
@@ -227,7 +239,7 @@ class RunView:
 
     Attributes:
         row: What the log has of it: ids, times, sums, and its ending.
-        state: Its state; `interrupted` and `expired` are not stored.
+        state: Its state; `interrupted`, `expired` and `awaiting_extension` are not stored.
         at_us: Up to when its clock counts.
         caps: Time, turns, tool calls, tokens and cost; empty where a newer Ava wrote the configuration.
         free: Its model costs nothing.
@@ -309,6 +321,8 @@ def view_run(
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     if proposal is not None and proposal.expires_us <= now_us:
         state = EXPIRED
+    if asking(run, now_us):
+        state = AWAITING_EXTENSION
     entry = view.entry(run.result_seq) if result and run.ended and run.result_seq is not None else None
     fact = entry.fact if entry is not None else None
     texts = texts_of(view, run) if task else None
@@ -405,7 +419,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
 
 @dataclass(frozen=True)
 class Notice:
-    """News of a run that its user has not fetched: it ended, or a person has to resume it.
+    """News of a run that its user has not fetched: it ended, or a person has to resume it or may allow it more.
 
     Attributes:
         row: The run.
@@ -418,6 +432,8 @@ class Notice:
     def text(self) -> str:
         """Return it as a line of an answer."""
         run = self.row
+        if not run.ended and (asked := asked_of(run)) is not None:
+            return f"{label(run)} waits for {wait_words(run, asked)}; show the person that"
         if self.interrupted_us is None:
             cost = format_usd(run.cost_micros)
             return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"
@@ -458,6 +474,8 @@ def _wait(
 ) -> Wait | None:
     if state == WAITING:
         return Wait("approval", run)
+    if state == AWAITING_EXTENSION:
+        return Wait("extension", run, until_us=run.not_before_us)
     if state not in (QUEUED, INTERRUPTED):
         return None
     is_served = served()

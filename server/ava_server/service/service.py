@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
-from ava_audit.rows import RUNNING, RunRow
+from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US
@@ -21,10 +21,11 @@ from ava_server.approval.questions import AnsweredLater, Person
 from ava_server.approval.requests import refuse_deep, shown
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
-from ava_server.runs.lifecycle import left_to_be_resumed
+from ava_server.runs.lifecycle import asking, left_to_be_resumed
 from ava_server.service.access import Access, CallContext, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering, dumped
 from ava_server.service.confirm import Confirmations
+from ava_server.service.extensions import Extensions
 from ava_server.service.logs import LogReader
 from ava_server.service.render_text import text_of
 from ava_server.service.responses import (
@@ -49,6 +50,7 @@ class Service:
 
     Attributes:
         session: The host connection that it serves.
+        extensions: Decides on what runs ask for, where a person does so in this session; it is no tool.
     """
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
@@ -57,6 +59,7 @@ class Service:
         self._redactor = runtime.credentials.redactor
         self.session = self._session = session
         self._access = access = Access(runtime, session)
+        self.extensions = Extensions(access)
         checks, spawns = RunChecks(access), Spawns(access)
         handlers = Handlers(
             spawns, Confirmations(access, checks, spawns), checks, RunSteering(access, checks), LogReader(access)
@@ -113,6 +116,8 @@ class Service:
             message, _count = self._redactor.redact(self._access.explained(error))
             answer = spec.answer(status=FAILED, message=message)
         except AnsweredLater as asked:
+            if reading:
+                self._store.post(called)
             self._store.post(append(self._answered(tool, f"Nothing was started: {asked}.", began, success=True)))
             raise
         except Exception:
@@ -131,16 +136,18 @@ class Service:
     async def _notices(self, answer: Answer) -> list[str]:
         """Return a line for each run of this user that ended in the last hour and whose result was not fetched yet.
 
-        Runs of this workspace come first; before them, those that were interrupted and wait for a person to resume.
+        Runs of this workspace come first; before them, those that wait for a person: to allow them more, or to resume.
         """
         in_it = {run["subagent_id"] for run in _runs_in(answer)}
         now_us = time.time_ns() // 1000
 
-        def query(view: View) -> tuple[list[RunRow], list[RunRow]]:
+        def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
+            asks = [row for row in view.runs(user=self._session.user, states=(QUEUED,)) if asking(row, now_us)]
             running = view.runs(user=self._session.user, states=(RUNNING,))
-            return [row for row in running if left_to_be_resumed(row, now_us)], view.unfetched(self._session.user)
+            silent = [row for row in running if left_to_be_resumed(row, now_us)]
+            return asks, silent, view.unfetched(self._session.user)
 
-        silent, rows = await self._store.read(query)
+        asks, silent, rows = await self._store.read(query)
         gone = (
             await anyio.to_thread.run_sync(self._runtime.manager.control.gone, silent) if silent else frozenset[str]()
         )
@@ -152,7 +159,8 @@ class Service:
             for row in sorted(rows, key=lambda row: not self._access.is_here(row))
             if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
         ]
-        return [notice.text() for notice in [*interrupted, *ended][:NOTICES]]
+        waiting = [Notice(row) for row in asks if row.id not in in_it]
+        return [notice.text() for notice in [*waiting, *interrupted, *ended][:NOTICES]]
 
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool

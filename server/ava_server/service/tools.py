@@ -55,6 +55,7 @@ class ServiceTool:
         open_world: It reaches beyond this machine.
         loaded: Hosts that load tools on demand should always load it.
         approves: A person decides in it.
+        asks: A person may be asked in it.
     """
 
     title: str
@@ -70,6 +71,7 @@ class ServiceTool:
     open_world: bool = False
     loaded: bool = False
     approves: bool = False
+    asks: bool = False
 
     @property
     def name(self) -> str:
@@ -105,6 +107,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             open_world=True,
             loaded=True,
             approves=True,
+            asks=True,
         ),
         ServiceTool(
             "Look after subagents",
@@ -116,6 +119,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             recorded="after",
             read_only=True,
             loaded=True,
+            asks=True,
         ),
         ServiceTool(
             "Message a subagent",

@@ -1,0 +1,313 @@
+"""More for a run near a cap: what it asks a person for before it wraps up.
+
+A run asks where it would otherwise begin its last turn because of a cap of its own: cost, tokens or time. It then waits
+like a paused run, and what its wrap-up needs stays reserved. Without an answer, the run wraps up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ava_audit.events import (
+    CostUpdate,
+    ExtendedCap,
+    ExtensionAsked,
+    ExtensionDecided,
+)
+from ava_audit.rows import RunRow
+from ava_audit.units import MICROS_PER_CENT, format_usd, iso_second, micros_from_cents, now_us
+from ava_audit.view import View
+from ava_server.approval.decisions import PERSON_CHANNELS
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.summary import minutes
+from ava_server.budget.caps import CapReached, CapRequest, DayCaps, money_caps
+from ava_server.budget.run_config import RunConfig, config_of, digest
+from ava_server.budget.user_limits import day_caps
+from ava_server.core.ids import new_id
+from ava_server.runs.lifecycle import Paused, group_time
+from ava_server.runs.log import RunLog
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+
+AWAITING_EXTENSION = "awaiting_extension"
+"""The state of a run that waits for such an answer, as screens and answers show it; the log has it as queued."""
+MOST_ASKED = 3
+"""How often a run may ask; each time but the last a person must have agreed."""
+GROWTH = 0.4
+"""The share of a cap by which it asks for more, at least; and of its turns so far, how many more are estimated."""
+LEAST_TURNS = 3
+RECENT_CALLS = 5
+"""Calls of the model from which the cost of a further turn is estimated."""
+LONG_S = 300
+"""From here on, a time cap is raised by whole minutes."""
+
+FIELDS: Mapping[ExtendedCap, str] = {
+    "max_cost_cents": "max_cost_micros",
+    "max_tokens": "max_tokens",
+    "timeout": "timeout_s",
+}
+"""The caps that a person may raise: their name, and the field of the configuration."""
+CAP_NAMES: Mapping[ExtendedCap, str] = {"max_cost_cents": "cost cap", "max_tokens": "token cap", "timeout": "time cap"}
+UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_tokens": 1_000, "timeout": 1}
+"""In which steps a cap is raised: cents, thousands of tokens, seconds."""
+
+
+@dataclass(frozen=True)
+class ExtensionLimits:
+    """What a run may ask for.
+
+    Attributes:
+        wait_s: How long it waits for an answer; 0 turns asking off.
+        max_cost_micros: The hard cap on a run's cost.
+        max_tokens: The hard cap on its tokens, and `max_tokens_deep` for the tier `deep`.
+        max_timeout_s: The hard cap on its time.
+        days: What may be spent in a day.
+    """
+
+    wait_s: int
+    max_cost_micros: int
+    max_tokens: int
+    max_tokens_deep: int
+    max_timeout_s: int
+    days: DayCaps
+
+
+def extension_limits(settings: Settings, user: str) -> ExtensionLimits:
+    """Return what the settings let a user's runs ask for."""
+    hard = settings.limits
+    return ExtensionLimits(
+        wait_s=hard.extension_wait_s,
+        max_cost_micros=micros_from_cents(hard.max_cost_cents),
+        max_tokens=hard.max_tokens,
+        max_tokens_deep=hard.max_tokens_deep,
+        max_timeout_s=hard.max_timeout_s,
+        days=day_caps(settings, user),
+    )
+
+
+# -- asking -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What a run lacks.
+
+    Attributes:
+        cap: The cap that it has reached.
+        step: What its next step and the wrap-up after it can take of that cap: less helps nothing.
+        active_s: Seconds for which it has been active.
+    """
+
+    cap: ExtendedCap
+    step: float
+    active_s: float
+
+
+def extension_request(
+    view: View, run: RunRow, short: Shortage, limits: ExtensionLimits, extension_id: str, now_us: int
+) -> ExtensionAsked | None:
+    """Return what a run asks a person for, or None where it has to wrap up.
+
+    It asks only if a person approved it by their own answer, at most `MOST_ASKED` times, and never again after a
+    refusal or without an answer. What it proposes fits the hard caps, its group's and the day's.
+    """
+    config, texts = config_of(run.config), texts_of(view, run)
+    free = short.cap == "max_cost_cents" and config.price.free
+    if not limits.wait_s or free or texts is None or not run.turns or run.overrun or not _may_ask(view, run):
+        return None
+    limit, used = getattr(config, FIELDS[short.cap]), _used(run, short.cap, short.active_s)
+    per_turn = _per_turn(view, run, short)
+    turns = min(config.max_iterations - run.turns, max(LEAST_TURNS, math.ceil(GROWTH * run.turns)))
+    step = max(short.step, per_turn if short.cap == "timeout" else 0)
+    needed = max(per_turn * turns, step)
+    wanted = max(used + needed, limit * (1 + GROWTH))
+    wanted = min(wanted, max(2 * limit, used + step))  # a person decides about one step after the other
+    most, _why = most_now(view, run, config, short.cap, short.active_s, limits, now_us)
+    proposed = _rounded(short.cap, wanted, most)
+    if proposed < used + step or proposed <= limit:
+        return None
+    asked = config.model_copy(update={FIELDS[short.cap]: proposed})
+    return ExtensionAsked(
+        extension_id=extension_id,
+        cap=short.cap,
+        limit=limit,
+        proposed=proposed,
+        used=used,
+        needed=_estimate(short.cap, min(needed, proposed - used)),
+        expires_us=now_us + limits.wait_s * 1_000_000,
+        digest=digest(asked, texts),
+    )
+
+
+def _may_ask(view: View, run: RunRow) -> bool:
+    proposal = view.proposal(run.pending_id)
+    if proposal is None or proposal.channel not in PERSON_CHANNELS:
+        return False
+    facts = [entry.fact for entry in view.entries(run.id, 0, ("ExtensionAsked", "ExtensionDecided"))]
+    asked = sum(isinstance(fact, ExtensionAsked) for fact in facts)
+    agreed = sum(isinstance(fact, ExtensionDecided) and fact.decision == "approved" for fact in facts)
+    return asked == agreed and asked < MOST_ASKED
+
+
+def _used(run: RunRow, cap: ExtendedCap, active_s: float) -> float:
+    if cap == "timeout":
+        return round(active_s, 1)
+    return run.cost_micros if cap == "max_cost_cents" else run.tokens
+
+
+def _per_turn(view: View, run: RunRow, short: Shortage) -> float:
+    """Return what a turn takes of a cap: the average of the last calls, or of all turns for the time."""
+    if short.cap == "timeout":
+        return short.active_s / run.turns
+    calls = view.entries(run.id, 0, ("CostUpdate",))[-RECENT_CALLS:]
+    turns = {entry.fact.turn for entry in calls if isinstance(entry.fact, CostUpdate)}
+    if short.cap == "max_cost_cents":
+        total = sum(entry.cost_micros or 0 for entry in calls)
+    else:
+        total = sum(entry.fact.tokens for entry in calls if isinstance(entry.fact, CostUpdate))
+    return total / max(len(turns), 1)
+
+
+def most_now(
+    view: View,
+    run: RunRow,
+    config: RunConfig,
+    cap: ExtendedCap,
+    active_s: float,
+    limits: ExtensionLimits,
+    now_us: int,
+) -> tuple[float, str]:
+    """Return the highest value that a cap of a run may have now, and what sets it."""
+    if cap == "max_tokens":
+        return (
+            (limits.max_tokens_deep, "limits.max_tokens_deep")
+            if config.tier == "deep"
+            else (limits.max_tokens, "limits.max_tokens")
+        )
+    if cap == "timeout":
+        left_s = group_time(view.group(run.group_id) if run.group_id else None, now_us)
+        group_s = math.inf if left_s is None else active_s + left_s
+        return min((limits.max_timeout_s, "limits.max_timeout_s"), (group_s, "the group's time"))
+    names = {
+        "group_max_cost": "the group's cost cap",
+        "user_daily_cents": "your budget of the day",
+        "installation_daily_cents": "the installation's budget of the day",
+    }
+    shared = [
+        (run.cost_micros + left, names[name])
+        for name, left in money_caps(view, run, limits.days, now_us)
+        if name in names
+    ]
+    return min((limits.max_cost_micros, "limits.max_cost_cents"), *shared)
+
+
+def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
+    """Return a cap in whole cents, thousands of tokens, seconds or minutes: up, or down to what it may be at most."""
+    unit = 60 if cap == "timeout" and wanted >= LONG_S else UNITS[cap]
+    value = math.ceil(wanted / unit) * unit
+    return _whole(cap, value if value <= most else math.floor(most / unit) * unit)
+
+
+def _estimate(cap: ExtendedCap, needed: float) -> int | float:
+    """Return an estimate without a false precision."""
+    return math.ceil(needed / 100) * 100 if cap == "max_tokens" else _whole(cap, needed)
+
+
+def _whole(cap: ExtendedCap, value: float) -> int | float:
+    return round(value, 1) if cap == "timeout" else math.ceil(value)
+
+
+class CapExtensions:
+    """Asks for more for one run, as its owner.
+
+    Args:
+        run_log: The run's log.
+        config: Its configuration.
+        limits: What it may ask for.
+    """
+
+    def __init__(self, run_log: RunLog, config: RunConfig, limits: ExtensionLimits) -> None:
+        self._log = run_log
+        self._config = config
+        self._limits = limits
+
+    async def more_of(self, reached: CapReached, asked: CapRequest, active_s: float) -> Paused | None:
+        """Return the pause in which a person is asked for more money or tokens, or None where the run wraps up."""
+        if reached.cap == "max_cost_cents":
+            return await self._more(Shortage(reached.cap, asked.fact.micros + asked.fact.wrap_micros, active_s))
+        if reached.cap == "max_tokens":
+            return await self._more(Shortage(reached.cap, asked.tokens + asked.wrap_tokens, active_s))
+        return None
+
+    async def more_time(self, active_s: float) -> Paused | None:
+        """Return the pause in which a person is asked for more time, or None where the run wraps up."""
+        return await self._more(Shortage("timeout", 0, active_s))
+
+    async def _more(self, short: Shortage) -> Paused | None:
+        def query(view: View) -> ExtensionAsked | None:
+            run = view.run(self._log.run.id)
+            return (
+                extension_request(view, run, short, self._limits, new_id("extension_id"), now_us())
+                if run is not None
+                else None
+            )
+
+        asked = await self._log.read(query) if self._limits.wait_s else None
+        return None if asked is None else Paused(asked)
+
+    def notice(self, active_s: float) -> tuple[str, tuple[str, ...]] | None:
+        """Return what the model is told, once, after a cap was raised, and the topic of that."""
+        raised = self._log.history.raised
+        topic = "" if raised is None else f"raised:{raised.extension_id}"
+        if raised is None or topic in self._log.history.notices_sent:
+            return None
+        return raised_notice(raised, self._config, self._log.run, active_s), (topic,)
+
+
+# -- in words ---------------------------------------------------------------------------------------------------------
+
+
+def asked_of(run: RunRow) -> ExtensionAsked | None:
+    """Return what a run asks for, or asked for until its time to ask was over; else None."""
+    return None if run.extension is None else ExtensionAsked.model_validate_json(run.extension)
+
+
+def shortage_words(asked: ExtensionAsked) -> str:
+    """Return what is left and what is missing: `$0.02 left, about $0.20 more to finish`."""
+    left = max(asked.limit - asked.used, 0)
+    return f"{cap_amount(asked.cap, left)} left, about {cap_amount(asked.cap, asked.needed)} more to finish"
+
+
+def request_words(asked: ExtensionAsked) -> str:
+    """Return what a person is asked: `raise its cost cap from $0.50 to $0.70 ($0.02 left, …)`."""
+    low, high = cap_amount(asked.cap, asked.limit, exact=True), cap_amount(asked.cap, asked.proposed, exact=True)
+    return f"raise its {CAP_NAMES[asked.cap]} from {low} to {high} ({shortage_words(asked)})"
+
+
+def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:
+    """Return an amount of a cap for people: `$0.50`, `12,000 tokens`, `10 min`; an exact one is not rounded."""
+    if cap == "max_cost_cents":
+        return format_usd(int(value), exact=exact)
+    return f"{int(value):,} tokens" if cap == "max_tokens" else minutes(value if exact else round(value))
+
+
+def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
+    """Return what a run waits for, who can answer and how, and until when."""
+    return (
+        f"a person to {request_words(asked)}: `ava approve {run.id}`, or `ava reject {run.id}`. No model can answer."
+        f" Without an answer until {iso_second(asked.expires_us)} it wraps up"
+    )
+
+
+def raised_notice(raised: ExtensionDecided, config: RunConfig, run: RunRow, active_s: float) -> str:
+    """Return what the model is told after a cap was raised: it was told before that little is left."""
+    left = (
+        cap_amount(cap, max(getattr(config, field) - _used(run, cap, active_s), 0))
+        for cap, field in FIELDS.items()
+        if field in raised.changes
+    )
+    return f"A person has raised your limit: {', '.join(left)} left now. Go on with the task."

@@ -1,0 +1,246 @@
+"""The answer to a run that asks for more: what a person is shown, and the command that decides, once.
+
+Only a person's own answer raises a cap, and only to the value that was shown or below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel
+
+from ava_audit.events import Channel, Event, ExtendedCap, ExtensionAsked, ExtensionDecided, UserMessage, Who
+from ava_audit.rows import RunRow
+from ava_audit.store.store import Command, Outcome
+from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, iso_second
+from ava_audit.view import View
+from ava_server.approval.decisions import PERSON_CHANNELS
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.questions import COST, TIME, LimitField, Question, Reply, number_in
+from ava_server.approval.summary import approval_line
+from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import label
+from ava_server.runs.extension import (
+    CAP_NAMES,
+    FIELDS,
+    UNITS,
+    ExtensionLimits,
+    asked_of,
+    cap_amount,
+    most_now,
+    shortage_words,
+)
+from ava_server.runs.lifecycle import situation, transition
+
+_TOKENS = "max_tokens"
+_FORM: Mapping[ExtendedCap, tuple[str, str, float]] = {
+    "max_cost_cents": (COST, "At most, in dollars", MICROS_PER_USD),
+    "max_tokens": (_TOKENS, "At most, in tokens", 1),
+    "timeout": (TIME, "At most, in minutes", 60),
+}
+"""The field of the form, its title, and how many of the cap's units one unit of the field is."""
+
+
+class PendingExtension(BaseModel):
+    """A request that waits, for commands and programs.
+
+    Attributes:
+        extension_id: Its id.
+        subagent_id: The run that asks.
+        pending_id: The run's proposal.
+        message: The text that is shown.
+        digest: The hash of the configuration that an approval makes.
+        expires_us: Until when it waits, in microseconds since 1970.
+    """
+
+    extension_id: str
+    subagent_id: str
+    pending_id: str
+    message: str
+    digest: str
+    expires_us: int
+
+
+@dataclass(frozen=True)
+class WaitingExtension:
+    """A request that waits, as a person is shown it.
+
+    Attributes:
+        run: The run.
+        asked: What it asks for.
+        config: The configuration that an approval would make.
+        texts: The run's texts.
+    """
+
+    run: RunRow
+    asked: ExtensionAsked
+    config: RunConfig
+    texts: Texts
+
+    @property
+    def message(self) -> str:
+        """The question: which run, what is left and missing, the new cap, and everything that then holds."""
+        asked, name = self.asked, CAP_NAMES[self.asked.cap]
+        low, high = (cap_amount(asked.cap, each, exact=True) for each in (asked.limit, asked.proposed))
+        return (
+            f"{label(self.run)} is near its {name} of {low}: {shortage_words(asked)}.\n"
+            f"{approval_line(self.config, self.texts)}\n"
+            f"Raise the {name} to {high}? If you decline, or without an answer until {iso_second(asked.expires_us)}, it"
+            " hands in what it has."
+        )
+
+    @property
+    def pending(self) -> PendingExtension:
+        """The request for a command or a program."""
+        return PendingExtension(
+            extension_id=self.asked.extension_id,
+            subagent_id=self.run.id,
+            pending_id=self.run.pending_id,
+            message=self.message,
+            digest=self.asked.digest,
+            expires_us=self.asked.expires_us,
+        )
+
+    @property
+    def field(self) -> LimitField:
+        """The new cap in the form."""
+        asked = self.asked
+        name, title, unit = _FORM[asked.cap]
+        return LimitField(
+            name, title, min(asked.limit + UNITS[asked.cap], asked.proposed) / unit, asked.proposed / unit
+        )
+
+    def question(self) -> Question:
+        """Return the question for a host; in its form the new cap may be lowered."""
+        return Question(" \n".join(self.message.split("\n")), (self.field,))
+
+    def allowed(self, reply: Reply) -> int | float:
+        """Return the cap that a person allows: the proposed one, or less from the form.
+
+        Raises:
+            BadInput: The form's value is not a number, or is not between the cap as it is and the proposed one.
+        """
+        given = number_in(self.field, reply, "nothing was raised")
+        if given is None or given == self.field.most:
+            return self.asked.proposed
+        cap = self.asked.cap
+        value = given * _FORM[cap][2]
+        unit = MICROS_PER_CENT if cap == "max_cost_cents" else 1
+        value = value if cap == "timeout" else math.floor(round(value, 3) / unit) * unit
+        if not self.asked.limit < value <= self.asked.proposed:
+            low, high = cap_amount(cap, self.asked.limit, exact=True), cap_amount(cap, self.asked.proposed, exact=True)
+            raise BadInput(f"{self.field.name}: give more than {low} and at most {high}; nothing was raised")
+        return value
+
+
+def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension | str:
+    """Return the request of a run that waits for an answer, or why none does."""
+    asked, texts = asked_of(run), texts_of(view, run)
+    if transition(run, "decide", situation(run, now_us)) is None or asked is None or texts is None:
+        return _not_waiting(view, run)
+    config = config_of(run.config).model_copy(update={FIELDS[asked.cap]: asked.proposed})
+    return WaitingExtension(run, asked, config, texts)
+
+
+def waiting_extensions(view: View, user: str, now_us: int) -> list[WaitingExtension]:
+    """Return the requests of a user's runs that wait for an answer, oldest first."""
+    found = [waiting_extension(view, run, now_us) for run in view.runs(user=user, states=("queued",), limit=-1)]
+    return [one for one in found if isinstance(one, WaitingExtension)]
+
+
+def _not_waiting(view: View, run: RunRow) -> str:
+    entry = view.last_entry(run.id, "ExtensionDecided")
+    if run.ended:
+        return f"{label(run)} has ended ({run.state}); nothing can be raised"
+    if run.extension is not None:
+        return f"{label(run)} waited long enough, and wraps up; nothing was raised"
+    if entry is not None and isinstance(entry.fact, ExtensionDecided):
+        decided = entry.fact
+        return f"{decided.extension_id} of {label(run)} was {decided.decision} already, over {decided.channel}"
+    return f"{label(run)} does not ask for more"
+
+
+@dataclass(frozen=True)
+class ExtensionAnswer:
+    """What became of an answer: the cap was raised, the run wraps up, or the answer was refused, with the reason."""
+
+    status: Literal["approved", "declined", "refused"]
+    text: str
+
+
+def decide_extension(
+    run_id: str,
+    shown: str,
+    who: Who,
+    channel: Channel,
+    limits: ExtensionLimits,
+    *,
+    allow: int | float | None,
+) -> Command[ExtensionAnswer]:
+    """Decide on what a run asks for, once: raise the cap, or have the run wrap up.
+
+    Args:
+        run_id: The run.
+        shown: The digest of what the person was shown.
+        who: The session and the user that answer.
+        channel: The channel over which a person does.
+        limits: What runs may ask for now.
+        allow: The new cap; None to decline.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[ExtensionAnswer]:
+        run = view.run(run_id)
+        if run is None or run.user_id != who.user_id:
+            return _refused(f"no subagent {run_id} of yours is known")
+        if allow is not None and channel not in PERSON_CHANNELS:
+            return _refused("only a person's own answer counts: in a terminal, over HTTP, or to Ava's own question")
+        found = waiting_extension(view, run, now_us)
+        if isinstance(found, str):
+            return _refused(found)
+        asked = found.asked
+        if shown != asked.digest:
+            return _refused(f"{asked.extension_id} has changed since it was shown (its digest differs); look again")
+        if allow is None:
+            decided = ExtensionDecided(
+                extension_id=asked.extension_id, decision="declined", channel=channel, digest=asked.digest,
+                decision_digest=digest(config_of(run.config), found.texts),
+            )  # fmt: skip
+            text = f"{label(run)} wraps up; nothing was raised."
+            return Outcome(ExtensionAnswer("declined", text), _events(run, who, decided, f"declined {_named(asked)}"))
+        if not asked.limit < allow <= asked.proposed:
+            return _refused("an answer raises the cap to what was proposed, or to less")
+        most, why = most_now(view, run, found.config, asked.cap, run.active_us / 1e6, limits, now_us)
+        if allow > most:
+            return _refused(f"{why} leaves no room for that; at most {cap_amount(asked.cap, max(most, 0))} would be")
+        config = found.config.model_copy(update={FIELDS[asked.cap]: allow})
+        decided = ExtensionDecided(
+            extension_id=asked.extension_id, decision="approved", channel=channel, digest=asked.digest,
+            decision_digest=digest(config, found.texts), changes={FIELDS[asked.cap]: allow},
+        )  # fmt: skip
+        text = (
+            f"The {CAP_NAMES[asked.cap]} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it goes on."
+        )
+        line = f"approved {_named(asked)}: {approval_line(config, found.texts)}"
+        return Outcome(ExtensionAnswer("approved", text), _events(run, who, decided, line))
+
+    return command
+
+
+def _named(asked: ExtensionAsked) -> str:
+    """Return a request as a decision names it."""
+    return f"{asked.extension_id}, {CAP_NAMES[asked.cap]}"
+
+
+def _refused(why: str) -> Outcome[ExtensionAnswer]:
+    return Outcome(ExtensionAnswer("refused", why))
+
+
+def _events(run: RunRow, who: Who, decided: ExtensionDecided, said: str) -> tuple[Event, ...]:
+    return (
+        Event(who, UserMessage(text=said, kind="decision"), run_id=run.id),
+        Event(who, decided, run_id=run.id),
+    )

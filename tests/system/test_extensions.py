@@ -1,0 +1,206 @@
+"""A person allows a run more, or declines, from a terminal and over HTTP; the run is another process's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from mcp import Client
+from support.extensions import CAP, works
+from support.http_server import HttpServer, serving_http, token
+from support.model_server import running_model_server
+from support.runtime import PRICED
+from support.stdio import Wire, logged, made, serving, state_of, told, until, using
+from support.terminal import CONTROLLED, ava, on_terminal
+
+from ava_server.config.pin import PinFile
+
+pytestmark = pytest.mark.slow
+
+HUMAN = f'[users.ana]\napproval = "human"\n{PRICED}'
+PIN = "839217"
+RAISE = "Raise it? [y/N]"
+
+
+def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env: str) -> tuple[int, str]:
+    """Run a command at a terminal, with an answer to each thing that it asks; return its exit code and the screen."""
+    with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+        for question, answer in answers:
+            screen.until(question)
+            screen.type(f"{answer}\n")
+        code = screen.ended()
+    assert "Traceback" not in screen.text
+    return code, screen.text
+
+
+def decisions(root: Path) -> list[dict[str, Any]]:
+    return [entry.content for entry in logged(root, "ExtensionDecided")]
+
+
+async def asks(root: Path, run_id: str) -> None:
+    await until(lambda: bool(logged(root, "ExtensionAsked", run=run_id)), 20)
+
+
+# -- in a terminal ----------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def asking(tmp: Path) -> AsyncGenerator[tuple[Path, Wire, str, str]]:
+    """A server with a run that a person has started at the terminal and that asks for more."""
+    root = made(tmp / "data", config_toml=PRICED)
+    with running_model_server(works) as model:
+        async with serving(root, env={**using(model.base_url), "AVA_MODEL": "test"}, cwd=tmp) as wire:
+            run = await wire.tool("spawn_subagent", role="researcher", task="What does it cost?", **CAP)
+            started = await anyio.to_thread.run_sync(
+                lambda: typed(root, "approve", run["pending_id"], answers=[("Start it? [y/N]", "y")])
+            )
+            assert started[0] == 0, started
+            await asks(root, run["subagent_id"])
+            yield root, wire, run["subagent_id"], model.base_url
+
+
+@pytest.mark.requirement("N-15")
+async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (root, wire, run_id, _url):
+        checked = await wire.tool("check_subagent", subagent_id=run_id)
+        assert checked["status"] == "awaiting_extension"
+        assert f"`ava approve {run_id}`" in checked["runs"][0]["waits_for"]
+        code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=[(RAISE, "n")]))
+        assert code != 0 and "Nothing was raised; it still waits" in text and decisions(root) == []
+        code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=[(RAISE, "y")]))
+        assert code == 0, text
+        assert "is near its cost cap of $0.20" in text and "it goes on." in text
+        await until(lambda: state_of(root, run_id) == "success", 20)
+        [decided] = decisions(root)
+        assert (decided["decision"], decided["channel"]) == ("approved", "terminal")
+        gone = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id))
+        assert gone[0] != 0 and "no longer waits" in gone[1]
+        shown = await anyio.to_thread.run_sync(ava, root, "show", run_id)
+        assert (
+            "More was approved" in shown.stdout and "by a person at the terminal (terminal): at most $" in shown.stdout
+        )
+        cost = await anyio.to_thread.run_sync(ava, root, "show", run_id, "--cost")
+        assert "raised to $" in cost.stdout and "by a person near the cap" in " ".join(cost.stdout.split())
+
+
+async def test_without_an_id_all_that_ask_are_shown_and_reject_has_one_wrap_up(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (root, _wire, run_id, _url):
+        listed = await anyio.to_thread.run_sync(ava, root, "approve")
+        assert listed.returncode == 0 and f"{run_id} asks for more:" in listed.stdout, listed.stderr
+        once = await anyio.to_thread.run_sync(ava, root, "status", "--once")
+        assert "awaiting_extension" in once.stdout and f"`ava approve {run_id}`" in " ".join(once.stdout.split())
+        as_json = json.loads((await anyio.to_thread.run_sync(ava, root, "status", "--json")).stdout)
+        [run] = as_json["runs"]
+        assert run["state"] == "awaiting_extension" and "raise its cost cap from $0.20" in run["waits_for"]
+        waited = await anyio.to_thread.run_sync(ava, root, "wait", run_id, "--timeout", "1")
+        assert "a person may raise its cost cap" in waited.stderr
+        left = await anyio.to_thread.run_sync(lambda: typed(root, "approve", answers=[("leave it waiting]", "")]))
+        assert left[0] == 0 and decisions(root) == []
+        rejected = await anyio.to_thread.run_sync(ava, root, "reject", run_id)
+        assert rejected.returncode == 0 and "wraps up" in rejected.stdout, rejected.stderr
+        await until(lambda: state_of(root, run_id) == "cost_exceeded", 20)
+        [decided] = decisions(root)
+        assert decided["decision"] == "declined" and decided["changes"] == {}
+
+
+async def test_with_a_pin_a_terminal_asks_for_it(tmp_path: Path) -> None:
+    async with asking(tmp_path) as (root, _wire, run_id, _url):
+        PinFile(root / "secrets" / "approval.toml").set(PIN)
+        wrong = [(RAISE, "y"), ("Approval PIN (not shown): ", "111111")]
+        code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=wrong))
+        assert code != 0 and "Nothing was raised; it still waits." in text and decisions(root) == []
+        right = [(RAISE, "y"), ("Approval PIN (not shown): ", PIN)]
+        code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=right))
+        assert code == 0, text
+        await until(lambda: state_of(root, run_id) == "success", 20)
+
+
+# -- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Away:
+    """A server, a run of Ana's on it that asks for more, and her own token."""
+
+    server: HttpServer
+    root: Path
+    client: Client
+    text: str
+    run_id: str
+
+    async def shown(self, text: str | None = None) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (await self.server.get("/approvals", text or self.text)).json()["extensions"]
+        return found
+
+    async def decide(self, text: str | None = None, **given: Any) -> tuple[int, dict[str, Any]]:
+        answer = await self.server.post("/approvals", text or self.text, json=given)
+        return answer.status_code, answer.json()
+
+
+@asynccontextmanager
+async def away(tmp: Path) -> AsyncGenerator[Away]:
+    root = made(tmp / "data", config_toml=HUMAN)
+    hosts, own = token(root, "ana"), token(root, "ana", "approve", name="phone")
+    with running_model_server(works) as model:
+        async with (
+            serving_http(root, env={**using(model.base_url), "AVA_MODEL": "test"}) as server,
+            server.client(hosts) as client,
+        ):
+            given = {"role": "researcher", "task": "What does it cost?", **CAP}
+            run = told(await client.call_tool("spawn_subagent", given))[0]
+            [shown] = (await server.get("/approvals", own)).json()["proposals"]
+            decision = {
+                "decision": "approve", "pending_ids": [run["pending_id"]], "approving": [shown["approval_line"]],
+                "digests": {run["pending_id"]: shown["digest"]},
+            }  # fmt: skip
+            assert (await server.post("/approvals", own, json=decision)).status_code == 200
+            await asks(root, run["subagent_id"])
+            yield Away(server, root, client, own, run["subagent_id"])
+
+
+@pytest.mark.requirement("N-15")
+async def test_a_token_with_the_scope_approve_raises_the_cap_once(tmp_path: Path) -> None:
+    async with away(tmp_path) as at:
+        bens, hosts = token(at.root, "ben", "approve"), token(at.root, "ana", name="other-host")
+        [shown] = await at.shown()
+        assert shown["subagent_id"] == at.run_id and "near its cost cap of $0.20" in shown["message"]
+        assert await at.shown(bens) == []
+        whole = {"decision": "approve", "subagent_id": at.run_id, "digest": shown["digest"]}
+        for text, given, status in (
+            (None, {**whole, "digest": "0" * 64}, 409),
+            (None, {"decision": "approve", "subagent_id": at.run_id}, 400),
+            (None, {**whole, "subagent_id": "S-zzzzzz"}, 400),
+            (None, {**whole, "limit": 9}, 400),
+            (bens, whole, 400),
+            (hosts, whole, 403),
+        ):
+            found, answer = await at.decide(text, **given)
+            assert found == status, (given, answer)
+        assert decisions(at.root) == []
+        status, answer = await at.decide(**whole)
+        assert (status, answer["status"]) == (200, "approved"), answer
+        assert (await at.decide(**whole))[0] == 409
+        await until(lambda: state_of(at.root, at.run_id) == "success", 20)
+        [decided] = decisions(at.root)
+        assert (decided["channel"], decided["digest"]) == ("http", shown["digest"])
+
+
+@pytest.mark.parametrize("answer", ["y", "r"])
+async def test_a_remote_person_decides_with_ava_approve(tmp_path: Path, answer: str) -> None:
+    async with away(tmp_path) as at:
+        args = ("--url", at.server.base, "approve")
+        elsewhere = tmp_path / "elsewhere"
+
+        def run() -> tuple[int, str]:
+            return typed(elsewhere, *args, answers=[("leave it waiting]", answer)], AVA_TOKEN=at.text)
+
+        code, text = await anyio.to_thread.run_sync(run)
+        assert code == 0 and f"{at.run_id} asks for more:" in text, text
+        ended = "success" if answer == "y" else "cost_exceeded"
+        await until(lambda: state_of(at.root, at.run_id) == ended, 20)
