@@ -198,7 +198,7 @@ def test_the_reported_cost_counts_and_its_parts_sum_to_it() -> None:
 
 
 async def test_a_group_cap_applies_to_all_its_runs_together(tmp_path: Path) -> None:
-    usage = {"prompt_tokens": 20_000, "completion_tokens": 500, "total_tokens": 20_500}
+    usage = {"prompt_tokens": 11_000, "completion_tokens": 900, "total_tokens": 11_900}
     note = Say(calls=[("scratchpad", {"note": "so far"})], usage=usage)
 
     def step(request: dict[str, object]) -> Say:

@@ -29,7 +29,7 @@ async def test_server_instructions_say_when_and_how_to_delegate_and_the_cost(tmp
         "Delegate work that is deep",
         "Do it yourself when",
         "about 15 times the tokens",
-        "10 cents for a look-up, 50 standard, 200 deep",
+        "25 cents for a look-up, 50 standard, 200 deep",
         "One subject a subagent: goal, what counts as done, form of the answer; it cannot ask back",
         'Say "requested", never "started", until confirm_spawn',
         "after 30 s without news say its status line",
