@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ ROLES: dict[str, dict[str, Any]] = {
     "code_reviewer": {},
     "data_extractor": {},
     "custom": {"system_prompt": "You compare prices. Read all files, then give the lowest price."},
+    "web_crawler": {"task": "Compare the prices in all files and on https://prices.example/."},
+    "coder": {"namespace": ["."], "verify": "true", "plan": False},
 }
 TEXTS = {
     "English": "The carrier charges twelve cents for each minute, and nothing at night or on Sundays.\n",
@@ -83,6 +86,13 @@ class Cell:
         return f"{self.turns} turns, ${self.cost_micros / 1e6:.2f}, {self.ending}"
 
 
+def commit_all(folder: Path) -> None:
+    """Make a folder a repository with one commit."""
+    author = ("-c", "user.name=Benchmark", "-c", "user.email=benchmark@example.com")
+    for command in (("init", "-q"), ("add", "."), (*author, "commit", "-q", "-m", "Prices")):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+
+
 async def run(role: str, price: Price | None, text: str, chars: int) -> Cell:
     """Run a role with its default caps, and return how many files it read."""
     config = ""
@@ -94,8 +104,10 @@ async def run(role: str, price: Price | None, text: str, chars: int) -> Cell:
         async with open_lab(Path(folder), model(caches=price is not None), config=config, check=False) as lab:
             for number in range(100):
                 (lab.workspace / f"{number:02}.md").write_text((text * (chars // len(text) + 1))[:chars], "utf-8")
-            made = await lab.call("spawn_subagent", role=role, task="Compare the prices in all files.", **ROLES[role],
-                                  workspace=str(lab.workspace))  # fmt: skip
+            if role == "coder":
+                commit_all(lab.workspace)
+            given = {"role": role, "task": "Compare the prices in all files.", "workspace": str(lab.workspace)}
+            made = await lab.call("spawn_subagent", **{**given, **ROLES[role]})
             if made.status == "failed":
                 return Cell(0, made.message, 0)
             await lab.approve(made)

@@ -191,6 +191,7 @@ async def test_asks_for_time_when_its_work_would_end_and_finishes_with_it(tmp_pa
         assert run.state == "success" and config_of(run.config).timeout_s == asked.proposed
 
 
+@pytest.mark.slow
 async def test_without_an_answer_about_time_it_wraps_up_in_the_time_left(tmp_path: Path) -> None:
     slow = Say(calls=[("scratchpad", {"note": "slow"})], gate=Gate())
     async with open_lab(tmp_path, [note(0), slow, hand_over()], config=waits(1)) as lab:
@@ -407,6 +408,7 @@ async def test_a_cancel_ends_it_at_once_and_holds_nothing(tmp_path: Path) -> Non
         assert (await lab.result(run_id))["untrusted_result"]["output"].startswith("note ")
 
 
+@pytest.mark.slow
 async def test_the_time_of_its_group_ends_it_while_it_waits(tmp_path: Path) -> None:
     def play(asked: dict[str, Any]) -> Step:
         return hand_over() if "the second" in json.dumps(asked["messages"]) else works(asked)

@@ -89,6 +89,7 @@ async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_
         assert "raised to $" in cost.stdout and "by a person near the cap" in " ".join(cost.stdout.split())
 
 
+@pytest.mark.slow
 async def test_without_an_id_all_that_ask_are_shown_and_reject_has_one_wrap_up(tmp_path: Path) -> None:
     async with asking(tmp_path) as (root, _wire, run_id, _url):
         listed = await anyio.to_thread.run_sync(ava, root, "approve")
@@ -109,6 +110,7 @@ async def test_without_an_id_all_that_ask_are_shown_and_reject_has_one_wrap_up(t
         assert decided["decision"] == "declined" and decided["changes"] == {}
 
 
+@pytest.mark.slow
 async def test_with_a_pin_a_terminal_asks_for_it(tmp_path: Path) -> None:
     async with asking(tmp_path) as (root, _wire, run_id, _url):
         PinFile(root / "secrets" / "approval.toml").set(PIN)

@@ -405,9 +405,13 @@ _LIMIT_WORDS: Mapping[str, str] = {
 
 def lowered_words(by: str, field: str, before: float, after: float, *, of: str = "") -> str:
     """Return the sentence about a lowered limit, such as `The person lowered the cost cap from $0.50 to $0.20`."""
-    shown = {"max_cost_micros": lambda value: format_usd(int(value), exact=True), "timeout_s": minutes}
-    as_shown = shown.get(field, "{:,}".format)
-    return f"{by} lowered the {_LIMIT_WORDS[field]}{of} from {as_shown(before)} to {as_shown(after)}."
+    return f"{by} lowered the {_LIMIT_WORDS[field]}{of} from {_limit(field, before)} to {_limit(field, after)}."
+
+
+def _limit(field: str, value: float) -> str:
+    if field == "max_cost_micros":
+        return format_usd(int(value), exact=True)
+    return minutes(value) if field == "timeout_s" else f"{value:,}"
 
 
 def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:

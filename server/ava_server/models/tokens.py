@@ -222,7 +222,7 @@ def bound(
     """
     turns = request.turns
     segments = known.segments if known is not None else ()
-    answers = known.answers if known is not None else {}
+    answers: Mapping[int, int] = known.answers if known is not None else {}
     reported = partly = new_bytes = 0
     trusted: list[int] = []  # the turns for which the report is taken
     for number, segment in enumerate(segments):
