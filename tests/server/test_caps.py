@@ -232,6 +232,22 @@ async def test_a_bill_above_the_ratio_is_booked_in_full_as_an_overrun_and_ends_t
     assert 0 < over <= most, "the cap is passed, by at most what the bytes would have added"
 
 
+async def test_a_provider_that_reports_no_growth_does_not_make_new_text_free(tmp_path: Path) -> None:
+    def step(request: dict[str, Any]) -> Step:
+        if told_to_end(request) or turns_of(request) == 6:
+            return hand_over()
+        stuck = {"prompt_tokens": 4_000, "completion_tokens": 50, "prompt_tokens_details": {"cached_tokens": 3_900}}
+        return Say("Next.", calls=[("read_file", {"path": f"{turns_of(request)}.md"})], usage=stuck)
+
+    async with open_lab(tmp_path, step, config=BALANCED) as lab:
+        write(lab, 8, "Twelve cents a minute.\n" * 700)
+        run_id = await lab.start(max_cost_cents=12)
+        await lab.ended(run_id)
+        reserved = await lab.facts(run_id, CostReserved)
+    counted = [fact.byte_tokens for fact in reserved if fact.byte_tokens is not None]
+    assert counted and min(counted) >= 0.25
+
+
 async def test_a_small_cap_reserves_a_small_answer(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over(), hand_over()], config=BALANCED) as lab:
         small, large = await lab.start(max_cost_cents=12), await lab.start(max_cost_cents=100)

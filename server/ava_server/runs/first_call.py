@@ -25,7 +25,7 @@ from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
 from ava_server.models.prices import reserve_micros
 from ava_server.runs.history import History, Recipe
-from ava_server.runs.reservation import GOOD_OUTPUT, RATIO_MARGIN, WRAP_PROMPT
+from ava_server.runs.reservation import GOOD_OUTPUT, WRAP_PROMPT, byte_tokens
 from ava_server.runs.submit import schema as submit_schema
 
 
@@ -115,7 +115,7 @@ def estimate(config: RunConfig, prompt: Bound, tokens_per_byte: float | None) ->
     """
     price = config.price
     if tokens_per_byte is not None:  # as a reservation does where the bound by bytes does not fit
-        prompt = prompt.by_ratio(RATIO_MARGIN * tokens_per_byte)
+        prompt = prompt.by_ratio(byte_tokens(tokens_per_byte))
 
     def costs(tokens: int, output: int) -> tuple[int, int, int]:
         """Return the most that the first call, a later one and the wrap-up cost."""
@@ -148,7 +148,7 @@ def with_figures(
     if not bound.prompt_tokens:  # no language model
         return config
     calls = estimate(config, bound, tokens_per_byte)
-    shortest = bound if tokens_per_byte is None else bound.by_ratio(RATIO_MARGIN * tokens_per_byte)
+    shortest = bound if tokens_per_byte is None else bound.by_ratio(byte_tokens(tokens_per_byte))
     tokens = 2 * (shortest.prompt_tokens + GOOD_OUTPUT) + WRAP_PROMPT + config.wrap_output
     if tokens > config.max_tokens:
         raise Refused(

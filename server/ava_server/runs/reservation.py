@@ -98,6 +98,8 @@ LEAST_SHOWN = 500
 """Characters of a result that are worth showing."""
 RATIO_MARGIN = 2
 """Where the bound by bytes does not fit, each byte counts as this many times the measured tokens per byte."""
+LEAST_BYTE_TOKENS = 0.25
+"""A byte never counts as less: a provider that reports too little must not make text free. English has 0.2."""
 TRIM_SHARE, TRIM_TO = 0.7, 0.5
 """Trimming begins at 70 % of the room and ends at 50 %, so that it is rare: each one costs the provider's cache."""
 TRIM_LEAST = 0.1
@@ -454,7 +456,12 @@ class Reservations:
     def _byte_tokens(self) -> float | None:
         """Return what a byte counts as where one token is too much: the measured ratio with a margin; None if none."""
         ratios = [ratio for ratio in (self._history.tokens_per_byte, self._ratio) if ratio is not None]
-        return min(RATIO_MARGIN * max(ratios), 1.0) if ratios else None
+        return byte_tokens(max(ratios)) if ratios else None
+
+
+def byte_tokens(tokens_per_byte: float) -> float:
+    """Return what a byte counts as, by a measured ratio."""
+    return min(max(RATIO_MARGIN * tokens_per_byte, LEAST_BYTE_TOKENS), 1.0)
 
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
