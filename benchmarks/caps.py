@@ -36,7 +36,7 @@ ROLES: dict[str, dict[str, Any]] = {
     "data_extractor": {},
     "custom": {"system_prompt": "You compare prices. Read all files, then give the lowest price."},
     "web_crawler": {"task": "Compare the prices in all files and on https://prices.example/."},
-    "coder": {"namespace": ["."], "verify": "true", "plan": False},
+    "coder": {"context": "The files list prices.", "namespace": ["."], "verify": "true", "plan": False},
 }
 TEXTS = {
     "English": "The carrier charges twelve cents for each minute, and nothing at night or on Sundays.\n",
