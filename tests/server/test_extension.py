@@ -427,7 +427,9 @@ async def test_the_time_of_its_group_ends_it_while_it_waits(tmp_path: Path) -> N
         await lab.ended(made[1].subagent_id)
 
 
-@pytest.mark.parametrize("approve", [True, None], ids=["approved", "no answer"])
+@pytest.mark.parametrize(
+    "approve", [pytest.param(True, id="approved"), pytest.param(None, id="no answer", marks=pytest.mark.slow)]
+)
 async def test_another_process_continues_it_after_its_owner_was_killed(tmp_path: Path, approve: bool | None) -> None:
     config = PRICED if approve else waits(6)
     with running_model_server(works) as server:
