@@ -217,8 +217,7 @@ class ExtendedThinking(Fact):
 class CostUpdate(Fact):
     """A reservation was settled: what the call used, and what it cost.
 
-    `tokens_per_byte` is measured: the prompt tokens that the provider reported per byte of what no earlier report
-    covered.
+    `tokens_per_byte` is the measured ratio for the new part of the prompt: reported tokens divided by its bytes.
     """
 
     turn: int
@@ -352,11 +351,11 @@ class RunPaused(Fact):
 
 
 class ExtensionAsked(Fact):
-    """A run near a cap waits for a person who may raise it: queued without a slot, and its clock stops.
+    """A run near a cap waits for a person to raise the cap. It is queued without a slot, and its clock stops.
 
     `limit` is the cap now, `proposed` the value that a person may allow, `used` what is used of it, and `needed` the
-    estimate of what is missing: in micro-USD, tokens or seconds. The wrap-up stays reserved. Without an answer until
-    `expires_us`, the run wraps up. `digest` covers the complete new configuration.
+    estimated use from now on, including what is left: in micro-USD, tokens or seconds. The wrap-up stays reserved. If
+    nobody answers by `expires_us`, the run wraps up. `digest` covers the complete new configuration.
     """
 
     default_severity: ClassVar[Severity] = "warning"
@@ -408,7 +407,8 @@ class RunStarted(Fact):
     """The rendered prefix of a run. With the entries after it, every request can be rebuilt byte for byte.
 
     `parameters` holds everything else that shapes a request's bytes: the wire, the endpoint and the body's fields.
-    `own_bytes` of the system prompt and the schemas of `own_tools` are Ava's own text, whose tokens are known better.
+    `own_bytes` bytes of the system prompt, and the schemas of `own_tools`, are Ava's own text, which has a tighter
+    token bound.
     """
 
     transcript = True

@@ -301,7 +301,7 @@ async def test_an_answer_counts_once_and_only_for_what_was_shown(tmp_path: Path)
             await person(lab).extensions.decide(run_id, "0" * 64, approve=True)
         await person(lab).extensions.decide(run_id, shown.digest, approve=True)
         for again in (True, False):
-            with pytest.raises(Refused, match=f"{shown.extension_id} of .* was approved already, over terminal"):
+            with pytest.raises(Refused, match=f"{shown.extension_id} of .* has already been approved \\(terminal\\)"):
                 await person(lab).extensions.decide(run_id, shown.digest, approve=again)
         await lab.ended(run_id)
         with pytest.raises(Refused, match="has ended"):
@@ -325,7 +325,7 @@ async def test_an_answer_after_its_time_and_one_beyond_the_proposed_cap_are_refu
             )
         late = decide_extension(run_id, shown.digest, who, "terminal", limits, allow=asked.proposed)
         answer = await lab.store.do(lambda view, _now: late(view, asked.expires_us))
-        assert answer.status == "refused" and "waited long enough" in answer.text
+        assert answer.status == "refused" and "got no answer in time" in answer.text
         assert (await lab.run(run_id)).extension is not None
         await lab.call("cancel_subagent", subagent_id=run_id)
 
@@ -337,7 +337,7 @@ async def test_an_approval_beyond_what_the_day_has_left_by_now_is_refused(tmp_pa
         shown = await request(lab, run_id)
         other = await lab.start(task="another", max_cost_cents=40, max_iterations=7)
         await lab.ended(other)
-        with pytest.raises(Refused, match="your budget of the day leaves no room for that"):
+        with pytest.raises(Refused, match="your budget of the day does not allow that"):
             await person(lab).extensions.decide(run_id, shown.digest, approve=True)
         assert (await lab.run(run_id)).extension is not None, "it still waits"
         await person(lab).extensions.decide(run_id, shown.digest, approve=False)
@@ -466,7 +466,7 @@ async def test_every_tool_answer_says_what_it_waits_for(tmp_path: Path) -> None:
         assert "No model can answer." in run.waits_for and "it wraps up" in run.waits_for
         assert run.waits_for in text_of(checked)
         [noticed] = (await lab.call("read_ava_logs", subagent_id=run_id)).notices
-        assert wanted in noticed and noticed.endswith("show the person that")
+        assert wanted in noticed and noticed.endswith("Tell the person")
         assert checked.notices is None, "the answer itself says it"
         [listed] = (await lab.call("check_subagent")).runs
         assert listed.waits_for == run.waits_for

@@ -83,7 +83,8 @@ async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_
         assert gone[0] != 0 and "no longer waits" in gone[1]
         shown = await anyio.to_thread.run_sync(ava, root, "show", run_id)
         assert (
-            "More was approved" in shown.stdout and "by a person at the terminal (terminal): at most $" in shown.stdout
+            "Request for more approved" in shown.stdout
+            and "by a person at the terminal (terminal): at most $" in shown.stdout
         )
         cost = await anyio.to_thread.run_sync(ava, root, "show", run_id, "--cost")
         assert "raised to $" in cost.stdout and "by a person near the cap" in " ".join(cost.stdout.split())

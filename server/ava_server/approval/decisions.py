@@ -296,8 +296,8 @@ def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
             return f"changes: {cap} would be raised, and an approval only lowers; propose it again with spawn_subagent"
     if changes.get("max_cost_micros", config.least_micros) < config.least_micros:
         return (
-            f"changes: a cost cap of {format_usd(changes['max_cost_micros'])} buys no useful work with {config.model};"
-            f" give {format_usd(config.least_micros)} or more"
+            f"changes: a cost cap of {format_usd(changes['max_cost_micros'], exact=True)} buys no useful work with"
+            f" {config.model}; give {format_usd(config.least_micros)} or more"
         )
     return None
 
@@ -374,9 +374,9 @@ class Ceilings:
             )
         if before + micros > self.day_micros:
             return (
-                f"{format_usd(before, exact=True)} were committed by themselves today, and with"
-                f" {format_usd(micros, exact=True)} more that is"
-                f" above {format_usd(self.day_micros)} (auto_approve_daily_cents in config.toml)"
+                f"runs with caps of {format_usd(before, exact=True)} in total started automatically today;"
+                f" {format_usd(micros, exact=True)} more would exceed the limit of {format_usd(self.day_micros)}"
+                " (auto_approve_daily_cents in config.toml)"
             )
         return None
 

@@ -60,9 +60,7 @@ class Question:
                 each.name: {
                     "type": "number",
                     "title": each.title,
-                    "description": (
-                        f"Up to {each.words(each.most)}; you may put in less, from {each.words(each.least)} on."
-                    ),
+                    "description": f"From {each.words(each.least)} to {each.words(each.most)}.",
                     "minimum": each.least,
                     "maximum": each.most,
                     "default": each.most,
@@ -139,8 +137,8 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
             continue
         if not limit.least <= given <= limit.most:
             raise BadInput(
-                f"{limit.name}: the form returned {given:g}; it may be lowered from {limit.words(limit.most)} to"
-                f" {limit.words(limit.least)}, and not further, because less buys no useful work; nothing was started"
+                f"{limit.name}: the form returned {given:g}, which is not between {limit.words(limit.least)} and"
+                f" {limit.words(limit.most)}; nothing was started"
             )
         if given < limit.most:
             found[limit.name] = float(given)

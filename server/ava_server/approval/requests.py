@@ -111,7 +111,8 @@ class SpawnArgs(Arguments):
     model: str | None = Field(default=None, description="fast, balanced, deep, a model id, or provider:id.")
     timeout: Number | None = Field(default=None, description="Seconds.")
     max_cost_cents: Number | None = Field(
-        default=None, description="25 for a look-up, 50 standard, 200 deep research. One that buys no work is refused."
+        default=None,
+        description="25 for a look-up, 50 standard, 200 deep research. A cap too low for useful work is refused.",
     )
     max_tokens: WholeNumber | None = None
     max_iterations: WholeNumber | None = Field(default=None, description="Model calls.")

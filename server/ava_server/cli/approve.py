@@ -36,7 +36,9 @@ _Ids = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add `ava approve` and `ava reject` to the app."""
-    app.command("approve", short_help="Start proposals, or allow runs more; without an id, all.")(approve_command)
+    app.command("approve", short_help="Start proposals or raise a run's cap; without an id, one by one.")(
+        approve_command
+    )
     app.command("reject", short_help="Reject proposals; without an id, one by one.")(reject_command)
 
 
@@ -64,7 +66,7 @@ def approve_command(
 def reject_command(context: typer.Context, ids: _Ids = None) -> None:
     """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits.
 
-    A run near a cap that asks for more then hands in what it has.
+    If you reject a run's request for more, the run hands in what it has.
     """
     raise typer.Exit(anyio.run(_reject, _begin(context, "ava reject", asked=someone_there()), ids or []))
 
@@ -124,7 +126,7 @@ async def _one_by_one(client: ApprovalClient, waiting: list[Pending], asked: lis
         await ask_about("Start it? [y = yes, r = reject it, Enter = leave it waiting]", partial(_decide, client, one))
     for more in asked:
         _show_extension(more)
-        question = "Raise it? [y = yes, r = no, it hands in what it has, Enter = leave it waiting]"
+        question = "Raise the cap? [y = yes; r = no, hand in the result so far; Enter = decide later]"
         await ask_about(question, partial(_decide_extension, client, more))
     _close([*waiting, *asked], [], "Approve in a terminal: ava approve P-ID")
     return NOT_APPROVED if refused else 0

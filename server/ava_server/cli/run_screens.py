@@ -80,7 +80,7 @@ def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[s
     raised: list[str] = []
     for entry in entries:
         if isinstance(fact := entry.fact, ExtensionDecided):
-            how = f"More was {fact.decision} {format_ts(entry.ts_us, utc)} {_CHANNELS[fact.channel]}"
+            how = f"Request for more {fact.decision} {format_ts(entry.ts_us, utc)} {_CHANNELS[fact.channel]}"
             raised.append(f"{how}: {_changes(fact.changes)}" if fact.changes else how)
         if not isinstance(fact, SpawnDecided):
             continue

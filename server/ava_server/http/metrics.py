@@ -153,7 +153,10 @@ class Families:
             ("running",): sum(now.running.values()) - interrupted,
             ("interrupted",): interrupted,
         }
-        text = "Runs that have not ended; interrupted if the owner is gone, paused for the provider or for an answer."
+        text = (
+            "Runs that have not ended; interrupted if the owner is gone, paused if the provider accepts no calls or a"
+            " person is asked."
+        )
         yield _gauge("ava_runs", text, ("state",), states)
         oldest = {("awaiting_approval",): self._age(now.waiting), ("queued",): self._age(now.queued)}
         yield _gauge("ava_runs_oldest_seconds", "How long the oldest of them has waited.", ("state",), oldest)

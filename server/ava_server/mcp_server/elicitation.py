@@ -154,7 +154,7 @@ class QuestionSeal:
     def _not_asked(self, why: AvaError) -> types.CallToolResult:
         from ava_server.service.responses import FAILED, Answer
 
-        message = f"the person cannot be asked, so nothing was started: {why}"
+        message = f"the person cannot be asked, so nothing was decided: {why}"
         return self._result_of(Answer(status=FAILED, message=message))
 
 

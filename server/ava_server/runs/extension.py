@@ -277,9 +277,9 @@ def asked_of(run: RunRow) -> ExtensionAsked | None:
 
 
 def shortage_words(asked: ExtensionAsked) -> str:
-    """Return what is left and what is missing: `$0.02 left, about $0.20 more to finish`."""
+    """Return what is left and what is missing: `$0.02 left; about $0.20 needed to continue`."""
     left = max(asked.limit - asked.used, 0)
-    return f"{cap_amount(asked.cap, left)} left, about {cap_amount(asked.cap, asked.needed)} more to finish"
+    return f"{cap_amount(asked.cap, left)} left; about {cap_amount(asked.cap, asked.needed)} needed to continue"
 
 
 def request_words(asked: ExtensionAsked) -> str:
@@ -298,8 +298,8 @@ def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:
 def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
     """Return what a run waits for, who can answer and how, and until when."""
     return (
-        f"a person to {request_words(asked)}: `ava approve {run.id}`, or `ava reject {run.id}`. No model can answer."
-        f" Without an answer until {iso_second(asked.expires_us)} it wraps up"
+        f"a person to {request_words(asked)}. Answer with `ava approve {run.id}` or `ava reject {run.id}`; a model"
+        f" cannot answer. If nobody answers by {iso_second(asked.expires_us)}, the run wraps up"
     )
 
 

@@ -89,8 +89,8 @@ class WaitingExtension:
         return (
             f"{label(self.run)} is near its {name} of {low}: {shortage_words(asked)}.\n"
             f"{approval_line(self.config, self.texts)}\n"
-            f"Raise the {name} to {high}? If you decline, or without an answer until {iso_second(asked.expires_us)}, it"
-            " hands in what it has."
+            f"Raise the {name} to {high}? If you decline, or do not answer by {iso_second(asked.expires_us)}, the"
+            " run hands in what it has."
         )
 
     @property
@@ -157,10 +157,10 @@ def _not_waiting(view: View, run: RunRow) -> str:
     if run.ended:
         return f"{label(run)} has ended ({run.state}); nothing can be raised"
     if run.extension is not None:
-        return f"{label(run)} waited long enough, and wraps up; nothing was raised"
+        return f"{label(run)} got no answer in time and is wrapping up; the cap stays as it is"
     if entry is not None and isinstance(entry.fact, ExtensionDecided):
         decided = entry.fact
-        return f"{decided.extension_id} of {label(run)} was {decided.decision} already, over {decided.channel}"
+        return f"{decided.extension_id} of {label(run)} has already been {decided.decision} ({decided.channel})"
     return f"{label(run)} does not ask for more"
 
 
@@ -215,7 +215,7 @@ def decide_extension(
             return _refused("an answer raises the cap to what was proposed, or to less")
         most, why = most_now(view, run, found.config, asked.cap, run.active_us / 1e6, limits, now_us)
         if allow > most:
-            return _refused(f"{why} leaves no room for that; at most {cap_amount(asked.cap, max(most, 0))} would be")
+            return _refused(f"{why} does not allow that; at most {cap_amount(asked.cap, max(most, 0))} fits")
         config = found.config.model_copy(update={FIELDS[asked.cap]: allow})
         decided = ExtensionDecided(
             extension_id=asked.extension_id, decision="approved", channel=channel, digest=asked.digest,

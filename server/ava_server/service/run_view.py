@@ -433,7 +433,7 @@ class Notice:
         """Return it as a line of an answer."""
         run = self.row
         if not run.ended and (asked := asked_of(run)) is not None:
-            return f"{label(run)} waits for {wait_words(run, asked)}; show the person that"
+            return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
         if self.interrupted_us is None:
             cost = format_usd(run.cost_micros)
             return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"

@@ -118,7 +118,7 @@ class Service:
         except AnsweredLater as asked:
             if reading:
                 self._store.post(called)
-            self._store.post(append(self._answered(tool, f"Nothing was started: {asked}.", began, success=True)))
+            self._store.post(append(self._answered(tool, f"Nothing was decided: {asked}.", began, success=True)))
             raise
         except Exception:
             self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
