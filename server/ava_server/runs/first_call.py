@@ -159,7 +159,7 @@ def with_figures(
         raise Refused(
             f"a cost cap of {format_usd(config.max_cost_micros, exact=True)} buys no useful work: with"
             f" {config.model} the first call alone can cost {format_usd(calls.first)}; give max_cost_cents"
-            f" {calls.least // MICROS_PER_CENT} or more ({format_usd(calls.least)}), a cheaper model, or a shorter task or"
-            " context"
+            f" {calls.least // MICROS_PER_CENT} or more ({format_usd(calls.least)}), a cheaper model, or a shorter"
+            " task or context"
         )
     return config.model_copy(update={"least_micros": calls.least, "least_turns": calls.turns})
