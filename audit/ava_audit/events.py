@@ -355,7 +355,7 @@ class ExtensionAsked(Fact):
 
     `limit` is the cap now, `proposed` the value that a person may allow, `used` what is used of it, and `needed` the
     estimated use from now on, including what is left: in micro-USD, tokens or seconds. The wrap-up stays reserved. If
-    nobody answers by `expires_us`, the run wraps up. `digest` covers the complete new configuration.
+    nobody answers by `expires_us`, the run wraps up. `digest` covers the request and the complete new configuration.
     """
 
     default_severity: ClassVar[Severity] = "warning"

@@ -179,7 +179,7 @@ async def test_a_run_that_cost_less_still_counts_with_its_cap(tmp_path: Path) ->
         answer = await reviewer(lab)
         ended = await lab.ended(answer.subagent_id)
         assert ended.state == "success" and 0 < ended.cost_micros < 5 * MICROS_PER_CENT
-        assert "$0.40 were committed" in waits(await reviewer(lab, task="another"))
+        assert "runs with caps of $0.40" in waits(await reviewer(lab, task="another"))
 
 
 async def test_a_cancelled_run_still_counts(tmp_path: Path) -> None:

@@ -115,7 +115,9 @@ async def test_the_answer_names_what_the_call_lowered_and_what_the_person_lowere
         changes = {made["pending_id"]: {"caps": {"max_cost_cents": 32.5, "max_tokens": 20_000}}}
         answer = await at.confirm(made, changes=changes, wait_seconds=20)
         [asked] = at.person.asked
-        assert asked.requested_schema["properties"]["max_cost_dollars"]["description"].startswith("Up to $0.325;")
+        assert asked.requested_schema["properties"]["max_cost_dollars"]["description"].startswith(
+            "From $0.15 to $0.325"
+        )
         assert answer["message"].split("\n")[0] == (
             "`changes` lowered the cost cap from $0.50 to $0.325."
             " `changes` lowered the token cap from 2,000,000 to 20,000."

@@ -168,6 +168,17 @@ def test_a_report_of_the_same_prompt_replaces_the_one_before() -> None:
     assert sum(segment.tokens for segment in known.segments) == 1_200
 
 
+def test_a_report_below_earlier_ones_lowers_no_bound() -> None:
+    history = grown()
+    history.add(14, said("d"))
+    history.add(15, result("d", "D" * 2_000))
+    history.add(16, reserved(4))
+    history.add(17, settled(), Used(input_tokens=900, output_tokens=3))
+    known = history.reported(Recipe(0))
+    assert known is not None
+    assert known.segments == (Segment(1_150, (0, 1, 2, 3, 4, 5, 6, 7)),), "what was reported for them before counts"
+
+
 def test_a_cut_result_keeps_its_marks_and_says_how_to_read_on() -> None:
     history = begun()
     wrapped = wrap_tool_output("ж" * 5_000, tool="read_file", nonce="0123456789abcdef")

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 HUMAN = f'[users.ana]\napproval = "human"\n{PRICED}'
 PIN = "839217"
-RAISE = "Raise it? [y/N]"
+RAISE = "Raise the cap? [y/N]"
 
 
 def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env: str) -> tuple[int, str]:
@@ -102,7 +102,7 @@ async def test_without_an_id_all_that_ask_are_shown_and_reject_has_one_wrap_up(t
         assert run["state"] == "awaiting_extension" and "raise its cost cap from $0.20" in run["waits_for"]
         waited = await anyio.to_thread.run_sync(ava, root, "wait", run_id, "--timeout", "1")
         assert "a person may raise its cost cap" in waited.stderr
-        left = await anyio.to_thread.run_sync(lambda: typed(root, "approve", answers=[("leave it waiting]", "")]))
+        left = await anyio.to_thread.run_sync(lambda: typed(root, "approve", answers=[("decide later]", "")]))
         assert left[0] == 0 and decisions(root) == []
         rejected = await anyio.to_thread.run_sync(ava, root, "reject", run_id)
         assert rejected.returncode == 0 and "wraps up" in rejected.stdout, rejected.stderr
@@ -201,7 +201,7 @@ async def test_a_remote_person_decides_with_ava_approve(tmp_path: Path, answer: 
         elsewhere = tmp_path / "elsewhere"
 
         def run() -> tuple[int, str]:
-            return typed(elsewhere, *args, answers=[("leave it waiting]", answer)], AVA_TOKEN=at.text)
+            return typed(elsewhere, *args, answers=[("decide later]", answer)], AVA_TOKEN=at.text)
 
         code, text = await anyio.to_thread.run_sync(run)
         assert code == 0 and f"{at.run_id} asks for more:" in text, text

@@ -142,6 +142,12 @@ def check_approval(
                 f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap, exact=True)}; give that"
                 " or less"
             )
+        least = max(member.config.least_micros for member in members)
+        if asked.group_max_micros < least:
+            return refused(
+                f"group_max_cost_cents: {format_usd(asked.group_max_micros, exact=True)} buys no useful work; give"
+                f" {format_usd(least)} or more"
+            )
         cap = asked.group_max_micros
     checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
     lines = approval_lines(checked)

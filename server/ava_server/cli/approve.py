@@ -151,7 +151,7 @@ def _left(ids: list[str], asked: list[PendingExtension]) -> list[str]:
 async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
     """Show what a run asks for, and allow it if the person agrees."""
     _show_extension(one)
-    if not await agrees("Raise it?"):
+    if not await agrees("Raise the cap?"):
         say(f"Nothing was raised; it still waits. To have it hand in what it has: ava reject {one.subagent_id}")
         return NOT_APPROVED
     await _decide_extension(client, one, True)

@@ -117,7 +117,7 @@ class Limits(Table):
     max_tokens_deep: Cap = 10_000_000
     max_iterations: Cap = 100
     max_tool_calls: Cap = 200
-    extension_wait_s: Count = 600
+    extension_wait_s: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86_400)] = 600
 
 
 class Tiers(Table):

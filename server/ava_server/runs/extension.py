@@ -6,6 +6,7 @@ like a paused run, and what its wrap-up needs stays reserved. Without an answer,
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import minutes
 from ava_server.budget.caps import CapReached, CapRequest, DayCaps, money_caps
-from ava_server.budget.run_config import RunConfig, config_of, digest
+from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.ids import new_id
 from ava_server.runs.lifecycle import Paused, group_time
@@ -40,6 +41,8 @@ MOST_ASKED = 3
 GROWTH = 0.4
 """The share of a cap by which it asks for more, at least; and of its turns so far, how many more are estimated."""
 LEAST_TURNS = 3
+GROUP_RESERVE_S = 60
+"""Seconds of its group's time that a run keeps for its last turn while it waits for an answer."""
 RECENT_CALLS = 5
 """Calls of the model from which the cost of a further turn is estimated."""
 LONG_S = 300
@@ -117,7 +120,9 @@ def extension_request(
     """
     config, texts = config_of(run.config), texts_of(view, run)
     free = short.cap == "max_cost_cents" and config.price.free
-    if not limits.wait_s or free or texts is None or not run.turns or run.overrun or not _may_ask(view, run):
+    group_s = group_time(view.group(run.group_id) if run.group_id else None, now_us)
+    wait_s = limits.wait_s if group_s is None else min(limits.wait_s, math.floor(group_s) - GROUP_RESERVE_S)
+    if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
     limit, used = getattr(config, FIELDS[short.cap]), _used(run, short.cap, short.active_s)
     per_turn = _per_turn(view, run, short)
@@ -138,14 +143,21 @@ def extension_request(
         proposed=proposed,
         used=used,
         needed=_estimate(short.cap, min(needed, proposed - used)),
-        expires_us=now_us + limits.wait_s * 1_000_000,
-        digest=digest(asked, texts),
+        expires_us=now_us + wait_s * 1_000_000,
+        digest=request_digest(extension_id, asked, texts),
     )
+
+
+def request_digest(extension_id: str, config: RunConfig, texts: Texts) -> str:
+    """Return the hash of what an approval covers: this request, and the configuration that it would make."""
+    return hashlib.sha256(f"{extension_id} {digest(config, texts)}".encode()).hexdigest()
 
 
 def _may_ask(view: View, run: RunRow) -> bool:
     proposal = view.proposal(run.pending_id)
     if proposal is None or proposal.channel not in PERSON_CHANNELS:
+        return False
+    if view.last_entry(run.id, "AssistantMessage", own=True) is None:  # every call so far was lost
         return False
     facts = [entry.fact for entry in view.entries(run.id, 0, ("ExtensionAsked", "ExtensionDecided"))]
     asked = sum(isinstance(fact, ExtensionAsked) for fact in facts)

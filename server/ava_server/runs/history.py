@@ -199,7 +199,12 @@ class _Reports:
             if item.report in changed:
                 item.report, item.reported_chars = self._newest, _chars(turn)
         self._tokens = {report: tokens for report, tokens in self._tokens.items() if report not in changed}
-        self._tokens[self._newest] = prompt_tokens - sum(self._tokens.values())
+        known = sum(self._tokens.values())
+        if prompt_tokens < known:  # it contradicts earlier reports: only what all of them together say counts
+            self._tokens, prompt_tokens, known = {}, known, 0
+            for item, turn in shown:
+                item.report, item.reported_chars = self._newest, _chars(turn)
+        self._tokens[self._newest] = prompt_tokens - known
         self._shortened.clear()
 
     def shorten(self, reports: Iterable[int | None]) -> None:
@@ -226,7 +231,11 @@ class _Reports:
                     changed.add(item.report)
         first = shown[0][0].report  # the task's: it covers the system prompt too
         order = sorted(places, key=lambda report: (report != first, report))
-        segments = tuple(Segment(self._tokens[report], tuple(places[report]), report in changed) for report in order)
+        segments = tuple(
+            Segment(self._tokens[report], tuple(places[report]), report in changed)
+            for report in order
+            if places[report] or report == first
+        )
         return ReportedUsage(segments, answers)
 
 
@@ -244,6 +253,7 @@ class History:
 
     Attributes:
         answered: The last reserved call has an answer.
+        thought: The last answer had thinking, which the next prompt may lack: its report then measures no ratio.
         tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
         outputs: Every tool result, with its `seq`.
@@ -269,6 +279,7 @@ class History:
     answered: bool = True
     tool_calls: int = 0
     last_message_seq: int = 0
+    thought: bool = False
     tokens_per_byte: float | None = None
     calls: tuple[ToolUse, ...] = ()
     results: dict[str, ToolResult] = field(default_factory=dict[str, ToolResult])
@@ -501,6 +512,7 @@ class History:
         elif usage is not None:
             self._reports.add(usage.prompt_tokens, self._shown(Recipe(0)))
             self.answer_tokens = self._written = usage.output_tokens
+            self.thought = usage.thinking_tokens > 0
         if fact.tokens_per_byte is not None:
             self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
 

@@ -28,7 +28,7 @@ from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, expla
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused, cancel_reason, ending_events, pause
 from ava_server.runs.log import RunLog
 from ava_server.runs.model_call import ModelCalls
-from ava_server.runs.reservation import Planner, Reservations
+from ava_server.runs.reservation import UNKNOWN_ATTEMPTS, Planner, Reservations
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import SubmitArgs, accept
@@ -211,6 +211,7 @@ class AgentRun:
         with anyio.move_on_after(work_s):
             return await self._work()
         own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT
+        own = own and self._history.unknown_attempts < UNKNOWN_ATTEMPTS
         last = self._reservations.cap = self._reservations.cap or cap
         if self._coding is not None and self._history.worktree is None:  # there is no work to wrap up
             return RunResult(last.status, last.reason)

@@ -217,7 +217,9 @@ class ModelCalls:
     def _settlement(
         self, reserved: Reservation, settlement: Settlement, took_ms: int, completion: Completion | None = None
     ) -> Event:
-        held = reserved.held if self._log.history.has_report else replace(reserved.held, new_bytes=0)
+        history = self._log.history
+        measures = history.has_report and not history.thought
+        held = reserved.held if measures else replace(reserved.held, new_bytes=0)
         return settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._config.model, self._price, held,
             settlement, duration_ms=took_ms, purpose=self._log.history.purpose,

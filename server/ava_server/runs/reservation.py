@@ -466,7 +466,9 @@ def byte_tokens(tokens_per_byte: float) -> float:
 
 def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     """Return the largest number from `low` to `high` that fits, where all smaller ones fit too; None if none does."""
-    best = None
+    if low > high or not fits(low):
+        return None
+    best, low = low, low + 1
     while low <= high:
         middle = (low + high) // 2
         if fits(middle):

@@ -9,7 +9,7 @@ from ava_audit.events import Channel
 from ava_audit.rows import RunRow
 from ava_server.approval.questions import Person
 from ava_server.core.errors import Refused
-from ava_server.runs.extension import extension_limits
+from ava_server.runs.extension import asked_of, extension_limits
 from ava_server.runs.extension_answer import (
     ExtensionAnswer,
     PendingExtension,
@@ -39,13 +39,13 @@ class Extensions(Operations):
             AnsweredLater: The client asks the person and calls again.
         """
         now_us = time.time_ns() // 1000
-        row = next((row for row in rows if self._access.owns(row) and asking(row, now_us)), None)
+        row = next((row for row in rows if self._access.owns(row) and self._may_ask_about(row, now_us)), None)
         if person is None or row is None or not self._session.may("spawn"):
             return None
         if await self._runtime.policy(self._session.user) == "human" and not self._session.pin_given:
             return None
         found = await self._store.read(lambda view: waiting_extension(view, row, now_us))
-        if isinstance(found, str) or found.asked.extension_id in self._session.unanswered:
+        if isinstance(found, str):
             return None
         reply = await person.ask(found.question())
         if reply.action in ("cancel", "silent"):
@@ -56,6 +56,10 @@ class Extensions(Operations):
             return (await self._decide(row.id, found.asked.digest, allow, "elicitation")).text
         except Refused as refused:
             return f"{refused}."
+
+    def _may_ask_about(self, row: RunRow, now_us: int) -> bool:
+        asked = asked_of(row) if asking(row, now_us) else None
+        return asked is not None and asked.extension_id not in self._session.unanswered
 
     async def waiting(self) -> list[PendingExtension]:
         """Return what this user's runs ask for, oldest first."""
