@@ -84,24 +84,28 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
     """Handle a request to /approvals."""
     token: Token = scope[OF_REQUEST]
     request = Request(scope, receive)
-    if "approve" not in token.scopes:
-        response: Response = forbidden(token, "approve")
-    elif request.method == "GET":
-        response = await _waiting(app, token)
-    elif request.method == "POST":
-        response = await _decided(app, token, request)
-    else:
-        response = Response(status_code=405, headers={"Allow": "GET, POST"})
+    try:
+        if "approve" not in token.scopes:
+            response: Response = forbidden(token, "approve")
+        elif request.method == "GET":
+            response = await _waiting(app, token)
+        elif request.method == "POST":
+            response = await _decided(app, token, request)
+        else:
+            response = Response(status_code=405, headers={"Allow": "GET, POST"})
+    except BadInput as error:
+        response = _wrong(400, error)
+    except Refused as error:
+        response = _wrong(409, error)
+    except (AvaError, AuditError) as error:
+        response = _wrong(503, error)
     await response(scope, receive, send)
 
 
 async def _waiting(app: App, token: Token) -> Response:
     now_us = time.time_ns() // 1000
-    try:
-        found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, now_us))
-        asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, now_us))
-    except AuditError as error:
-        return _wrong(503, error)
+    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, now_us))
+    asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, now_us))
     extensions = [one.pending.model_dump() for one in asked]
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})
 
@@ -116,21 +120,12 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
         first = wrong.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"
         return _wrong(400, BadInput(f"{where}: {first['msg']}; see docs/http.md for the format"))
-    except BadInput as error:
-        return _wrong(400, error)
     service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
-    try:
-        if wanted.decision == "approve":
-            await _refuse_another(app, token, ids, wanted.digests)
-        given = wanted.model_dump(exclude={"digests"}, exclude_none=True)
-        answer = await service.call("confirm_spawn", {**given, "pending_ids": ids}, _silent, raises=True)
-    except BadInput as error:
-        return _wrong(400, error)
-    except Refused as error:
-        return _wrong(409, error)
-    except (AvaError, AuditError) as error:
-        return _wrong(503, error)
+    if wanted.decision == "approve":
+        await _refuse_another(app, token, ids, wanted.digests)
+    given = wanted.model_dump(exclude={"digests"}, exclude_none=True)
+    answer = await service.call("confirm_spawn", {**given, "pending_ids": ids}, _silent, raises=True)
     said = answer.structured()
     kept: dict[str, Any] = {
         name: said[name] for name in ("status", "decisions", "group_id", "approval_lines") if name in said
@@ -142,15 +137,8 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
 async def _extension_decided(app: App, token: Token, wanted: ExtensionDecision) -> Response:
     service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
-    try:
-        run_id = parse_id("subagent_id", wanted.subagent_id)
-        answer = await service.extensions.decide(run_id, wanted.digest, approve=wanted.decision == "approve")
-    except BadInput as error:
-        return _wrong(400, error)
-    except Refused as error:
-        return _wrong(409, error)
-    except (AvaError, AuditError) as error:
-        return _wrong(503, error)
+    run_id = parse_id("subagent_id", wanted.subagent_id)
+    answer = await service.extensions.decide(run_id, wanted.digest, approve=wanted.decision == "approve")
     return _json({"status": answer.status, "subagent_id": run_id, "message": answer.text})
 
 

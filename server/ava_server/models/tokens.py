@@ -186,10 +186,6 @@ def turn_bound(turn: Turn, wire: Callable[[Turn], Mapping[str, Any]]) -> int:
     return text_bound(_json(sent)) + MESSAGE_TOKENS + (_escapes(sent) if isinstance(turn, AssistantTurn) else 0)
 
 
-MOST_KEPT = 2_000
-"""Messages whose sizes are kept, so that requests with and without old results do not forget each other's."""
-
-
 class CountedMessages:
     """The bytes of the messages that an earlier call covers: each is counted once, though every request repeats it."""
 
@@ -198,9 +194,7 @@ class CountedMessages:
 
     def bytes(self, turns: Sequence[Turn], wire: Callable[[Turn], Mapping[str, Any]]) -> int:
         """Return the bytes of these turns' messages together."""
-        known = self._sizes
-        if len(known) > MOST_KEPT:
-            self._sizes = {}
+        known, self._sizes = self._sizes, {}
         total = 0
         for turn in turns:
             found = known.get(id(turn)) or (turn, _bytes(_json(wire(turn))))  # keeping the turn keeps its id valid

@@ -105,17 +105,9 @@ class FirstCalls:
     turns: int
 
 
-def estimate(config: RunConfig, prompt: Bound, tokens_per_byte: float | None) -> FirstCalls:
-    """Return what the first calls of a run can cost.
-
-    Args:
-        config: The run.
-        prompt: The bound of its first prompt, by bytes.
-        tokens_per_byte: The ratio that was measured with its model, if any was.
-    """
+def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
+    """Return what the first calls of a run can cost, by the bound of its first prompt."""
     price = config.price
-    if tokens_per_byte is not None:  # as a reservation does where the bound by bytes does not fit
-        prompt = prompt.by_ratio(byte_tokens(tokens_per_byte))
 
     def costs(tokens: int, output: int) -> tuple[int, int, int]:
         """Return the most that the first call, a later one and the wrap-up cost."""
@@ -125,8 +117,8 @@ def estimate(config: RunConfig, prompt: Bound, tokens_per_byte: float | None) ->
             reserve_micros(price, Bound(tokens + output + WRAP_PROMPT, config.wrap_output)),
         )
 
-    first, later, wrap = costs(prompt.prompt_tokens, GOOD_OUTPUT)
-    _first, likely_later, likely_wrap = costs(math.ceil(prompt.prompt_tokens * LIKELY), LIKELY_OUTPUT)
+    first, later, wrap = costs(prompt_tokens, GOOD_OUTPUT)
+    _first, likely_later, likely_wrap = costs(math.ceil(prompt_tokens * LIKELY), LIKELY_OUTPUT)
     turns = min(WORK_TURNS + (PLAN_TURNS if config.plans else 0), config.max_iterations - 1)
     least = max(first + wrap, turns * likely_later + likely_wrap)
     bought = 1 + (config.max_cost_micros - first - wrap) // later if later else config.max_iterations
@@ -147,9 +139,10 @@ def with_figures(
     bound = model.bound(history.request(Recipe(0), GOOD_OUTPUT), None)
     if not bound.prompt_tokens:  # no language model
         return config
-    calls = estimate(config, bound, tokens_per_byte)
-    shortest = bound if tokens_per_byte is None else bound.by_ratio(byte_tokens(tokens_per_byte))
-    tokens = 2 * (shortest.prompt_tokens + GOOD_OUTPUT) + WRAP_PROMPT + config.wrap_output
+    if tokens_per_byte is not None:  # as a reservation does where the bound by bytes does not fit
+        bound = bound.by_ratio(byte_tokens(tokens_per_byte))
+    calls = estimate(config, bound.prompt_tokens)
+    tokens = 2 * (bound.prompt_tokens + GOOD_OUTPUT) + WRAP_PROMPT + config.wrap_output
     if tokens > config.max_tokens:
         raise Refused(
             f"max_tokens of {config.max_tokens:,} is too low: with this task the first call and a last one can need"

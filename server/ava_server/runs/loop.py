@@ -22,7 +22,7 @@ from ava_server.budget.run_config import config_of
 from ava_server.models.base import Completion
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
-from ava_server.runs.extension import CapExtensions, request_words
+from ava_server.runs.extension import request_words
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused, cancel_reason, ending_events, pause
@@ -80,7 +80,6 @@ class AgentRun:
         self._began = time.monotonic() - run.active_us / 1_000_000
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(self._log, self._config, context, self._began, self._planner)
-        self._extensions = CapExtensions(self._log, self._config, context.extensions)
         self._tasks = tasks
         self._tool_calls = ToolCalls(context, self._log, self._config.max_tool_calls, self.say, tasks)
         self._model_calls = ModelCalls(
@@ -218,7 +217,7 @@ class AgentRun:
         if (ended := await self._finish_handover()) is not None:
             return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
-            if own and (waits := await self._extensions.more_time(self.active_s)) is not None:
+            if own and (waits := await self._reservations.extensions.more_time(self.active_s)) is not None:
                 return waits
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")

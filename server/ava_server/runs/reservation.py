@@ -154,6 +154,7 @@ class Reservations:
 
     Attributes:
         cap: The cap that was reached: from then on only the wrap-up is sent.
+        extensions: Asks a person for more before that.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Reservations:
         self._ratio = context.tokens_per_byte
         self._began = began
         self._planner = planner
-        self._extensions = CapExtensions(run_log, config, context.extensions)
+        self.extensions = CapExtensions(run_log, config, context.extensions)
         self._wrap_output = config.wrap_output
         self._looked = run_log.history.last_message_seq  # up to here, messages to the run have been read
 
@@ -219,7 +220,7 @@ class Reservations:
             if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
             if shape is None:
-                if (waits := await self._extensions.more_of(answer, asked, self.active_s)) is not None:
+                if (waits := await self.extensions.more_of(answer, asked, self.active_s)) is not None:
                     return waits
                 self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
@@ -339,7 +340,7 @@ class Reservations:
             return _Notice(
                 "\n\n".join([prompts("planning")["work"], *([left.text] if left.text else [])]), (TO_WORK, *left.about)
             )
-        if (raised := self._extensions.notice(self.active_s)) is not None:
+        if (raised := self.extensions.notice(self.active_s)) is not None:
             return _Notice(*raised)
         fault = self._history.invalid_answer
         if fault is not None and fault.notice:
