@@ -19,7 +19,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -130,6 +130,13 @@ class Screen:
     def interrupt(self) -> None:
         """What Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
+
+    def ended_after(self, answers: Iterable[tuple[str, str]]) -> int:
+        """Type an answer to each thing that the command asks, and return its exit code."""
+        for question, answer in answers:
+            self.until(question)
+            self.type(f"{answer}\n")
+        return self.ended()
 
     def ended(self) -> int:
         """Read to the end, and return the exit code."""

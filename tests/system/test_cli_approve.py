@@ -66,10 +66,7 @@ class Host:
     def typed(self, *args: str, answers: Sequence[tuple[str, str]] = ()) -> tuple[int, str]:
         """Run a command, with an answer to each thing that it asks; return its exit code and the screen."""
         with self.terminal(*args) as screen:
-            for question, answer in answers:
-                screen.until(question)
-                screen.type(f"{answer}\n")
-            return screen.ended(), screen.text
+            return screen.ended_after(answers), screen.text
 
     def state(self, proposal: dict[str, Any]) -> str:
         return state_of(self.root, proposal["subagent_id"])

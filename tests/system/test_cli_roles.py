@@ -66,10 +66,7 @@ def run(root: Path, *args: str, cwd: Path | None = None, code: int = 0) -> str:
 
 def typed(root: Path, cwd: Path, *args: str, answers: Sequence[tuple[str, str]]) -> tuple[int, str]:
     with on_terminal(root, "roles", "trust", *args, cwd=cwd, command=CONTROLLED) as screen:
-        for question, answer in answers:
-            screen.until(question)
-            screen.type(f"{answer}\n")
-        code = screen.ended()
+        code = screen.ended_after(answers)
         assert "Traceback" not in screen.text
         return code, screen.text
 

@@ -31,10 +31,7 @@ RAISE = "Raise the cap? [y/N]"
 def typed(root: Path, *args: str, answers: Sequence[tuple[str, str]] = (), **env: str) -> tuple[int, str]:
     """Run a command at a terminal, with an answer to each thing that it asks; return its exit code and the screen."""
     with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
-        for question, answer in answers:
-            screen.until(question)
-            screen.type(f"{answer}\n")
-        code = screen.ended()
+        code = screen.ended_after(answers)
     assert "Traceback" not in screen.text
     return code, screen.text
 

@@ -62,10 +62,7 @@ class Away:
             own = {"AVA_TOKEN": self.text, **env}
             elsewhere = self.root.parent / "elsewhere"
             with on_terminal(elsewhere, *words, env=own, columns=200, command=CONTROLLED) as screen:
-                for question, reply in answers or []:
-                    screen.until(question)
-                    screen.type(f"{reply}\n")
-                code = screen.ended()
+                code = screen.ended_after(answers or [])
             assert self.text not in screen.text and "Traceback" not in screen.text
             assert not elsewhere.exists()
             return code, screen.text
