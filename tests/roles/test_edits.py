@@ -287,7 +287,7 @@ async def test_finds_near_matches_in_a_long_file_quickly(tree: Tree) -> None:
     tree.put("\n".join(lines).encode())
     wanted = "\n".join(lines[12_345:12_357]).replace("return", "retrun").replace("    ", "\t")
     ab = ("ab ba " * 60 + "\n") * 4_000
-    began = time.monotonic()
+    began = time.process_time()
     said = await tree.not_edited(wanted, "z")
     assert "lines 12,346 to 12,357" in said
     tree.put(ab.encode())
@@ -296,7 +296,7 @@ async def test_finds_near_matches_in_a_long_file_quickly(tree: Tree) -> None:
     await tree.not_edited("x\nz", "y")
     tree.put(b"(" * 1_999_999)
     await tree.not_edited("(" * 1_000 + ")", "y")
-    assert time.monotonic() - began < 6, "2 s where nothing else runs"
+    assert time.process_time() - began < 6, "it takes 2 s"
 
 
 async def test_keeps_the_output_short_for_long_lines(tree: Tree) -> None:

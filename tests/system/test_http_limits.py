@@ -232,6 +232,22 @@ async def test_clients_are_told_at_shutdown_that_their_streams_end(tmp_path: Pat
         assert await server.exited() == 0
 
 
+async def test_a_message_for_a_session_that_ends_meanwhile_leaves_no_traceback(tmp_path: Path) -> None:
+    """As when a client reports that it is ready and leaves at once."""
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    ends = (
+        "from mcp.server.streamable_http import StreamableHTTPServerTransport as T; told = T._message_metadata",
+        "T._message_metadata = lambda self, request, **more: (request.headers.get('x-leave')"
+        " and self._read_stream_writer.close(), told(self, request, **more))[1]",
+    )
+    async with serving_http(root, env=ENV, program=lowered(*ends)) as server:
+        headers = {**BOTH, "Mcp-Session-Id": (await opened(server, text)).headers["mcp-session-id"], "X-Leave": "yes"}
+        ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+        assert (await server.post("/mcp", text, json=ready, headers=headers)).status_code == 202
+        assert (await server.request("GET", "/healthz")).status_code == 200, "serves on"
+
+
 def test_the_limits_are_consistent_with_each_other() -> None:
     from ava_server.http import limits
     from ava_server.http import server as connection

@@ -210,7 +210,11 @@ class Sessions(StreamableHTTPSessionManager):
             )
             await too_many(sentence, _AGAIN_S)(scope, receive, send)
         else:
-            await self.handle_request(scope, receive, send)
+            try:
+                await self.handle_request(scope, receive, send)
+            except Exception as error:
+                if not _session_ended(error):
+                    raise
 
     async def end_without(self, counts: Callable[[str], bool]) -> None:
         """End sessions whose token is no longer valid, as `counts` says for a token's id."""
@@ -226,6 +230,17 @@ class Sessions(StreamableHTTPSessionManager):
 
     def _open_of(self, user: str) -> int:
         return sum(owner["subject"] == user for owner in self._session_owners.values())
+
+
+def _session_ended(error: BaseException | None) -> bool:
+    """Tell whether a session ended while a message for it arrived: the SDK then logs an error and answers twice."""
+    if error is None or isinstance(error, anyio.ClosedResourceError | anyio.BrokenResourceError):
+        return error is not None
+    return _session_ended(error.__context__)
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and _session_ended(record.exc_info[1]))
 
 
 def _opens(scope: Scope) -> bool:
@@ -262,6 +277,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     logging.getLogger("ava.access").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # any client can cause its warnings
     logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
+    logging.getLogger("mcp.server.streamable_http").addFilter(_worth_a_line)
     settings = load()
     tokens = Tokens(settings.paths.tokens_file)
     has_tokens = tokens.any()
