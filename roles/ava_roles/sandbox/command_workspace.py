@@ -216,6 +216,8 @@ class CopiedWorkspace:
             ToolFailed: It cannot be made; says what to do.
         """
         async with self._turn:
+            if self.files is not None and not await run_sync(self.files.in_place):
+                raise ToolFailed(f"{self.files.path} was moved or replaced, so no command can run; go on by reading")
             if self._made is not None:
                 return self._made, False
             self._made = await run_sync(self._make, abandon_on_cancel=False)

@@ -69,6 +69,18 @@ def hide_from_others() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
+def boot_id() -> str:
+    """Return what tells this boot of the machine from others.
+
+    Raises:
+        NotOnThisSystem: This is not Linux, or /proc is hidden.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError as error:
+        raise NotOnThisSystem("boot_id") from error
+
+
 def is_root() -> bool:
     """Tell whether this process runs as root."""
     ask = getattr(os, "geteuid", None)

@@ -66,6 +66,23 @@ class DescriptorPaths:
         self._kernel = kernel
         self._lock = threading.Lock()
 
+    @classmethod
+    def through_no_link(cls, path: Path) -> DescriptorPaths:
+        """Open a folder by an absolute path in which no part is a link.
+
+        Raises:
+            OSError: There is none; ENOTDIR or ELOOP where a part is a link or a file.
+        """
+        above = os.open(path.anchor, _FOLDER)
+        with _closing(above):
+            return cls(_open_stepwise(above, path.parts[1:] or ["."], _FOLDER_ITSELF))
+
+    @property
+    def status(self) -> os.stat_result:
+        """What the system says about the folder."""
+        with self.duplicate() as root:
+            return os.fstat(root)
+
     def close(self) -> None:
         """Close the descriptor; calling it twice is harmless."""
         with self._lock:
@@ -173,6 +190,23 @@ class PlainPaths:
         self._root = path.resolve(strict=True)
         if not self._root.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
+
+    @classmethod
+    def through_no_link(cls, path: Path) -> PlainPaths:
+        """Open a folder by an absolute path in which no part is a link.
+
+        Raises:
+            OSError: There is none; ELOOP where a part is a link.
+        """
+        found = cls(path)
+        if any(map(_is_link, (path, *path.parents))):
+            raise OSError(errno.ELOOP, "a link", str(path))
+        return found
+
+    @property
+    def status(self) -> os.stat_result:
+        """What the system says about the folder."""
+        return self._root.lstat()
 
     def close(self) -> None:
         """Do nothing: nothing is held."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path, PurePath
 
-from ava_roles.errors import AccessRefused, NotThere, ToolFailed
+from ava_roles.errors import AccessRefused, FolderReplaced, NotThere, ToolFailed
 from ava_roles.sandbox import path_access
+from ava_roles.sandbox.linux import NotOnThisSystem, boot_id
 from ava_roles.sandbox.path_access import DescriptorPaths, Entry, EntryKind, PlainPaths
 
 
@@ -40,9 +41,39 @@ class Root:
         return cls(path, DescriptorPaths(path) if path_access.has_folder_descriptors() else PlainPaths(path))
 
     @classmethod
+    def open_approved(cls, path: Path, identity: str) -> Root:
+        """Open a folder that somebody has approved, if it still is that folder.
+
+        Args:
+            path: Its absolute path; no part of it was a link.
+            identity: What `folder_identity` returned then; empty if that was not recorded.
+
+        Raises:
+            FolderReplaced: Another folder, a link or a file stands there.
+            OSError: It cannot be opened.
+        """
+        try:
+            access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).through_no_link(path)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise FolderReplaced(f"{path} is, or lies behind, a link or a file that was not there") from None
+            raise
+        if identity and not is_same_folder(identity, identity_of(access.status)):
+            access.close()
+            raise FolderReplaced(f"another folder stands at {path}")
+        return cls(path, access)
+
+    @classmethod
     def adopt(cls, path: Path, descriptor: int | None) -> Root:
         """Return a root for a descriptor that was inherited from another process; by path where that is None."""
         return cls.open(path) if descriptor is None else cls(path, DescriptorPaths(descriptor))
+
+    def in_place(self) -> bool:
+        """Tell whether the folder still stands at its path, and no other folder or link."""
+        try:
+            return is_same_folder(identity_of(self._access.status), folder_identity(self.path))
+        except OSError:
+            return False
 
     def duplicate(self) -> AbstractContextManager[int | None]:
         """Hold a copy of the descriptor for a child to inherit; None where the system has no folder descriptors."""
@@ -217,6 +248,30 @@ class Root:
                 if entry.name == parts[-1]:
                     return Entry("/".join(parts), entry.kind, entry.size)
         raise _tool_error(FileNotFoundError(errno.ENOENT, ""), parts)
+
+
+def folder_identity(path: Path) -> str:
+    """Return what tells a folder from any other that is put in its place.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    return identity_of(path.lstat())
+
+
+def identity_of(status: os.stat_result) -> str:
+    """Return `device:inode:boot`. The system may number its devices anew when it boots."""
+    boot = ""
+    with suppress(NotOnThisSystem):
+        boot = boot_id()
+    return f"{status.st_dev}:{status.st_ino}:{boot}"
+
+
+def is_same_folder(approved: str, found: str) -> bool:
+    """Tell whether two identities are of one folder; after a reboot, the device's number does not count."""
+    device, inode, boot = approved.split(":")
+    device_now, inode_now, boot_now = found.split(":")
+    return inode == inode_now and (device == device_now or boot != boot_now)
 
 
 def shown(rel: str) -> str:

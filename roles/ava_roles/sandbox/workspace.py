@@ -97,6 +97,25 @@ def resolve_workspace(
     return Workspace(folder, True, "given in the call", named=bool(allowed))
 
 
+def recheck_workspace(folder: Path, *, roots: Sequence[Path] | None, data_root: Path, home: Path) -> None:
+    """Apply the rule to an approved workspace again: links, folders and settings may have changed since. Blocks.
+
+    Args:
+        folder: The workspace.
+        roots: The folders that contain every workspace; None if every folder is accepted that is not always refused.
+        data_root: Ava's own folder.
+        home: The user's home folder.
+
+    Raises:
+        WorkspaceRefused: It is refused now; says why.
+    """
+    places = _Places(home.resolve(), data_root.resolve(), ())
+    if roots is not None and not any(_within(folder, root.resolve()) for root in roots):
+        raise WorkspaceRefused(f"{folder} is outside of the folders that may be given")
+    if refusal := places.refusal(folder):
+        raise WorkspaceRefused(refusal)
+
+
 def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Path) -> Path:
     """Return the project that a folder belongs to.
 

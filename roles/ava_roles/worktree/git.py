@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
+from ava_roles.errors import FolderReplaced, NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.git import (
     SAFE_CONFIG,
     GitOutput,
@@ -31,7 +31,7 @@ from ava_roles.sandbox.git import (
     run_git,
 )
 from ava_roles.sandbox.path_access import read_small
-from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
 
 GIT_S = 120.0
 """The longest that one git command may take; writing a tree of 20,000 files takes seconds."""
@@ -180,6 +180,7 @@ class UserRepository:
         common: What all checkouts share: objects, branches, configuration.
         program: The path of git.
         home: The user's home folder.
+        approved: The `identity` that was approved; empty to take what is there.
     """
 
     root: Path
@@ -187,15 +188,20 @@ class UserRepository:
     common: Path
     program: str
     home: Path
+    approved: tuple[str, ...] = ()
 
     @classmethod
-    def at(cls, root: Path, home: Path) -> UserRepository:
+    def at(cls, root: Path, home: Path, approved: tuple[str, ...] = ()) -> UserRepository:
         """Return the repository of a checkout.
 
         Raises:
+            FolderReplaced: It is not the one that was approved.
             NoRepository: The folder is not the root of a checkout; says what to do.
             WorktreeFailed: git is not installed.
         """
+        if approved:
+            with translate_os_errors(f"opening {root}"):
+                Root.open_approved(root, approved[0]).close()
         if not root.is_dir():
             raise NoRepository(f"{root} is not a folder; give the root of a git checkout as workspace")
         git = root / ".git"
@@ -213,7 +219,29 @@ class UserRepository:
         for place in (folder / "HEAD", common / "objects"):
             if not os.path.lexists(place):
                 raise NoRepository(f"{root} is not a git checkout any more ({place} is missing); repair or clone it")
-        return cls(root, folder.resolve(), common.resolve(), program, home)
+        found = cls(root, folder.resolve(), common.resolve(), program, home, approved)
+        found.recheck()
+        return found
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells the checkout and its two git folders from others that are put in their places.
+
+        Raises:
+            WorktreeFailed: One of them cannot be read.
+        """
+        with translate_os_errors("looking at the repository"):
+            return tuple(map(folder_identity, (self.root, self.folder, self.common)))
+
+    def recheck(self) -> None:
+        """Check that this still is the repository that was approved.
+
+        Raises:
+            FolderReplaced: It is another one.
+            WorktreeFailed: It cannot be read.
+        """
+        if self.approved and not all(map(is_same_folder, self.approved, self.identity)):
+            raise FolderReplaced(f"another repository stands at {self.root}")
 
     @cached_property
     def settings(self) -> Mapping[str, str]:
@@ -252,8 +280,10 @@ class UserRepository:
                 stores new objects itself.
 
         Raises:
+            FolderReplaced: This is not the repository that was approved.
             WorktreeFailed: It cannot be created.
         """
+        self.recheck()
         with translate_os_errors("creating a git directory"):
             for name in ("objects/info", "info", *(() if joined else ("refs/heads",))):
                 (own / name).mkdir(mode=0o700, parents=True, exist_ok=True)

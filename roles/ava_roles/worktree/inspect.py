@@ -32,12 +32,14 @@ class CheckoutState:
     Attributes:
         head: The commit that the work would begin at.
         branch: The branch that is checked out; None for a detached HEAD.
+        identity: What tells the checkout and its git folders from others that are put in their places.
         uncommitted: How many files have uncommitted changes, which are not part of the work.
         notes: What the work leaves out (uncommitted changes, submodules, Git LFS, git filters), one sentence each.
     """
 
     head: str
     branch: str | None
+    identity: tuple[str, ...]
     uncommitted: int
     notes: tuple[str, ...]
 
@@ -73,7 +75,7 @@ def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
         notes.append(f"files kept by Git LFS are pointers in the worktree and stay as they are: {lfs:,}")
     if filters:
         notes.append(f"git filters are not run: {', '.join(map(shown, filters))}")
-    return CheckoutState(head, branch, uncommitted, tuple(notes))
+    return CheckoutState(head, branch, checkout.identity, uncommitted, tuple(notes))
 
 
 def _count_uncommitted(checkout: UserRepository, git: Git, head: str) -> int:

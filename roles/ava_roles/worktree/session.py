@@ -73,6 +73,7 @@ class WorktreeSession:
             resumed: The run has worked in its worktree: a new one would lack that work.
 
         Raises:
+            FolderReplaced: The repository is not the one that was approved.
             NoRepository: There is no commit to begin at.
             BadNamespace: The namespace names what cannot be changed here, such as a path in a submodule.
             WorktreeFailed: The trees cannot be created; says what to do.
@@ -125,6 +126,7 @@ class WorktreeSession:
         """Commit what differs, and make the branch; None if nothing differs. Blocking.
 
         Raises:
+            FolderReplaced: The repository is not the one that was approved.
             WorktreeFailed: It cannot be published; the worktree is unchanged.
         """
         with self._publishing:
@@ -158,7 +160,7 @@ class WorktreeSession:
     def _prepare(self, resumed: bool) -> None:
         if self._prepared is not None:
             return
-        repository = UserRepository.at(self._spec.repository, self._host.home)
+        repository = UserRepository.at(self._spec.repository, self._host.home, self._spec.identity)
         self._folder = folder = self._folder or WorktreeFolder(self._path)
         trees = Trees(self._spec, folder, repository)
         if trees.reopen() is None:
@@ -265,11 +267,12 @@ def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -
     """Publish what an ended run left in its worktree; None if there is nothing. Blocking; needs no sandbox.
 
     Raises:
+        FolderReplaced: The repository is not the one that was approved.
         WorktreeFailed: It cannot be published; the worktree is unchanged.
     """
     if not (path / "kept.json").is_file():
         return None
-    repository = UserRepository.at(spec.repository, home)
+    repository = UserRepository.at(spec.repository, home, spec.identity)
     folder = WorktreeFolder(path)
     try:
         trees = Trees(spec, folder, repository)

@@ -139,6 +139,7 @@ class WorktreeSpec:
         base: The commit that the work begins at; None takes the one that is checked out when the worktree is made.
         setup: The command line that prepares a tree for it.
         carry: Further folders of the checkout that are shown as they are.
+        identity: The identity of the repository; empty where that was not recorded.
         verify_timeout_s: The longest that either command may take.
     """
 
@@ -149,6 +150,7 @@ class WorktreeSpec:
     base: str | None = None
     setup: str | None = None
     carry: tuple[str, ...] = ()
+    identity: tuple[str, ...] = ()
     verify_timeout_s: float = 600
 
 

@@ -351,6 +351,7 @@ class WorktreeSandboxes:
 
     def _lay_out(self, work: Path, home: Path, notes: str, *, measured: bool) -> CommandSandbox:
         folder = self._trees.folder
+        self._trees.repository.recheck()
         with translate_os_errors("laying out the worktree"):
             for path in (home / "tmp", folder.code):
                 path.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ from ava_roles.errors import RolesError
 from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
+from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 from ava_roles.tool import Tool
@@ -301,6 +302,7 @@ def _assemble(
         unavailable_tools=found.unavailable,
         lacks=lacks,
         workspace=scope.workspace,
+        workspace_identity=_identity(scope.workspace),
         secrets=_secrets(role, found.names, around),
         plan=plan,
         extended_thinking=thinking,
@@ -409,6 +411,20 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
         if args.context_from or name not in specs or not specs[name].results
         if name not in memory or around.notes or name in (args.tools or ())
     )
+
+
+def _identity(workspace: str | None) -> str:
+    """Return which folder a workspace is, by which its start recognises it.
+
+    Raises:
+        Refused: It is gone.
+    """
+    if workspace is None:
+        return ""
+    try:
+        return folder_identity(Path(workspace))
+    except OSError as error:
+        raise Refused(f"workspace: {workspace} cannot be read ({error.strerror}); give another folder") from error
 
 
 def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: Mapping[str, Tool]) -> bool:

@@ -118,6 +118,12 @@ def _acts_for_operator(role: Role) -> bool:
     )
 
 
+def workspace_roots(settings: Settings, user: str, *, owner: bool) -> tuple[Path, ...] | None:
+    """Return the folders that contain every workspace of a user; None if the owner has set no such folders."""
+    own = user_settings(settings, user).workspaces
+    return (*settings.workspace.roots, *own) or None if owner else own
+
+
 def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: Path, home: Path) -> Workspace:
     """Return the workspace that a call over HTTP names: only beneath the folders of `[users.NAME]`. Blocks.
 

@@ -24,6 +24,7 @@ from ava_audit.store.locks import Instances
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
+from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
@@ -384,7 +385,11 @@ class Manager:
             return False
         history = History(run.id)
         history.add_all(await self._store.read(lambda view: view.entries(row.id)))
-        context = await self._setup.prepare(run, history)
+        try:
+            context = await self._setup.prepare(run, history)
+        except FolderReplaced as error:
+            await self.control.end(run.id, _replaced(error), "give up")
+            return False
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
         owned = AgentRun(self._store, run, agent, history, context, tasks)
         self._owned[run.id] = owned
@@ -435,6 +440,17 @@ class Manager:
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""
         return await self.control.ended(run_id)
+
+
+def _replaced(error: FolderReplaced) -> RunResult:
+    """Return the ending of a run whose folder is not the approved one: nothing of what stands there was read."""
+    return RunResult(
+        "error",
+        "its folder is not the one that was approved",
+        error_kind="folder_replaced",
+        error_message=str(error),
+        what_to_do="Nothing was read there. Find out who replaced the folder, and why; then propose it again.",
+    )
 
 
 def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:

@@ -17,15 +17,18 @@ import anyio.to_thread
 
 from ava_audit.events import RunStarted
 from ava_audit.rows import RunRow
+from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
+from ava_roles.sandbox.workspace import recheck_workspace
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
+from ava_roles.worktree.git import UserRepository
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.coding import worktree_spec
 from ava_server.approval.proposals import texts_of
@@ -35,6 +38,7 @@ from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
 from ava_server.config.credentials import Credentials
 from ava_server.config.search_engines import ApprovedSearch
+from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.selection import Choice, choose
@@ -149,15 +153,15 @@ class RunSetup:
             raise ConfigNotSupported("its task was erased")
         await self._sandbox(config.confinement)
         await self._check_model(run)
-        workspace = config.workspace
-        if workspace:
-            await self._opened(lambda: _open_workspace(workspace).close())
+        with contextlib.suppress(FolderReplaced):  # `prepare` finds it under the claim, and the run ends
+            await self._opened(lambda: self._check_folders(config, run.user_id))
 
     async def prepare(self, run: RunRow, history: History) -> RunContext:
         """Make everything that a claimed run works with.
 
         Raises:
             ConfigNotSupported: It cannot be run here after all.
+            FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
         texts = await self._resources.store.read(lambda view: texts_of(view, run))
@@ -174,7 +178,7 @@ class RunSetup:
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
         await self._opened(lambda: remove_workbenches(scratch))
         # The last step that may fail: where the run cannot be run here, nothing stays open.
-        files, artifacts = await self._opened(lambda: self._open_folders(config, run.id))
+        files, artifacts = await self._opened(lambda: self._open_folders(config, run))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
         settings, worktree, bench = self._resources.settings, None, None
         if config.coding is not None and sandbox is not None:
@@ -345,12 +349,49 @@ class RunSetup:
             network=config.network,
         )
 
-    def _open_folders(self, config: RunConfig, run_id: str) -> tuple[Root | None, Root | None]:
+    def _check_folders(self, config: RunConfig, user: str) -> None:
+        """Check that a run's workspace and repository are the ones that were approved.
+
+        Raises:
+            ConfigNotSupported: The workspace cannot be opened.
+            FolderReplaced: One of them is another folder, or may not be used any more.
+        """
+        if config.workspace:
+            self._open_workspace(config, config.workspace, user).close()
+        if config.coding is not None and config.coding.identity:
+            with contextlib.suppress(WorktreeFailed):  # what else is wrong with it is told when the work begins
+                UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity)
+
+    def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
+        """Open the workspace of a run.
+
+        Raises:
+            ConfigNotSupported: It cannot be opened.
+            FolderReplaced: It is another folder than was approved, or may not be used any more.
+        """
+        settings, folder = self._resources.settings, Path(workspace)
+        try:
+            root = Root.open_approved(folder, config.workspace_identity)
+        except OSError as error:
+            raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
+        try:
+            roots = user_limits.workspace_roots(settings, user, owner=user == self._resources.user)
+            recheck_workspace(folder, roots=roots, data_root=settings.data_root, home=home_folder())
+        except BaseException as error:
+            root.close()
+            if isinstance(error, WorkspaceRefused):
+                raise FolderReplaced(str(error)) from error
+            raise
+        return root
+
+    def _open_folders(self, config: RunConfig, run: RunRow) -> tuple[Root | None, Root | None]:
         """Open the folders that a run reads and hands over files in; a run that changes files reads its worktree."""
-        files = _open_workspace(config.workspace) if config.workspace and config.coding is None else None
+        self._check_folders(config, run.user_id)
+        reads = config.workspace if config.coding is None else None
+        files = self._open_workspace(config, reads, run.user_id) if reads else None
         if not any(spec.artifacts for spec in specs_of(config.tools, self._resources.tools)):
             return files, None
-        folder = self._resources.settings.paths.artifacts / run_id
+        folder = self._resources.settings.paths.artifacts / run.id
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             return files, Root.open(folder)
@@ -382,18 +423,6 @@ class RunSetup:
             log.warning("the scratch folder of %s was not removed completely: %s", run_id, error)
         with contextlib.suppress(OSError):  # not empty, or never created
             (self._resources.settings.paths.artifacts / run_id).rmdir()
-
-
-def _open_workspace(workspace: str) -> Root:
-    """Open the workspace of a run.
-
-    Raises:
-        ConfigNotSupported: It cannot be opened.
-    """
-    try:
-        return Root.open(Path(workspace))
-    except OSError as error:
-        raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
 
 
 def list_artifacts(folder: Path) -> list[dict[str, Any]]:

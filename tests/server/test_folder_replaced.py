@@ -1,0 +1,232 @@
+"""Folders that are replaced after a person approved them: the run ends, and has read nothing of what stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+from support.coding import RIGHT, asked, branches, project, says
+from support.model_server import Gate, Say, running_model_server
+from support.projects import git
+from support.runtime import Lab, arrived, hand_over, open_lab, settings_of, with_workspace
+
+from ava_audit.events import CostReserved, ToolResult
+from ava_roles.errors import FolderReplaced
+from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
+from ava_server.service.runtime import open_runtime
+
+SECRET = "the private key of somebody"
+READ = Say(calls=[("read_file", {"path": "id"})])
+
+
+def by_link(folder: Path, elsewhere: Path) -> None:
+    folder.rename(folder.with_name("away"))
+    folder.symlink_to(elsewhere)
+
+
+def by_rename(folder: Path, elsewhere: Path) -> None:
+    folder.rename(folder.with_name("away"))
+    elsewhere.rename(folder)
+
+
+def by_link_above(folder: Path, elsewhere: Path) -> None:
+    """Replace the folder's parent by a link to one that has a folder of the same name."""
+    above = folder.parent
+    beside = above.with_name("beside")
+    beside.mkdir()
+    elsewhere.rename(beside / folder.name)
+    above.rename(above.with_name("above_away"))
+    above.symlink_to(beside)
+
+
+def by_file(folder: Path, elsewhere: Path) -> None:
+    folder.rename(folder.with_name("away"))
+    (elsewhere / "id").rename(folder)
+
+
+WAYS = [by_link, by_rename, by_link_above, by_file]
+Way = Callable[[Path, Path], None]
+
+
+def made(tmp: Path) -> tuple[Path, Path]:
+    """A folder that may be read, and one that may not, in which a file has the same name."""
+    folder, elsewhere = tmp / "workspace" / "above" / "project", tmp / "elsewhere"
+    for each, content in ((folder, "nothing"), (elsewhere, SECRET)):
+        each.mkdir(parents=True)
+        (each / "id").write_text(content)
+    return folder, elsewhere
+
+
+async def check_ended(lab: Lab, run_id: str) -> dict[str, Any]:
+    await lab.ended(run_id)
+    result = await lab.result(run_id)
+    assert result["status"] == "error" and result["error"]["kind"] == "folder_replaced", result
+    assert result["stop_reason"] == "its folder is not the one that was approved"
+    assert not any(SECRET.encode() in request.body for request in lab.server.requests)
+    assert SECRET not in str(await lab.entries(run_id))
+    return result
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_workspace_replaced_between_proposal_and_approval_is_not_read(tmp_path: Path, way: Way) -> None:
+    folder, elsewhere = made(tmp_path)
+    async with open_lab(tmp_path, [READ, hand_over()]) as lab:
+        proposed = await lab.propose(workspace=str(folder))
+        way(folder, elsewhere)
+        await lab.approve(proposed)
+        result = await check_ended(lab, proposed.subagent_id)
+        assert (
+            str(folder) in result["untrusted_result"]["error_text"]
+            and "propose it again" in result["error"]["what_to_do"]
+        )
+        assert await lab.facts(proposed.subagent_id, CostReserved) == []
+
+
+async def test_a_workspace_replaced_by_a_link_to_the_data_root_is_not_read(tmp_path: Path) -> None:
+    folder, _elsewhere = made(tmp_path)
+    async with open_lab(tmp_path, [READ, hand_over()]) as lab:
+        (lab.root / "id").write_text(SECRET)
+        proposed = await lab.propose(workspace=str(folder))
+        by_link(folder, lab.root)
+        await lab.approve(proposed)
+        await check_ended(lab, proposed.subagent_id)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_workspace_replaced_while_its_run_is_interrupted_is_not_read(tmp_path: Path, way: Way) -> None:
+    folder, elsewhere = made(tmp_path)
+    gate = Gate()
+    with running_model_server([READ, Say("lost", gate=gate), READ, hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            run_id = await lab.start(workspace=str(folder))
+            await arrived(gate.arrived)
+        way(folder, elsewhere)
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            await check_ended(lab, run_id)
+            assert [fact.success for fact in await lab.facts(run_id, ToolResult)] == [True]
+
+
+async def test_a_workspace_that_the_settings_no_longer_allow_is_not_read(tmp_path: Path) -> None:
+    folder, elsewhere = made(tmp_path)
+    with running_model_server([READ, hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            proposed = await lab.propose(workspace=str(folder))
+            await lab.approve(proposed)
+        settings = settings_of(lab.root, server.base_url, with_workspace("", elsewhere))
+        async with open_runtime(settings) as runtime:
+            ended = await runtime.manager.ended(proposed.subagent_id)
+        assert ended.state == "error" and server.requests == []
+
+
+async def test_a_workspace_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
+    folder, _elsewhere = made(tmp_path)
+    async with open_lab(tmp_path, [READ, hand_over()]) as lab:
+        proposed = await lab.propose(workspace=str(folder))
+        folder.rename(folder.with_name("unmounted"))
+        await lab.approve(proposed)
+        with anyio.fail_after(10):
+            while "cannot be opened" not in lab.runtime.manager.waiting_for.get(proposed.subagent_id, ""):
+                await anyio.lowlevel.checkpoint()
+        folder.with_name("unmounted").rename(folder)
+        await lab.ended(proposed.subagent_id)
+        assert (await lab.result(proposed.subagent_id))["status"] == "success"
+
+
+async def test_a_workspace_that_was_left_alone_is_read(tmp_path: Path) -> None:
+    folder, _elsewhere = made(tmp_path)
+    async with open_lab(tmp_path, [READ, hand_over()]) as lab:
+        proposed = await lab.propose(workspace=str(folder))
+        (folder / "id").write_text("changed meanwhile")
+        (folder / "new").mkdir()
+        await lab.approve(proposed)
+        await lab.ended(proposed.subagent_id)
+        [read, _handed] = await lab.facts(proposed.subagent_id, ToolResult)
+        assert "changed meanwhile" in read.output
+
+
+# -- a coder's repository ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _confined(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+
+
+def another_checkout(tmp: Path, of: Path) -> Path:
+    """A clone: it has the approved commit too, so nothing but its identity tells it from the original."""
+    git(tmp, "clone", "-q", str(of), "clone")
+    return tmp / "clone"
+
+
+def replace_checkout(repository: Path, other: Path) -> None:
+    repository.rename(repository.with_name("away"))
+    other.rename(repository)
+
+
+def replace_git_folder(repository: Path, other: Path) -> None:
+    (repository / ".git").rename(repository / "git-away")
+    (repository / ".git").symlink_to(other / ".git")
+
+
+@pytest.mark.usefixtures("_confined")
+@pytest.mark.parametrize("replace", [replace_checkout, replace_git_folder])
+async def test_a_repository_replaced_before_the_start_gets_no_branch(tmp_path: Path, replace: Way) -> None:
+    repository = project(tmp_path)
+    other = another_checkout(tmp_path, repository)
+    async with open_lab(tmp_path, says(RIGHT)) as lab:
+        proposed = await lab.propose(**asked())
+        replace(repository, other)
+        await lab.approve(proposed)
+        await check_ended(lab, proposed.subagent_id)
+    assert branches(repository) == {}
+
+
+@pytest.mark.usefixtures("_confined")
+@pytest.mark.parametrize("replace", [replace_checkout, replace_git_folder])
+async def test_a_repository_replaced_during_the_work_gets_no_branch(tmp_path: Path, replace: Way) -> None:
+    repository = project(tmp_path)
+    other = another_checkout(tmp_path, repository)
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(calls=[RIGHT]), Say("done", gate=gate), hand_over()], check=False) as lab:
+        run_id = await lab.start(**asked())
+        await arrived(gate.arrived, 30)
+        replace(repository, other)
+        gate.released.set()
+        await lab.ended(run_id, 60)
+        result = await lab.result(run_id)
+    assert result["status"] == "error" and "another repository stands" in str(result), result
+    assert branches(repository) == {}
+    assert list((lab.root / "worktrees").glob("S-*")), "the work is kept until it is on its branch"
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def test_opens_only_the_folder_that_was_approved(tmp_path: Path) -> None:
+    folder, elsewhere = made(tmp_path)
+    identity = folder_identity(folder)
+    Root.open_approved(folder, identity).close()
+    with pytest.raises(FolderReplaced):
+        Root.open_approved(elsewhere, identity)
+    by_link(folder, elsewhere)
+    for known in (identity, ""):
+        with pytest.raises(FolderReplaced):
+            Root.open_approved(folder, known)
+    with pytest.raises(FileNotFoundError):
+        Root.open_approved(tmp_path / "missing", identity)
+
+
+def test_after_a_reboot_a_folder_is_known_by_its_inode() -> None:
+    assert is_same_folder("2049:7:aaaa", "2049:7:aaaa")
+    assert is_same_folder("46:7:aaaa", "51:7:bbbb")
+    assert not is_same_folder("46:7:aaaa", "51:7:aaaa")
+    assert not is_same_folder("46:7:aaaa", "46:8:bbbb")
+    assert not is_same_folder("46:7:", "51:7:")
