@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from support.model_server import Gate, Say, Step, running_model_server
 from support.runtime import arrived, check_requests, hand_over, open_lab
 
-from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, RunStarted, ToolCall, ToolResult, UserMessage
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    ErrorOccurred,
+    RunStarted,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
 from ava_audit.events import Usage as Used
 from ava_roles.wrap import wrap_tool_output
 from ava_server.models import tokens
@@ -47,8 +56,8 @@ def said(*names: str, text: str = "") -> AssistantMessage:
 
 
 def settled(**more: Any) -> CostUpdate:
-    fields: dict[str, Any] = {"settlement": "billed", "tokens": 1, **more}
-    return CostUpdate(turn=1, attempt=1, cost_cents=0, reserved_micros=1, **fields)
+    fields: dict[str, Any] = {"turn": 1, "settlement": "billed", "tokens": 1, **more}
+    return CostUpdate(attempt=1, cost_cents=0, reserved_micros=1, **fields)
 
 
 def result(call_id: str, output: str) -> ToolResult:
@@ -199,7 +208,9 @@ def test_counts_attempts_with_unknown_outcome_per_turn() -> None:
     history.add(6, result("a", "A"))
     history.add(7, result("b", "B"))
     history.add(8, reserved(2))
-    history.add(9, settled(settlement="unknown"))
+    history.add(9, settled(settlement="unknown", turn=2))
+    assert history.unknown_attempts == 0, "its owner ended"
+    history.add(9, ErrorOccurred(error="reset", kind="dropped", turn=2, attempt=1))
     assert history.unknown_attempts == 1
     history.add(10, reserved(2, attempt=2))
     assert history.unknown_attempts == 1

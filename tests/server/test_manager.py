@@ -98,6 +98,7 @@ async def test_users_take_turns_even_if_one_queued_many_runs_first(tmp_path: Pat
     gates = [Gate() for _ in range(7)]
     script = [Say("done", gate=gate) for gate in gates]
     config = "[limits]\nrunning = 3\nrunning_per_user = 3\nspawns_per_hour = 20\n"
+    config += "".join(f'[users.{user}]\nworkspaces = ["{tmp_path}"]\n' for user in ("ada", "ben", "eve"))
     with running_model_server(script) as server:
         async with open_lab(tmp_path, server=server, config=config, runs=False, check=False) as lab:
             for user, count in (("ada", 4), ("ben", 2), ("eve", 1)):

@@ -16,7 +16,17 @@ from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests,
 
 from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
-from ava_audit.events import Activity, AssistantMessage, CostUpdate, Event, Fence, RunClaimed, RunResumed, Who
+from ava_audit.events import (
+    Activity,
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    Event,
+    Fence,
+    RunClaimed,
+    RunResumed,
+    Who,
+)
 from ava_audit.store.store import Store, append
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.caps import Slots
@@ -55,6 +65,47 @@ async def test_lists_a_long_interrupted_run_without_resuming_it(
         [notice] = [line for line in listed.notices if run_id in line]
         assert "prices" in notice and "was interrupted" in notice and "confirm_spawn" in notice
         assert (await lab.run(run_id)).generation == 1 and len(server.requests) == 3
+
+
+async def cut_off(tmp: Path, server: ModelServer, gate: Gate, run_id: str | None = None, **more: Any) -> str:
+    """Own a run until its call is on the way, then end."""
+    async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+        run_id = run_id or await lab.start(**more)
+        await arrived(gate.arrived)
+    return run_id
+
+
+async def test_a_run_outlives_any_number_of_owners_that_end_during_one_call(tmp_path: Path) -> None:
+    gates = [Gate() for _ in range(4)]
+    with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
+        run_id = await cut_off(tmp_path, server, gates[0], max_cost_cents=100)
+        for gate in gates[1:]:
+            await cut_off(tmp_path, server, gate, run_id)
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            assert (await lab.ended(run_id)).state == "success"
+            settled = await lab.facts(run_id, CostUpdate)
+            assert [fact.settlement for fact in settled] == ["unknown"] * 4 + ["billed"]
+            reserved = [fact.micros for fact in await lab.facts(run_id, CostReserved)]
+            assert [fact.cost_cents for fact in settled[:4]] == [micros / 10_000 for micros in reserved[:4]]
+            await lab.store.read(check_budgets)
+
+
+async def test_a_person_resumes_a_run_whose_lost_calls_have_used_half_its_cost_cap(tmp_path: Path) -> None:
+    gates = [Gate(), Gate()]
+    with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over(), hand_over()]) as server:
+        run_id = await cut_off(tmp_path, server, gates[0], max_cost_cents=36)
+        await cut_off(tmp_path, server, gates[1], run_id)
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab:
+            await lab.ended(await lab.start(task="another"))  # the manager has looked, and more than once
+            checked = await lab.call("check_subagent", subagent_id=run_id)
+            assert checked.status == "interrupted" and f"ava resume {run_id}" in checked.runs[0].waits_for
+            assert len(server.requests) == 3
+            refused = await lab.call("confirm_spawn", pending_ids=[run_id])
+            assert " left" in refused.approval_lines[0]
+            asked = {"pending_ids": [run_id], "approving": refused.approval_lines, "wait_seconds": 20}
+            answer = await lab.call("confirm_spawn", **asked)
+            assert answer.status == "resumed" and answer.runs[0]["state"] == "success", answer
+            await lab.store.read(check_budgets)
 
 
 async def test_resumes_with_the_approval_line_of_the_remaining_budget(
@@ -214,7 +265,7 @@ async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) ->
                     await anyio.sleep(3.1)  # its owner was active for so long
                 await store.do(append(as_event(entry)))
         asked = len(server.requests)
-        async with open_lab(tmp_path / "cut", server=server, config=PRICED, check=False) as lab:
+        async with open_lab(tmp_path / "cut", server=server, config=PRICED, check=False, beneath=tmp_path) as lab:
             run = await lab.ended(run_id)
             result = await lab.result(run_id)
             await lab.store.read(check_budgets)

@@ -32,7 +32,7 @@ async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServe
     async with Store.open(folder / "data") as store:
         for entry in entries:
             await store.do(lambda _view, _now, entry=entry: Outcome(None, (as_event(entry),)))  # type: ignore[misc]
-    async with open_lab(folder, server=server, check=False, **more) as lab:
+    async with open_lab(folder, server=server, check=False, beneath=folder.parent, **more) as lab:
         yield lab
 
 

@@ -226,6 +226,7 @@ async def open_lab(
     runs: bool = True,
     everybody: bool = False,
     check: bool = True,
+    beneath: Path | None = None,
 ) -> AsyncGenerator[Lab]:
     """Open a runtime on `tmp/data` with `tmp/workspace` to read and a scripted model server behind it.
 
@@ -237,6 +238,7 @@ async def open_lab(
         env: Further variables of the environment.
         runs: Claim runs.
         everybody: Claim those of all users, as an HTTP server does.
+        beneath: Where workspaces may lie, if not only in `tmp/workspace`.
         check: Compare requests and budgets with the log at the end; not for a root that another house also uses.
     """
     root, workspace = tmp / "data", tmp / "workspace"
@@ -245,7 +247,7 @@ async def open_lab(
         stack.enter_context(unwrapped())
         if server is None:
             server = stack.enter_context(running_model_server(script))
-        settings = settings_of(root, server.base_url, with_workspace(config, workspace), env)
+        settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
         runtime = await stack.enter_async_context(
             open_runtime(settings, runs=runs, serves=(lambda _row: True) if everybody else None)
         )

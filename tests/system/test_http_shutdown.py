@@ -75,6 +75,26 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
     assert_intact(root)
 
 
+async def test_a_run_outlives_two_restarts_during_one_call(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    gates = [Gate(), Gate()]
+    with running_model_server([*(Say("lost", gate=gate) for gate in gates), DONE]) as model:
+        env = using(model.base_url)
+        async with serving_http(root, "--drain", "1s", env=env) as server, server.client(text) as client:
+            run_id = await start(client)
+            await arrived(gates[0])
+            server.signal()
+            assert await server.exited() == 0
+        async with serving_http(root, "--drain", "1s", env=env) as server:
+            await arrived(gates[1])
+            server.signal()
+            assert await server.exited() == 0
+        async with serving_http(root, env=env):
+            await until(lambda: state_of(root, run_id) == "success", 20)
+    assert_intact(root)
+
+
 async def test_refuses_new_spawns_while_draining_and_health_reports_it(
     tmp_path: Path,
 ) -> None:

@@ -39,12 +39,12 @@ def script(request: dict[str, Any]) -> Step:
     return SCRIPT[sum(message["role"] == "assistant" for message in request["messages"])]
 
 
-async def approved(tmp: Path, server: ModelServer) -> str:
+async def approved(tmp: Path, server: ModelServer, **more: Any) -> str:
     """A run that is approved, and that nobody has claimed."""
     (tmp / "workspace").mkdir(parents=True)
     (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
     async with open_lab(tmp, server=server, config=PRICED, runs=False, check=False) as lab:
-        return await lab.start()
+        return await lab.start(**more)
 
 
 def answers(root: Path, run: str) -> int:
@@ -135,6 +135,26 @@ def held_writing(root: Path) -> bool:
     if held is not None:
         held.release()
     return held is None
+
+
+async def test_a_run_outlives_owners_that_are_killed_during_one_call(tmp_path: Path) -> None:
+    gates = [Gate(), Gate(), Gate()]
+    with running_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
+        run_id = await approved(tmp_path, server, max_cost_cents=100)
+        root = tmp_path / "data"
+        for gate in gates[:2]:
+            async with owning(root, server):
+                await arrived(gate.arrived)
+        async with owning(root, server) as polite:
+            await arrived(gates[2].arrived)
+            polite.stdin.close()  # type: ignore[union-attr]
+            await until(lambda: len(logged(root, "CostUpdate", run=run_id)) == 3)
+        async with owning(root, server):
+            await until(lambda: state_of(root, run_id) == "success", 20)
+        settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=run_id)]
+        assert settled == ["unknown", "unknown", "unknown", "billed"]
+        assert_intact(root)
+        await check_requests(root, server.requests)
 
 
 async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_path: Path) -> None:

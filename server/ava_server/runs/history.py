@@ -253,6 +253,8 @@ class History:
 
     Attributes:
         answered: The last reserved call has an answer.
+        unknown_attempts: How many attempts of this turn lost their connection, so that what they cost is unknown. Those
+            that ended with their owner do not count.
         thought: The last answer had thinking, which the next prompt may lack: its report then measures no ratio.
         tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
@@ -315,6 +317,7 @@ class History:
     _cut: dict[int, int] = field(default_factory=dict[int, int])
     _reports: _Reports = field(default_factory=_Reports)
     _written: int | None = None
+    _unknown: tuple[int, int] | None = None
     _results_in: bool = True
 
     def add_all(self, entries: Iterable[Entry]) -> None:
@@ -371,8 +374,8 @@ class History:
                     self.started[fact.call_id] = fact
             case ToolResult():
                 self._add_result(seq, fact)
-            case ErrorOccurred(kind="thinking"):
-                self._drop_thinking()
+            case ErrorOccurred():
+                self._add_error(fact)
             case _:
                 pass
 
@@ -508,13 +511,20 @@ class History:
         if may_have_cost(fact):
             self.paid_attempts += 1
         if fact.settlement == "unknown":
-            self.unknown_attempts += 1
+            self._unknown = (fact.turn, fact.attempt)
         elif usage is not None:
             self._reports.add(usage.prompt_tokens, self._shown(Recipe(0)))
             self.answer_tokens = self._written = usage.output_tokens
             self.thought = usage.thinking_tokens > 0
         if fact.tokens_per_byte is not None:
             self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
+
+    def _add_error(self, fact: ErrorOccurred) -> None:
+        """Fold an error; one of a call of this turn whose cost is unknown means that its connection was dropped."""
+        if fact.kind == "thinking":
+            self._drop_thinking()
+        if self._unknown is not None and (fact.turn, fact.attempt) == self._unknown:
+            self.unknown_attempts, self._unknown = self.unknown_attempts + 1, None
 
     def _add_answer(self, seq: int, fact: AssistantMessage) -> None:
         self.answer, self.answered, self.check = fact, True, None

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ava_audit.events import (
+    AssistantMessage,
     CancelledBy,
     CancelRequested,
     Channel,
@@ -55,6 +56,8 @@ from ava_server.runs.result import RunResult, build_result
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
+LOST_SHARE = 0.5
+"""The share of a run's cost cap that calls without an answer may use before a person has to resume the run."""
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
 GROUP_TIMEOUT = "the group's timeout"
@@ -221,9 +224,35 @@ def blocker_in(note: str) -> str | None:
     return str(cast("dict[str, object]", noted).get(_BLOCKED, "")) if isinstance(noted, dict) else None
 
 
-def left_to_be_resumed(run: RunRow, now_us: int) -> bool:
-    """Tell whether an interrupted run is too old to be taken over without its user's word."""
-    return (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US
+def left_to_be_resumed(view: View, run: RunRow, now_us: int) -> bool:
+    """Tell whether an interrupted run continues only when a person resumes it.
+
+    It was interrupted too long ago, or calls that were cut off have used too much of its cost cap: each of them was
+    lost when an owner ended, and an owner that ends again and again would use up the rest.
+    """
+    if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
+        return True
+    most = LOST_SHARE * config_of(run.config).max_cost_micros
+    held = loads(run.in_flight)
+    in_flight = int(held["micros"]) if held is not None else 0
+    may_be = 0 < most <= run.cost_micros + in_flight
+    return may_be and lost_micros(view, run) + in_flight >= most
+
+
+def lost_micros(view: View, run: RunRow) -> int:
+    """Return what is booked for a run's calls without an answer since a person last resumed it, in micro-USD."""
+    lost: dict[tuple[int | None, int | None], int] = {}
+    for entry in view.entries(run.id, 0, ("CostUpdate", "AssistantMessage", "RunResumed")):
+        match entry.fact:
+            case CostUpdate(settlement="unknown") as settled:
+                lost[settled.turn, settled.attempt] = entry.cost_micros or 0
+            case AssistantMessage() as said:
+                lost.pop((said.turn, said.attempt), None)
+            case RunResumed():
+                lost.clear()
+            case _:
+                pass
+    return sum(lost.values())
 
 
 # -- taking a run -----------------------------------------------------------------------------------------------------

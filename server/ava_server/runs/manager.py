@@ -228,7 +228,7 @@ class Manager:
             left = gone | {self.instance} if row.instance == self.instance else gone
             if overdue(row, groups.get(row.group_id or ""), left, now_us()) is not None:
                 await self._end_overdue(row, left)
-            elif self._may_take(row, gone):
+            elif await self._may_take(row, gone):
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
         await self._fill_slots(free, running, gone, tasks)
@@ -340,13 +340,13 @@ class Manager:
                 del noted[run_id]
         self._adopted &= ids
 
-    def _may_take(self, row: RunRow, gone: frozenset[str]) -> bool:
+    async def _may_take(self, row: RunRow, gone: frozenset[str]) -> bool:
         now = now_us()
         match situation(row, now, gone=gone, instance=self.instance):
             case "running here":  # dropped by an internal error, or because the log could not take its ending
                 return True
             case "interrupted":
-                return not left_to_be_resumed(row, now)
+                return not await self._store.read(lambda view: left_to_be_resumed(view, row, now))
             case "paused":
                 self._waits(row.id, pause_words(row))
                 return False

@@ -479,7 +479,7 @@ def _wait(
     if state not in (QUEUED, INTERRUPTED):
         return None
     is_served = served()
-    if state == INTERRUPTED and left_to_be_resumed(run, now_us):
+    if state == INTERRUPTED and left_to_be_resumed(view, run, now_us):
         return Wait("resume", run, served=is_served, line=resume_line(view, run))
     if paused(run, now_us):
         return Wait("limit", run, until_us=run.not_before_us, served=is_served)

@@ -144,7 +144,7 @@ class Service:
         def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
             asks = [row for row in view.runs(user=self._session.user, states=(QUEUED,)) if asking(row, now_us)]
             running = view.runs(user=self._session.user, states=(RUNNING,))
-            silent = [row for row in running if left_to_be_resumed(row, now_us)]
+            silent = [row for row in running if left_to_be_resumed(view, row, now_us)]
             return asks, silent, view.unfetched(self._session.user)
 
         asks, silent, rows = await self._store.read(query)
