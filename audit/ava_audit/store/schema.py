@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from ava_audit.entries import Fault
-from ava_audit.errors import SchemaNewer, StoreUnavailable
+from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.projections import rebuild_projections
 from ava_audit.store.locks import WriteLock, refuse_unfit
 
@@ -97,9 +97,17 @@ DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to ano
 
 
 def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
-    """Open a connection for the store: explicit transactions, durable commits, no automatic checkpoints."""
+    """Open a connection for the store: explicit transactions, durable commits, no automatic checkpoints.
+
+    It creates no file.
+    """
     db = sqlite3.connect(
-        path, timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False, cached_statements=256
+        f"{path.absolute().as_uri()}?mode=rw",
+        timeout=BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        uri=True,
     )
     try:
         db.execute("PRAGMA synchronous = FULL")
@@ -114,8 +122,47 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return db
 
 
-def prepare_database(root: Path, path: Path) -> WriteLock:
-    """Create or migrate the database under the write lock, and return the lock.
+class LogPlace:
+    """Notices that an open log was removed, moved or replaced: what is written then, nobody finds.
+
+    Args:
+        path: The database file, as it is now.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = self._read()
+
+    def check(self) -> None:
+        """Compare the file at the path with the one that was opened; a few microseconds.
+
+        Raises:
+            LogMoved: It is another one, or there is none.
+        """
+        try:
+            moved = self._read() != self._identity
+        except OSError as error:
+            raise LogMoved(
+                f"the data root {self._path.parent} was removed or moved while this server was running"
+                f" ({self._path.name}: {error.strerror}), so nothing is written and no model is called: put it back, or"
+                " restart this server"
+            ) from error
+        if moved:
+            raise LogMoved(
+                f"the data root {self._path.parent} was replaced while this server was running, so nothing is written"
+                " and no model is called: put the old one back, or restart this server"
+            )
+
+    def _read(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_dev, status.st_ino
+
+
+def prepare_database(root: Path, path: Path) -> tuple[WriteLock, LogPlace]:
+    """Create or migrate the database under the write lock; return the lock, and the place of the log.
 
     Raises:
         DataRootRefused: The data root is not a folder, or is on a network file system.
@@ -130,6 +177,7 @@ def prepare_database(root: Path, path: Path) -> WriteLock:
             with lock.held(), contextlib.closing(connect(path)) as db:
                 db.execute("PRAGMA journal_mode = WAL")
                 migrate(db)
+                place = LogPlace(path)
         except BaseException:
             lock.close()
             raise
@@ -137,7 +185,7 @@ def prepare_database(root: Path, path: Path) -> WriteLock:
         raise StoreUnavailable(
             f"the log in {root} cannot be opened: {error}; fix that, or choose another AVA_DATA_ROOT"
         ) from error
-    return lock
+    return lock, place
 
 
 def translate_error(error: BaseException) -> BaseException:

@@ -24,9 +24,9 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from ava_audit.errors import OutcomeUnknown, StoreUnavailable
+from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import DAMAGED, connect, is_damaged, prepare_database
+from ava_audit.store.schema import DAMAGED, LogPlace, connect, is_damaged, prepare_database
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
@@ -153,13 +153,15 @@ class Store:
         path: The database file.
     """
 
-    def __init__(self, path: Path, write_lock: WriteLock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, path: Path, write_lock: WriteLock, place: LogPlace, loop: asyncio.AbstractEventLoop) -> None:
         self.path = path
+        self._place = place
+        self._moved: LogMoved | None = None
         self._loop = loop
         self._head = 0
         self._new_head = anyio.Event()
         self._waiting: set[Job] = set()
-        self._writer = Writer(path, write_lock, self._on_done)
+        self._writer = Writer(path, write_lock, place, self._on_done)
         self._readers = Readers(path, loop)
         self._closed = False
 
@@ -174,13 +176,14 @@ class Store:
             StoreUnavailable: The log cannot be opened.
         """
         path = root / "ava.db"
-        lock = await anyio.to_thread.run_sync(prepare_database, root, path)
-        store = Store(path, lock, asyncio.get_running_loop())
+        lock, place = await anyio.to_thread.run_sync(prepare_database, root, path)
+        store = Store(path, lock, place, asyncio.get_running_loop())
         store._writer.start()
         try:
             store._head = await store.read(View.head)
+            watched = await anyio.to_thread.run_sync(partial(connect, path, readonly=True))
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(store._watch)
+                tasks.start_soon(store._watch, watched)
                 try:
                     yield store
                 finally:
@@ -201,6 +204,7 @@ class Store:
 
         Raises:
             StoreUnavailable: The writer did not start it within 5 s, or it could not be written; nothing was.
+            LogMoved: The log was removed, moved or replaced; nothing was written.
             StaleOwner: An event's fence is older than the run's claim.
             SchemaNewer: A newer program has migrated the database.
         """
@@ -266,11 +270,16 @@ class Store:
             interrupt: A cancelled caller returns at once, and its query is interrupted.
 
         Raises:
+            LogMoved: The log was removed, moved or replaced.
             StoreUnavailable: The database cannot be read.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise StoreUnavailable(_CLOSED)
+        if self._moved is not None:
+            self._look_for_log()  # it may be back since the last check
+        if self._moved is not None:
+            raise LogMoved(str(self._moved))
         return await self._readers.read(query, interrupt=interrupt)
 
     @property
@@ -345,11 +354,11 @@ class Store:
             event, self._new_head = self._new_head, anyio.Event()
             event.set()
 
-    async def _watch(self) -> None:
-        db = await anyio.to_thread.run_sync(partial(connect, self.path, readonly=True))
+    async def _watch(self, db: sqlite3.Connection) -> None:
         try:
             seen = -1
             while True:
+                self._look_for_log()
                 try:
                     version = db.execute("PRAGMA data_version").fetchone()[0]
                     if version != seen:
@@ -360,6 +369,19 @@ class Store:
                 await anyio.sleep(POLL_S)
         finally:
             db.close()
+
+    def _look_for_log(self) -> None:
+        """Notice, also while nothing is written, that the log was moved, or is back."""
+        try:
+            self._place.check()
+        except LogMoved as error:
+            if self._moved is None:
+                log.error("%s", error)
+            self._moved = error
+        else:
+            if self._moved is not None:
+                log.warning("the data root %s is back", self.path.parent)
+            self._moved = None
 
     def _close(self) -> None:
         self._readers.stop()

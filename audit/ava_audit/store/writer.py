@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, content_of, content_sha, entry_hash
-from ava_audit.errors import EntryTooLarge, SchemaNewer, StaleOwner
+from ava_audit.errors import EntryTooLarge, LogMoved, SchemaNewer, StaleOwner
 from ava_audit.events import Event, Fence
 from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
 from ava_audit.rows import RUNNING
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, connect, schema_version, translate_error
+from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, LogPlace, connect, schema_version, translate_error
 from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
 
@@ -158,11 +158,15 @@ class Writer:
     Args:
         path: The database file.
         write_lock: The queue of writers of all processes on this data root. It is closed with the thread.
+        place: Tells whether the file still stands at its path.
         on_done: Called in this thread after each batch, with its finished jobs and the newest `seq`.
     """
 
-    def __init__(self, path: Path, write_lock: WriteLock, on_done: Callable[[list[Job], int], None]) -> None:
+    def __init__(
+        self, path: Path, write_lock: WriteLock, place: LogPlace, on_done: Callable[[list[Job], int], None]
+    ) -> None:
         self._path = path
+        self._place = place
         self._lock = write_lock
         self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -285,12 +289,13 @@ class Writer:
                     self._run(job, db, appender)
             projections.flush()
             self._write_live(db)
+            self._place.check()
             db.execute("COMMIT")
         except BaseException as error:
             projections.evict()
             with contextlib.suppress(sqlite3.Error):
                 db.execute("ROLLBACK")
-            if together and len(batch) > 1 and not isinstance(error, SchemaNewer):
+            if together and len(batch) > 1 and not isinstance(error, SchemaNewer | LogMoved):
                 raise _RetryOneByOne from error
             for job in batch:
                 if self._start(job, again=True):
@@ -329,6 +334,7 @@ class Writer:
 
     def _checkpoint(self, db: sqlite3.Connection, job: Job, how: Checkpoint) -> None:
         try:
+            self._place.check()
             if how.rewrite:
                 db.execute("VACUUM")
             db.execute("PRAGMA busy_timeout = 0")
@@ -336,7 +342,7 @@ class Writer:
                 job.value = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
             finally:
                 db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, LogMoved) as error:
             job.error = translate_error(error)
 
     def _begin(self, db: sqlite3.Connection, batch: list[Job]) -> bool:

@@ -181,8 +181,9 @@ class Manager:
                     self._stop_claiming(error)
                     continue
                 except AuditError as error:  # the log is out of reach: nothing is claimed until the next look
+                    if self.out_of_reach is None:
+                        log.warning("looking for runs: %s", error)
                     self.out_of_reach = str(error)
-                    log.warning("looking for runs: %s", error)
                 with anyio.move_on_after(LOOK_EVERY_S):
                     await self._wait_for_news(seen, woken)
 

@@ -1,0 +1,137 @@
+"""A data root that is removed, moved or replaced under a running server: nothing is written, and nothing is paid."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.model_server import Gate, Say, running_model_server
+from support.runtime import Lab, arrived, hand_over, open_lab
+from support.stdio import serving, until, using
+
+from ava_audit.errors import LogMoved
+from ava_audit.events import CostUpdate
+from ava_audit.store.store import Store
+
+NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
+
+
+def removed(root: Path) -> None:
+    shutil.copytree(root, root.with_name("copy"))
+    shutil.rmtree(root)
+
+
+def moved(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
+
+
+def replaced(root: Path) -> None:
+    """As by a second server: another log at the same path."""
+    moved(root)
+    root.mkdir(mode=0o700)
+    (root / "ava.db").touch()
+
+
+def without_log(root: Path) -> None:
+    for path in root.glob("ava.db*"):
+        path.unlink()
+
+
+WAYS = [removed, moved, replaced, without_log]
+Way = Callable[[Path], None]
+
+
+def files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*")) if root.exists() else ["gone"]
+
+
+async def noticed(lab: Lab) -> None:
+    with anyio.fail_after(5):
+        while lab.runtime.manager.out_of_reach is None:  # noqa: ASYNC110 - nothing tells
+            await anyio.sleep(0.02)
+
+
+async def refused(lab: Lab, tool: str, **given: Any) -> None:
+    answer = await lab.call(tool, **given)
+    assert answer.status == "failed" and f"the data root {lab.root} was" in answer.message, answer
+    assert "restart this server" in answer.message
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_command_runs_and_no_model_is_called_after_the_data_root_is_gone(tmp_path: Path, way: Way) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("lost", gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            await lab.start()
+            waiting = await lab.propose(task="another")
+            await arrived(gate.arrived)
+            way(lab.root)
+            there = files(lab.root)
+            gate.released.set()
+            approve = {"pending_ids": [waiting.pending_id], "approving": [waiting.approval_line]}
+            await refused(lab, "confirm_spawn", **approve)
+            await refused(lab, "spawn_subagent", role="researcher", task="a third")
+            await noticed(lab)
+            await refused(lab, "check_subagent")
+            await refused(lab, "read_ava_logs", last_n=5)
+            await anyio.sleep(0.5)
+            assert len(server.requests) == 2, "no model is called"
+            assert files(lab.root) == there, "nothing is created in its place"
+
+
+async def test_a_run_goes_on_when_the_data_root_is_back_and_loses_no_paid_answer(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say("kept", calls=NOTE.calls, gate=gate), hand_over()]) as server:
+        async with open_lab(tmp_path, server=server) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+            moved(lab.root)
+            gate.released.set()
+            await noticed(lab)
+            assert len(server.requests) == 2
+            lab.root.with_name("elsewhere").rename(lab.root)
+            assert (await lab.ended(run_id)).state == "success"
+            assert [fact.settlement for fact in await lab.facts(run_id, CostUpdate)] == ["billed"] * 3
+            assert (await lab.result(run_id))["status"] == "success"
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_host_and_stderr_are_told(tmp_path: Path, way: Way) -> None:
+    root = tmp_path / "data"
+    async with serving(root, env=using("http://127.0.0.1:9/v1")) as wire:
+        await wire.tool("check_subagent")
+        way(root)
+        result = await wire.tool_result("spawn_subagent", role="researcher", task="x", workspace=str(tmp_path))
+        assert result["isError"] and f"the data root {root} was" in str(result["content"])
+        await until(lambda: f"the data root {root} was" in wire.stderr)
+        await wire.close_stdin()
+        assert await wire.exited() == 0
+
+
+async def test_a_log_that_is_idle_notices_too_and_says_when_it_is_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "data"
+    root.mkdir()
+    async with Store.open(root) as store:
+        moved(root)
+        with anyio.fail_after(5):
+            while True:
+                try:
+                    await store.read(lambda view: view.head())
+                except LogMoved:
+                    break
+                await anyio.sleep(0.01)
+        with pytest.raises(LogMoved):
+            await store.checkpoint()
+        root.with_name("elsewhere").rename(root)
+        with anyio.fail_after(5):
+            while "is back" not in caplog.text:  # noqa: ASYNC110 - nothing tells
+                await anyio.sleep(0.01)
+        await store.read(lambda view: view.head())
+        await store.checkpoint()
