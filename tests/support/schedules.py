@@ -20,7 +20,18 @@ from anyio.from_thread import start_blocking_portal
 from hypothesis.stateful import RuleBasedStateMachine
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import Activity, CostReserved, Ending, Event, ExtensionAsked, Fact, RunPaused, Usage, Who
+from ava_audit.events import (
+    Activity,
+    AssistantMessage,
+    CostReserved,
+    Ending,
+    Event,
+    ExtensionAsked,
+    Fact,
+    RunPaused,
+    Usage,
+    Who,
+)
 from ava_audit.rows import RunRow
 from ava_audit.store.locks import HeldLock, Instances
 from ava_audit.store.store import Command, Outcome, Store
@@ -445,7 +456,9 @@ class Processes(RuleBasedStateMachine):
         run = self.ledger.runs[owner.run_id]
         self.begin(f"settle: {how}")
         event, cost, tokens = self.settling(owner, how, share)
-        self.portal.call(owner.log.append, [event])
+        answered = not how.startswith(("unknown", "not billed"))
+        said = owner.log.event(AssistantMessage(text="an answer", turn=owner.turn, attempt=1))
+        self.portal.call(owner.log.append, [event, said] if answered else [event])
         if share > 0.9:  # of a call that is not in flight any more: it changes nothing
             self.portal.call(owner.log.append, [event])
         self.ledger.book(run, cost, tokens, unknown=how.startswith("unknown"))

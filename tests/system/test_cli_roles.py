@@ -121,14 +121,14 @@ def test_the_json_list_has_the_same_content(root: Path, project: Path) -> None:
 
 def test_shows_a_role_with_its_file_and_the_prompt_of_a_subagent(root: Path) -> None:
     (root / "roles" / "mine.md").write_text(
-        REVIEWER.replace("strict-reviewer", "mine").replace("color: red", "max_cost_cents: 900\nsecrets: [TOKEN]")
+        REVIEWER.replace("strict-reviewer", "mine").replace("color: red", "timeout: 7200\nsecrets: [TOKEN]")
     )
     screen = run(root, "show", "mine")
     for expected in (
         "mine  (roles of the data root/mine.md)",
         "tools: read_file, search_codebase, run_bash, ",
         "not here: web_search",
-        "max_cost_cents of role mine is $9.00, and lowered to the hard cap of $5.00",
+        "timeout of role mine is 7,200, and lowered to the hard cap of 3,600",
         "may use the secrets: TOKEN",
         "means nothing here, and is ignored: hooks, tools: TodoWrite",
         "The file:\n\n---\nname: mine",

@@ -83,7 +83,7 @@ async def one_after_another(lab: Lab, number: int, until: float, ended: Counter[
     """Start a run, perhaps cancel it or write to it, wait for its end, and again."""
     rng = random.Random(SEED + number)
     while time.monotonic() < until:
-        cents = rng.choice([25, 50, 100, 200])
+        cents = rng.choice([30, 50, 100, 200])
         model = rng.choice(MODELS)
         run_id = await lab.start(
             model=model,
