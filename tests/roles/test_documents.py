@@ -216,6 +216,7 @@ def test_counts_a_table_cell_once_whatever_span_it_claims(rows: str, shown: str)
         assert documents.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).endswith(shown)
 
 
+@pytest.mark.slow
 def test_refuses_a_document_of_too_many_elements_and_truncates_a_long_one() -> None:
     with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
         documents.read_docx(word("<w:p/>" * 600_000))

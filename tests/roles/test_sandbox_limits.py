@@ -161,6 +161,7 @@ async def test_limits_processor_time(kind: Kind, here: Path) -> None:
     assert (done.ended, done.code) in [("signal", 128 + 9), ("signal", 128 + 24)]
 
 
+@pytest.mark.slow
 async def test_a_command_can_be_given_more_processor_time(kind: Kind, here: Path) -> None:
     code = "import time; began = time.process_time()\nwhile time.process_time() - began < 1.5: pass\nprint('done')"
     box = sandbox(kind, here.parent, cpu_s=1)

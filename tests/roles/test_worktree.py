@@ -217,6 +217,7 @@ async def test_files_left_by_a_check_do_not_affect_the_next_one(kind: Kind, tmp_
         assert shop.keep("Nothing") is None
 
 
+@pytest.mark.slow
 async def test_a_check_runs_the_new_file_and_no_stale_bytecode(
     tmp_path: Path,
 ) -> None:
@@ -247,6 +248,7 @@ async def test_an_endless_verification_is_stopped_with_all_its_processes(kind: K
     assert branch is not None
 
 
+@pytest.mark.slow
 async def test_work_cancelled_at_any_moment_can_still_be_committed(tmp_path: Path) -> None:
     needs("bubblewrap")
     many = {f"data/{number}.txt": f"{number}\n" for number in range(3_000)}

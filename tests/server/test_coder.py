@@ -313,6 +313,7 @@ async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, w
     untouched.check()
 
 
+@pytest.mark.slow
 async def test_a_baseline_that_uses_all_the_time_ends_the_run_before_a_model_call(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, [hand_over()]) as lab:
@@ -324,6 +325,7 @@ async def test_a_baseline_that_uses_all_the_time_ends_the_run_before_a_model_cal
     assert result["changes"]["verify"]["before"] is None and branches(repository) == {}
 
 
+@pytest.mark.slow
 async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_path: Path) -> None:
     repository = project(tmp_path)
     hangs = "grep -q 'a - b' adding.py || sleep 60"
@@ -416,6 +418,7 @@ async def test_the_plan_is_made_with_the_baseline_shown(tmp_path: Path) -> None:
     assert "AssertionError: -1 != 3" in json.dumps(first)
 
 
+@pytest.mark.slow
 async def test_a_paused_run_resumes_in_its_worktree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ava_server.runs.model_call.PAUSE_FROM_S", 0.5)
     repository = project(tmp_path)

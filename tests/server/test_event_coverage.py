@@ -484,6 +484,7 @@ def page() -> dict[str, dict[str, bool]]:
     return found
 
 
+@pytest.mark.slow
 async def test_documented_and_logged_event_types_match(root: Path) -> None:
     written = {entry["type"] for entry in entries(root)}
     assert set(page()) == set(FACTS)

@@ -65,6 +65,7 @@ def warned(logger: str, words: str) -> Generator[anyio.Event]:
 # -- money ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_books_an_unsettled_paid_answer_as_unknown_before_reserving_the_wrap_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ async def claims_within(lab: Lab, run_id: str, seconds: float) -> int:
     return len(await lab.facts(run_id, RunClaimed)) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True], ids=["queued", "interrupted"])
 async def test_a_run_waits_without_busy_looping_when_its_workspace_became_a_file(tmp_path: Path, begun: bool) -> None:
     gate = Gate()
@@ -221,6 +223,7 @@ async def test_a_run_waits_without_busy_looping_when_its_workspace_became_a_file
             assert (await lab.ended(run_id)).state == "success"
 
 
+@pytest.mark.slow
 async def test_a_file_in_place_of_the_artifact_folder_costs_few_claims_and_no_other_run(tmp_path: Path) -> None:
     config = "[limits]\nrunning_per_user = 2\n"
     async with open_lab(tmp_path, [hand_over()] * 2, config=config, runs=False) as lab:
@@ -338,6 +341,7 @@ with open(sys.argv[1] + "-shm", "r+b", buffering=0) as index:
             process.kill()
 
 
+@pytest.mark.slow
 async def test_a_confirm_is_answered_as_approved_even_if_reading_the_run_fails(tmp_path: Path) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
         proposal = await lab.propose()
@@ -365,6 +369,7 @@ async def test_a_confirm_is_answered_as_approved_even_if_reading_the_run_fails(t
         assert again.status != "failed" and len(await lab.store.read(lambda view: view.runs())) == 1
 
 
+@pytest.mark.slow
 async def test_a_cancel_that_the_log_could_not_record_is_not_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +409,7 @@ async def test_twenty_polls_with_nothing_to_list_log_at_most_once(tmp_path: Path
         assert types in ([], ["ToolCall", "ToolResult"])
 
 
+@pytest.mark.slow
 async def test_running_out_of_file_descriptors_briefly_does_not_end_the_server(tmp_path: Path) -> None:
     code = """
 import os, resource, sys, threading, anyio

@@ -296,6 +296,7 @@ async def test_the_owner_cancels_a_run_with_an_unresponsive_tool_and_keeps_its_o
         tool.release.set()
 
 
+@pytest.mark.slow
 async def test_ends_a_run_whose_loop_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is that hangs: here the loop itself, cancelled, and deaf to it."""
     release, entered = anyio.Event(), anyio.Event()

@@ -251,6 +251,7 @@ async def test_a_resumed_run_continues_the_count_of_unusable_answers(tmp_path: P
     assert "an empty answer" in result["stop_reason"] or "2 empty answers" in result["stop_reason"]
 
 
+@pytest.mark.slow
 async def test_the_count_matches_the_log_wherever_the_run_is_interrupted(tmp_path: Path) -> None:
     """After each entry of a run that printed a call and then ended for three bad answers, another owner takes it up."""
     files(tmp_path / "first")

@@ -62,6 +62,7 @@ async def test_a_paused_run_frees_its_slot_and_shows_when_it_continues(tmp_path:
         assert (await lab.run(first)).stop_reason == "cancelled while it was paused"
 
 
+@pytest.mark.slow
 async def test_another_process_resumes_a_paused_run_and_delivers_its_messages(
     tmp_path: Path,
 ) -> None:
@@ -88,6 +89,7 @@ async def test_a_limit_longer_than_a_day_ends_the_run_and_names_the_time(tmp_pat
     assert f"custom takes no more calls until {until[:-4]}" in result["stop_reason"]
 
 
+@pytest.mark.slow
 async def test_a_permanent_limit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_call, "PAUSED_ATTEMPTS", 3)
     monkeypatch.setattr(model_call, "PAUSE_FROM_S", 0.1)
@@ -97,6 +99,7 @@ async def test_a_permanent_limit_ends_the_run(tmp_path: Path, monkeypatch: pytes
     assert result["status"] == "error" and result["stop_reason"] == "the model failed 3 times"
 
 
+@pytest.mark.slow
 async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [LATER, LATER, Say("late", gate=gate)], config=ONE) as lab:
@@ -110,6 +113,7 @@ async def test_the_group_timeout_continues_during_a_pause_and_ends_it(tmp_path: 
     assert {result["stop_reason"] for result in results} == {"the group's timeout"}
 
 
+@pytest.mark.slow
 async def test_the_group_timeout_ends_a_run_that_waits_for_a_slot(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)], config=ONE) as lab:

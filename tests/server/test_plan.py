@@ -435,6 +435,7 @@ async def test_running_out_of_money_or_tokens_during_planning_leads_to_the_wrap_
         assert run.tokens <= 45_000 and (await check_parts(lab, run_id))["plan"] > 0
 
 
+@pytest.mark.slow
 async def test_a_timeout_during_planning_wraps_up_and_books_the_aborted_call_as_plan(
     tmp_path: Path,
 ) -> None:

@@ -66,6 +66,7 @@ async def test_a_command_without_events_still_writes_a_deferred_result(tmp_path:
         assert await kinds(store) == ["RunClaimed", "ToolCall", "ToolResult"]
 
 
+@pytest.mark.slow
 async def test_writes_a_deferred_result_once_when_the_log_is_available_again(tmp_path: Path) -> None:
     async with a_run(tmp_path) as (store, run_log):
         run_log.keep(RESULT, 7)

@@ -91,6 +91,7 @@ async def test_two_runtimes_opened_at_once_write_one_entry(tmp_path: Path) -> No
     assert changed(root) == [("limits.user_daily_cents", 1000, 500)]
 
 
+@pytest.mark.slow
 async def test_two_servers_started_at_once_write_one_entry(tmp_path: Path) -> None:
     root = tmp_path / "data"
     settings_of(root, None, "auto_approve_cents = 5\n")

@@ -116,6 +116,7 @@ def test_a_cancelled_run_is_not_marked_as_failed(made: Play) -> None:
     assert all_of_it.one("chat test")["attributes"]["error.type"] == "cancelled"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", traced.SCENARIOS.values(), ids=traced.SCENARIOS.keys())
 def test_spans_contain_no_text_of_users_or_models(scenario: Callable[..., Any], made: Play) -> None:
     all_of_it = made(scenario)

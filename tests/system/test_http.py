@@ -75,6 +75,7 @@ async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode
     assert_intact(root)
 
 
+@pytest.mark.slow
 async def test_token_and_client_name_identify_a_session_even_after_a_restart(
     tmp_path: Path,
 ) -> None:

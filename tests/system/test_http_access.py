@@ -184,6 +184,7 @@ async def test_refuses_dns_rebinding_requests(tmp_path: Path) -> None:
         assert not re.search(r"evil", server.stderr)
 
 
+@pytest.mark.slow
 async def test_accepts_forwarded_headers_only_from_a_trusted_proxy(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
@@ -233,6 +234,7 @@ def test_reports_a_port_that_is_in_use(tmp_path: Path) -> None:
     assert done.returncode == 30 and "--port" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana", *SCOPES)
@@ -263,6 +265,7 @@ async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path
         assert (await server.get("/x", text)).status_code == 404
 
 
+@pytest.mark.slow
 async def test_disconnects_slow_and_silent_clients(tmp_path: Path) -> None:
     """The deadlines are shortened in a server of its own; each connection is one that never comes to an end."""
     root = made(tmp_path / "data")

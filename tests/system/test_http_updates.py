@@ -31,6 +31,7 @@ async def propose(client: Client) -> str:
     return str(made["subagent_id"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
 async def test_each_user_receives_updates_of_their_own_runs_only(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "data"

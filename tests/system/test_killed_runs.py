@@ -157,6 +157,7 @@ async def test_a_run_outlives_owners_that_are_killed_during_one_call(tmp_path: P
         await check_requests(root, server.requests)
 
 
+@pytest.mark.slow
 async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_path: Path) -> None:
     """Two live servers, and a third that is stopped: a person has its run go on elsewhere, and then it wakes up."""
     gates = [Gate(), Gate()]
@@ -216,6 +217,7 @@ def namespaces() -> tuple[str, ...] | None:
     return None
 
 
+@pytest.mark.slow
 async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path: Path) -> None:
     """Each in a pid namespace of its own, as in two containers: to each the other's pid means nothing."""
     prefix = namespaces()

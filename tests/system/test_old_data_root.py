@@ -191,6 +191,7 @@ async def test_terminal_resumes_the_interrupted_run_and_approves_the_proposal(ol
         await check(old, model)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("places")
 async def test_server_continues_all_unfinished_runs(
     old: OldRoot,

@@ -197,6 +197,7 @@ async def test_a_call_made_before_the_store_is_open_is_answered_once_it_is(root:
         pass
 
 
+@pytest.mark.slow
 async def test_a_kill_10_ms_after_stdin_closes_loses_nothing_acknowledged(root: Path, workspace: Path) -> None:
     gate = Gate()
     with running_model_server([Say("never said", gate=gate), DONE]) as models:
