@@ -8,7 +8,6 @@ import secrets
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher.spec import PRLIMIT
 from ava_roles.sandbox.sandbox import Bind, Command, Kind, Sandbox, Unavailable
+from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.sandbox.toolchains import python_library
 
 PROBE_S = 5.0
@@ -150,11 +150,7 @@ def probe_sandbox(sandbox: Sandbox, state: Path) -> str | None:
         sandbox: The sandbox.
         state: A folder for decoys.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="probe-", dir=state, ignore_cleanup_errors=True) as name,
-        ExitStack() as stack,
-    ):
-        decoys = Path(name)
+    with temporary_folder("probe-", state) as decoys, ExitStack() as stack:
         work, readable, outside = (decoys / each for each in ("here", "readable", "outside"))
         for folder in (work, readable, outside):
             folder.mkdir()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 4, 22, 36, 38
+_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38
 _FILTER = 2
 NEW_MOUNTS = 0x0002_0000
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
@@ -32,6 +32,11 @@ class _Program(ctypes.Structure):
 def adopt_orphans() -> None:
     """Make every descendant whose parent ends a child of this process."""
     _prctl(_SUBREAPER, 1)
+
+
+def continue_without_parent() -> None:
+    """Make the kernel continue this process if it is stopped when its parent ends."""
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGCONT)
 
 
 def hide_process() -> None:
