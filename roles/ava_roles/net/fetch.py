@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
 from ava_roles.net.addresses import PORTS, checked_url, masked
 from ava_roles.threads import run_sync
 
@@ -84,6 +84,7 @@ class Body:
         return True
 
 
+SLOW_S = 5.0
 _HOSTS_KEPT = 256
 
 
@@ -94,10 +95,12 @@ class _Queue:
         self.lock = anyio.Lock()
         self.users = 0
         self.free_at = float("-inf")
+        self.ended = anyio.Event()
+        self.ended.set()
 
 
 class HostQueue:
-    """Lets one request at a time go to each host.
+    """Lets one request at a time go to each host, but none keeps the next one waiting for more than `SLOW_S`.
 
     Args:
         pause_s: Seconds between the end of a request to a host and the start of the next.
@@ -118,12 +121,16 @@ class HostQueue:
         queue.users += 1
         try:
             async with queue.lock:
+                with anyio.move_on_after(SLOW_S):
+                    await queue.ended.wait()
                 if pause and (wait := queue.free_at - self._clock()) > 0:
                     await self._sleep(wait)
-                try:
-                    yield
-                finally:
-                    queue.free_at = self._clock() + self._pause_s
+                queue.ended = ended = anyio.Event()
+            try:
+                yield
+            finally:
+                ended.set()
+                queue.free_at = self._clock() + self._pause_s
         finally:
             queue.users -= 1
             if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
@@ -248,10 +255,12 @@ class Fetcher:
 
         Raises:
             AccessRefused: The URL, or one that it redirects to, is not of a public site.
+            NotRequested: It was still waiting for earlier requests to its host at the deadline.
             ToolFailed: No complete response came; says why.
         """
         target = first = checked_url(url, self._ports)
         trail: list[str] = []
+        waits = False
         try:
             with anyio.fail_after(deadline_s):
                 while True:
@@ -259,7 +268,9 @@ class Fetcher:
                         await before(str(target))
                     sent = _headers(accept) | dict(headers or {} if _origin(target) == _origin(first) else {})
                     # The site itself asked for the request after a redirect, so it needs no pause.
+                    waits = True
                     async with self._turns.turn(target.host, pause=not trail):
+                        waits = False
                         response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
                     if next_url is None:
                         return response
@@ -269,6 +280,11 @@ class Fetcher:
                     trail.append(str(target))
                     target = checked_url(next_url, self._ports)
         except TimeoutError:
+            if waits:
+                raise NotRequested(
+                    f"{masked(str(target))} was not requested: other requests to {target.host} took the"
+                    f" {deadline_s:g} s; try it again by itself"
+                ) from None
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
