@@ -29,6 +29,12 @@ COMMAND_CHARS = 2_000
 _PLAIN = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
 _QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Characters that a reader may take for the end of a quotation."""
+_TYPOGRAPHY = {
+    ord(char): plain
+    for plain, chars in {"'": "‘’‚‛ʼ′", '"': "“”„‟", "-": "‐‑‒–—―−", "...": "…"}.items()
+    for char in chars
+}
+"""Characters that a model may write in their plain form when it repeats a line, or the other way round."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
 """Characters that a reader may take for the end of a name."""
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
@@ -43,6 +49,11 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     )
     without = f" without {' and '.join(config.lacks)}" if config.lacks else ""
     return _line(f"{config.role}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
+
+
+def without_typography(line: str) -> str:
+    """Return a line with plain quotes, dashes and dots: only for comparisons, never to be shown."""
+    return line.translate(_TYPOGRAPHY)
 
 
 @dataclass(frozen=True)
