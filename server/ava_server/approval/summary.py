@@ -91,7 +91,8 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         folder = "files of the workspace" if any(spec.files or spec.commands for spec in specs) else None
         changed = "files" if edits else ""
     else:
-        folder, changed = run.workspace, _paths(run.namespace) if run.namespace else ""
+        folder = named_path(run.workspace) if run.workspace is not None else None
+        changed = _paths(run.namespace) if run.namespace else ""
     parts: list[str] = []
     if folder is not None:
         changes = f", change {changed} on a new branch of it" if changed else ""
@@ -194,8 +195,17 @@ def _unseen(char: str) -> bool:
 
 
 def _quoted(text: str, most: int) -> str:
-    """Return a model's words as one line in quotes that nothing in it can close."""
-    return f'"{one_line(text, most).translate(_QUOTES)}"'
+    """Return foreign words as one line in quotes that nothing in it can close, and how many characters are left out."""
+    whole = _line(text)
+    shown = one_line(text, most)
+    more = len(whole) - len(shown.removesuffix("…")) if shown != whole else 0
+    rest = f" and {more:,} more characters" if more else ""
+    return f'"{shown.translate(_QUOTES)}"{rest}'
+
+
+def named_path(path: str) -> str:
+    """Return a path as the proposal names it: complete, and in quotes unless it is plain."""
+    return path if _PLAIN.fullmatch(path) else _quoted(path, COMMAND_CHARS)
 
 
 def minutes(seconds: float) -> str:
@@ -292,7 +302,8 @@ def _limit_lines(config: RunConfig) -> list[str]:
 def _coding_lines(coding: Coding) -> list[str]:
     """Return what a person has to know about work on their repository: where, on what, and what decides."""
     whole = coding.namespace == (".",)
-    of = f"{coding.repository}, from commit {coding.base[:12]} ({coding.branch or 'detached HEAD'})"
+    branch = named_path(coding.branch) if coding.branch else "detached HEAD"
+    of = f"{named_path(coding.repository)}, from commit {coding.base[:12]} ({branch})"
     lines = [
         f"It works in a worktree of its own of {of}, and may change {'all of it' if whole else 'only these paths'}"
         + ("." if whole else f": {', '.join(_quoted(path, PATH_CHARS) for path in coding.namespace[:MORE_PATHS])}."),
@@ -321,7 +332,11 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
         may.append("not confined at all")
     elif not use.remote:
         may.append("with this machine's network" if use.network else "without a network")
-        may.append(f"may write to {', '.join(use.read_write)}" if use.read_write else "sees none of your folders")
+        may.append(
+            f"may write to {', '.join(map(named_path, use.read_write))}"
+            if use.read_write
+            else "sees none of your folders"
+        )
         may.append(f"confined by {config.confinement}")
     had = {full.removeprefix(f"mcp__{name}__"): tool for full, tool in use.tools.items() if full in config.tools}
     reads = [own for own, tool in had.items() if not tool.changes]
