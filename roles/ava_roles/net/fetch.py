@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
-from ava_roles.net.addresses import PORTS, checked_url, masked
+from ava_roles.net.addresses import PORTS, checked_url, host_of, masked
 from ava_roles.threads import run_sync
 
 if TYPE_CHECKING:
@@ -205,6 +206,7 @@ class Fetcher:
         ports: The ports that may be connected to.
         context: The TLS context; the system's trust store by default.
         proxy: The address of a proxy for all requests; None connects directly, whatever the environment says.
+        hosts: The only hosts that may be requested, as `bound_host` returns them; none means every public one.
         pause_s: Seconds between two requests to one host.
         clock: Returns monotonic seconds.
         sleep: Waits for a number of seconds.
@@ -218,6 +220,7 @@ class Fetcher:
         ports: Collection[int] = PORTS,
         context: ssl.SSLContext | None = None,
         proxy: str | None = None,
+        hosts: Collection[str] = (),
         pause_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -229,7 +232,16 @@ class Fetcher:
         self._ports = frozenset(ports)
         self._context = context
         self._proxy = proxy
+        self._allowed: tuple[frozenset[str], ...] = (frozenset(hosts),) if hosts else ()
         self._turns = HostQueue(pause_s, clock, sleep)
+
+    def only(self, hosts: Collection[str]) -> Fetcher:
+        """Return this fetcher, limited further to some hosts; no hosts limit nothing."""
+        if not hosts:
+            return self
+        limited = copy(self)
+        limited._allowed = (*self._allowed, frozenset(hosts))
+        return limited
 
     async def get(
         self,
@@ -258,7 +270,7 @@ class Fetcher:
             NotRequested: It was still waiting for earlier requests to its host at the deadline.
             ToolFailed: No complete response came; says why.
         """
-        target = first = checked_url(url, self._ports)
+        target = first = self._checked(url)
         trail: list[str] = []
         waits = False
         try:
@@ -278,7 +290,7 @@ class Fetcher:
                         text = f"{masked(url)} redirects more than {max_redirects} times; give the final address"
                         raise ToolFailed(text)
                     trail.append(str(target))
-                    target = checked_url(next_url, self._ports)
+                    target = self._checked(next_url)
         except TimeoutError:
             if waits:
                 raise NotRequested(
@@ -288,6 +300,15 @@ class Fetcher:
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
+
+    def _checked(self, url: str) -> httpx2.URL:
+        target = checked_url(url, self._ports)
+        for hosts in self._allowed:
+            if host_of(target) not in hosts:
+                raise AccessRefused(
+                    f"{masked(url)} is not fetched: only {', '.join(sorted(hosts))} may be reached; use another source"
+                )
+        return target
 
     async def _transport(self) -> httpx2.AsyncHTTPTransport:
         """Return the transport for one request."""

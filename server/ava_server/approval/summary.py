@@ -66,6 +66,7 @@ class RunReach:
         confinement: What confines its commands.
         network: Its commands reach the network.
         namespace: The paths of the folder that it may change.
+        hosts: The only hosts that it may read from the web.
     """
 
     workspace: str | None
@@ -73,6 +74,7 @@ class RunReach:
     confinement: str
     network: bool
     namespace: Sequence[str] = ()
+    hosts: Sequence[str] = ()
 
 
 def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
@@ -93,12 +95,16 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
     else:
         folder = named_path(run.workspace) if run.workspace is not None else None
         changed = _paths(run.namespace) if run.namespace else ""
+    hosts = ", ".join(run.hosts) if run is not None else ""
+    search = any(spec.search for spec in specs)
     parts: list[str] = []
     if folder is not None:
         changes = f", change {changed} on a new branch of it" if changed else ""
-        parts.append(f"read {folder}{changes}" + (" and reach the web" if web else ""))
+        parts.append(f"read {folder}{changes}" + (f" and {_web_reach(hosts, search)}" if web else ""))
+    elif web and hosts:
+        parts.append(_web_reach(hosts, search))
     elif web:
-        parts.append("search and read the web" if any(spec.search for spec in specs) else "read the web")
+        parts.append("search and read the web" if search else "read the web")
     if changed or any(spec.commands for spec in specs):  # what was changed is verified by a command
         parts.append(
             _commands_reach(
@@ -125,6 +131,13 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
     if not parts:
         return f"can read {' and '.join(words)}, and reach neither files nor the web"
     return f"can {', '.join(parts)}, and read {' and '.join(words)}"
+
+
+def _web_reach(hosts: str, search: bool) -> str:
+    """Return what a run reaches of the web, in a few words."""
+    if not hosts:
+        return "reach the web"
+    return f"{'search the web and ' if search else ''}reach only {hosts} on the web"
 
 
 def _commands_reach(
