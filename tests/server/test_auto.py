@@ -315,7 +315,8 @@ async def test_a_role_with_a_secret_it_can_send_never_starts_automatically(tmp_p
     settings = settings_of(tmp_path / "data", None)
     settings.paths.create()
     settings.paths.roles.mkdir(exist_ok=True)
-    role = "---\nname: tickets\ndescription: Reads tickets.\ntools: [http_get]\nhosts: [tickets.example]\nsecrets: [{}]\n---\nRead."
+    keys = "tools: [http_get]\nhosts: [tickets.example]\nsecrets: [{}]"
+    role = f"---\nname: tickets\ndescription: Reads tickets.\n{keys}\n---\nRead."
     (settings.paths.roles / "tickets.md").write_text(role.format("TICKETS, WIKI"))
     (settings.paths.roles / "poor.md").write_text(role.format("WIKI").replace("name: tickets", "name: poor"))
     set_secret("TICKETS", "tickets-are-1234567890", ["tickets.example"], tmp_path / "data" / "secrets" / "secrets.toml")
