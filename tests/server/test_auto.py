@@ -267,6 +267,7 @@ async def test_a_role_that_reaches_any_address_never_starts_automatically(tmp_pa
         assert named.status == "approved"
         assert "It can reach only docs.example.org, api.example.org:8443 on the web" in named.message
         run = await lab.store.read(lambda view: view.run(named.subagent_id))
+        assert run is not None
         config = config_of(run.config)
         fetcher = lab.runtime.fetcher.only(config.hosts)
         for url in ("https://evil.example/", "https://www.docs.example.org/", "https://api.example.org/"):
