@@ -53,11 +53,19 @@ REFUSED_S = (0.1, 1.6)
 """The shortest and longest pause while a reader still needs the write-ahead log."""
 ERASE_EVERY_S = 3_600.0
 """How often expired content is looked for."""
+SWEEP_EVERY_S = 300.0
 ERASE_BATCHES = 50
 """Batches of expired content between two checks for a run that somebody wants erased now."""
 
 
-async def run_maintenance(store: Store, root: Path, *, mirror: bool, retention: Retention | None = None) -> None:
+async def run_maintenance(
+    store: Store,
+    root: Path,
+    *,
+    mirror: bool,
+    retention: Retention | None = None,
+    sweep: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     """Maintain a data root whenever no other process does, until cancelled; then finish the work begun.
 
     Cancel it while the store is still open, after the last entry was written. It returns when a newer program has
@@ -68,9 +76,20 @@ async def run_maintenance(store: Store, root: Path, *, mirror: bool, retention: 
         root: The data root.
         mirror: Write the JSONL mirror too.
         retention: How long content is kept; None erases nothing.
+        sweep: Removes what dead processes left; called at once, and then every `SWEEP_EVERY_S`.
     """
     with await hold_when_free(root / "keeper.lock", TAKE_OVER_S):
-        await _maintain(store, Mirror(store, root / "logs"), mirror, retention)
+        async with anyio.create_task_group() as tasks:
+            if sweep is not None:
+                tasks.start_soon(_repeat, sweep)
+            await _maintain(store, Mirror(store, root / "logs"), mirror, retention)
+            tasks.cancel_scope.cancel()
+
+
+async def _repeat(sweep: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        await _retry("removing what dead processes left", sweep)
+        await anyio.sleep(SWEEP_EVERY_S)
 
 
 async def _maintain(store: Store, mirror: Mirror, mirrored: bool, retention: Retention | None) -> None:

@@ -1,10 +1,13 @@
 """The JSONL mirror: one file for each UTC day of agent `ava`, and one for each run's subagent, in order of `seq`.
 
 The log stores the full length of each file. A file of another length (a crash, a torn line, a file that was cut or
-removed) is repaired: compared line by line with the log, cut at the first difference, and completed. So is a file whose
-entries were erased; the transaction that erased them has marked it. A file with entries that the log lacks comes from a
-log that was removed or restored from an older copy. It is the only record left, so it is quarantined under another name
-(`….set-aside-1.jsonl`). Only background maintenance writes these files.
+removed) is repaired: compared line by line with the log, cut at the first difference, and completed. So is, at the
+start, a file whose last line differs from the log, and a file whose entries were erased; the transaction that erased
+them has marked it. A file with entries that the log lacks comes from a log that was removed or restored from an older
+copy. It is the only record left, so it is quarantined under another name (`….set-aside-1.jsonl`).
+
+Only background maintenance writes these files. If two processes do, e.g. because somebody removed the lock's file, each
+note of progress fails that does not continue the last one, and its files are repaired.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -22,7 +27,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.entries import HEADER, Fault, limit_content, line_fault, mirror_line
-from ava_audit.projections import note_mirrored, note_repaired
+from ava_audit.projections import Repaired, note_mirrored, note_repaired
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, EPOCH, US_PER_S, day_of
 from ava_audit.view import View
@@ -32,6 +37,7 @@ log = logging.getLogger("ava.mirror")
 SLICE = 500
 SLICE_CHARS = 8_000_000
 MAX_FAULTS = 20
+RECHECK_S = 1.0
 QUARANTINE_MARK = "set-aside"
 _CHUNK = 65_536
 _TS, _AGENT = HEADER.index("ts_us"), HEADER.index("agent_id")
@@ -50,16 +56,14 @@ class Mirror:
     def __init__(self, store: Store, folder: Path) -> None:
         self._store = store
         self.folder = folder
-        self._sizes: dict[str, int] = {}
         self._checked = False
         self._lock = anyio.Lock()
 
     async def repair_all(self) -> None:
-        """Repair every file that does not have its full length. A process does this before its first `catch_up`."""
+        """Repair each file with a wrong length or end. A process does this before its first `catch_up`."""
         async with self._lock:
             await anyio.to_thread.run_sync(self._make_folders)
-            self._sizes = await self._store.read(View.mirrored)
-            await self._repair(await anyio.to_thread.run_sync(self._find_damaged, list(self._sizes)))
+            await self._repair(await self._store.read(self._find_spoiled))
             self._checked = True
 
     async def repair_erased(self, *, create: bool) -> None:
@@ -93,24 +97,25 @@ class Mirror:
             await self.repair_all()
         while True:
             async with self._lock:
-                rows = await self._store.read(_next_slice)
-                if not rows:
+                batch = await self._store.read(_next_batch)
+                if not batch.lines:
                     return
-                lines = _by_file(rows)
-                if damaged := await anyio.to_thread.run_sync(self._find_damaged, list(lines)):
+                if damaged := await anyio.to_thread.run_sync(self._find_damaged, batch.sizes):
                     # Then read again: an unfinished note, e.g. of a cancelled call, may be the cause.
                     await self._repair(damaged)
                     continue
-                sizes = await anyio.to_thread.run_sync(self._append, lines)
-                await self._store.maintain(partial(note_mirrored, upto=int(rows[-1][0]), sizes=sizes))
-                self._sizes.update(sizes)
+                sizes = await anyio.to_thread.run_sync(self._append, batch.lines)
+                note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
+                noted = await self._store.maintain(note)
+                damaged = await anyio.to_thread.run_sync(self._find_damaged, sizes)
+                await self._repair(damaged if noted else sizes)
 
     async def _repair(self, files: Iterable[str]) -> None:
         for file in files:
-            size, erasure = await self._store.read(partial(_repaired, folder=self.folder, file=file))
-            # If the note is refused, the file stays marked, and is repaired again.
-            await self._store.maintain(partial(note_repaired, file=file, size=size, erasure=erasure))
-            self._sizes[file] = size
+            noted = False
+            while not noted:  # refused if the log or the progress changed meanwhile
+                repaired = await self._store.read(partial(_repaired, folder=self.folder, file=file))
+                noted = await self._store.maintain(partial(note_repaired, file=file, repaired=repaired))
 
     def _existing(self, files: Iterable[str]) -> list[str]:
         return [file for file in files if (self.folder / file).exists()]
@@ -119,8 +124,17 @@ class Mirror:
         for folder in (self.folder, self.folder / "ava", self.folder / "subagents"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def _find_damaged(self, files: Iterable[str]) -> list[str]:
-        return [file for file in files if file_size(self.folder / file) != self._sizes.get(file, 0)]
+    def _find_damaged(self, sizes: Mapping[str, int]) -> list[str]:
+        return [file for file, size in sizes.items() if file_size(self.folder / file) != size]
+
+    def _find_spoiled(self, view: View) -> list[str]:
+        """Return the files of the wrong length, and those whose last line is not the log's."""
+        sizes = view.mirrored()
+        damaged = self._find_damaged(sizes)
+        whole = sizes.keys() - set(damaged) - {file for file, size in sizes.items() if size == 0}
+        return damaged + [
+            file for file in whole if not _is_line_of(view, file, _last_line(self.folder / file, torn=True))
+        ]
 
     def _append(self, lines: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         sizes: dict[str, int] = {}
@@ -177,8 +191,8 @@ def repair_file(view: View, *, folder: Path, file: str) -> int:
     return repair_file(view, folder=folder, file=file)
 
 
-def _repaired(view: View, *, folder: Path, file: str) -> tuple[int, int]:
-    return repair_file(view, folder=folder, file=file), view.last_erasure()
+def _repaired(view: View, *, folder: Path, file: str) -> Repaired:
+    return Repaired(repair_file(view, folder=folder, file=file), view.progress("mirror"), view.last_erasure())
 
 
 def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
@@ -196,15 +210,23 @@ def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
             yield row
 
 
-def _next_slice(view: View) -> list[tuple[Any, ...]]:
-    return [*limit_content(view.rows("seq > ?", view.progress("mirror"), limit=SLICE), SLICE_CHARS)]
+@dataclass(frozen=True)
+class _Batch:
+    """The next lines of each file, the `seq`s around them, and the files' noted lengths."""
+
+    after: int
+    upto: int
+    lines: Mapping[str, Sequence[bytes]]
+    sizes: Mapping[str, int]
 
 
-def _by_file(rows: Iterable[tuple[Any, ...]]) -> dict[str, list[bytes]]:
+def _next_batch(view: View) -> _Batch:
+    after = upto = view.progress("mirror")
     lines: dict[str, list[bytes]] = {}
-    for row in rows:
+    for row in limit_content(view.rows("seq > ?", after, limit=SLICE), SLICE_CHARS):
         lines.setdefault(file_of(row[_AGENT], row[_TS]), []).append(mirror_line(row))
-    return lines
+        upto = int(row[0])
+    return _Batch(after, upto, lines, {file: view.mirrored_size(file) for file in lines})
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -213,7 +235,7 @@ def _open(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, flags, 0o600), "r+b")
 
 
-# -- files with entries that the log lacks ----------------------------------------------------------------------------
+# -- differences from the log -----------------------------------------------------------------------------------------
 
 
 def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
@@ -222,13 +244,68 @@ def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
     Files are written after the log: if a file has an entry that the log lacks, the log has lost it.
     """
     faults: list[Fault] = []
-    for path in [] if folder is None else sorted(folder.glob("*/*.jsonl")):
-        seq = None if f".{QUARANTINE_MARK}-" in path.name else _foreign_entry(view, _last_line(path))
+    for path in _files(folder):
+        seq = _foreign_entry(view, _last_line(path))
         if seq is not None:
-            name = "/".join(path.parts[-3:])
-            text = f"{name} has entry {seq}, which the log lacks: the log was removed, cut, or restored from a copy"
+            text = (
+                f"{_name(path)} has entry {seq}, which the log lacks: the log was removed, cut, or restored from a copy"
+            )
             faults.append(Fault("mirror", seq, text))
     return faults[:MAX_FAULTS]
+
+
+def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
+    """Return a fault for each file with a line that differs from the log.
+
+    A file that only ends too early is none: a server completes it. Nor is one whose erasure is not finished.
+    """
+    faults: list[Fault] = []
+    for path in _files(folder):
+        seq = _first_difference(view, path)
+        if seq is not None:
+            time.sleep(RECHECK_S)  # a server may just be repairing it
+            seq = _first_difference(view, path)
+        if seq is not None:
+            text = f"{_name(path)} differs from the log at entry {seq}; remove it, and the next server writes it again"
+            faults.append(Fault("mirror", seq, text))
+        if len(faults) == MAX_FAULTS:
+            break
+    return faults
+
+
+def _files(folder: Path | None) -> list[Path]:
+    """Return all files of the mirror, without those that were set aside."""
+    found = [] if folder is None else sorted(folder.glob("*/*.jsonl"))
+    return [path for path in found if f".{QUARANTINE_MARK}-" not in path.name]
+
+
+def _name(path: Path) -> str:
+    return "/".join(path.parts[-3:])
+
+
+def _first_difference(view: View, path: Path) -> int | None:
+    """Return the `seq` of the first entry whose line in a file differs from the log, None without one."""
+    file = "/".join(path.parts[-2:])
+    seq = 0
+    with path.open("rb") as lines:
+        if view.mirrored_size(file) < 0:
+            return None
+        for row in _rows_of(view, file, view.head()):
+            seq, line = int(row[0]), mirror_line(row)
+            found = lines.read(len(line))
+            if found != line:
+                return None if len(found) < len(line) and line.startswith(found) else seq
+        for line in lines:  # entries that are newer than the rows above, or foreign
+            if line.endswith(b"\n") and not _is_line_of(view, file, line, after=seq):
+                return seq
+    return None
+
+
+def _is_line_of(view: View, file: str, line: bytes, *, after: int = 0) -> bool:
+    """Tell whether a line is the log's, in the file where it belongs, and newer than an entry."""
+    found = _LINE_END.search(line)
+    row = None if found is None else next(view.rows("seq = ? AND seq > ?", int(found[1]), after), None)
+    return row is not None and file_of(row[_AGENT], row[_TS]) == file and mirror_line(row) == line
 
 
 def _has_foreign_entry(view: View, file: IO[bytes], start: int) -> bool:
@@ -251,15 +328,15 @@ def _foreign_entry(view: View | None, line: bytes) -> int | None:
     return None if known or line_fault(line) is not None else seq
 
 
-def _last_line(path: Path) -> bytes:
-    """Return the last whole line of a file."""
+def _last_line(path: Path, *, torn: bool = False) -> bytes:
+    """Return the last whole line of a file; with `torn`, its last line, whole or not."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         wanted = _CHUNK
         while True:
             file.seek(max(0, size - wanted))
             lines = file.read().splitlines(keepends=True)
-            whole = [line for line in lines[1 if size > wanted else 0 :] if line.endswith(b"\n")]
+            whole = [line for line in lines[1 if size > wanted else 0 :] if torn or line.endswith(b"\n")]
             if whole or wanted >= size:
                 return whole[-1] if whole else b""
             wanted *= 16

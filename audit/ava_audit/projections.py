@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import fields
 from itertools import islice
 from operator import attrgetter, ne
-from typing import Any, Generic
+from typing import Any, Generic, NamedTuple
 
 from ava_audit.entries import HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
@@ -247,7 +247,7 @@ def index_words(
     gone = db.execute(
         "SELECT seq FROM events WHERE seq > ? AND seq <= ? AND content IS NULL", (after, rows[-1][0])
     ).fetchall()
-    if _indexed(db) != after or {seq for (seq,) in gone} != set(erased):
+    if _progress(db, "words") != after or {seq for (seq,) in gone} != set(erased):
         return 0
     end = time.monotonic() + for_s
     done = size = 0
@@ -306,7 +306,7 @@ def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Itera
     Returns:
         The `seq` of each entry that had content.
     """
-    indexed = _indexed(db)
+    indexed = _progress(db, "words")
     erased: list[int] = []
     for row in rows:
         if db.execute("UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL", row[:1]).rowcount:
@@ -327,35 +327,54 @@ def note_progress(db: sqlite3.Connection, duty: str, seq: int) -> None:
     db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES (?, ?)", (duty, seq))
 
 
-def _indexed(db: sqlite3.Connection) -> int:
-    done = db.execute("SELECT seq FROM progress WHERE name = 'words'").fetchone()
+def _progress(db: sqlite3.Connection, duty: str) -> int:
+    done = db.execute("SELECT seq FROM progress WHERE name = ?", (duty,)).fetchone()
     return done[0] if done else 0
 
 
-def note_mirrored(db: sqlite3.Connection, upto: int, sizes: Mapping[str, int]) -> None:
-    """Note that the mirror has every entry up to `upto`, and the new lengths (bytes) of the changed files.
+def note_mirrored(
+    db: sqlite3.Connection, *, after: int, upto: int, before: Mapping[str, int], sizes: Mapping[str, int]
+) -> bool:
+    """Note that the mirror has the entries up to `upto`, and the new lengths of the changed files.
 
     A file marked for repair stays marked: the appended lines may have been read before the erasure.
+
+    Args:
+        db: The writer's connection.
+        after: The `seq` up to which the mirror had the entries.
+        upto: The `seq` up to which it has them now.
+        before: The noted length (bytes) of each changed file before it was changed.
+        sizes: Its length now.
+
+    Returns:
+        False if another process has noted something else meanwhile. Nothing is noted then.
     """
+    of_file = "SELECT coalesce(max(bytes), 0) FROM mirrored WHERE file = ?"
+    if _progress(db, "mirror") != after or any(
+        db.execute(of_file, (file,)).fetchone()[0] not in (size, -1) for file, size in before.items()
+    ):
+        return False
     db.executemany(
         "INSERT INTO mirrored (file, bytes) VALUES (?, ?)"
         " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes WHERE bytes >= 0",
         sizes.items(),
     )
     note_progress(db, "mirror", upto)
+    return True
 
 
-def note_repaired(db: sqlite3.Connection, file: str, size: int, erasure: int) -> bool:
-    """Note the length of a repaired file; False if content was erased after the log was read for it.
+class Repaired(NamedTuple):
+    """The length (bytes) of a repaired file, with the mirror's progress and the newest `LogErased` it was made from."""
 
-    Args:
-        db: The writer's connection.
-        file: The file.
-        size: Its length in bytes.
-        erasure: The newest `LogErased` when the log was read.
-    """
+    size: int
+    upto: int
+    erasure: int
+
+
+def note_repaired(db: sqlite3.Connection, file: str, repaired: Repaired) -> bool:
+    """Note the length of a repaired file; False if its content was erased, or the mirror went on, meanwhile."""
     newest = db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()[0] or 0
-    if newest != erasure:
+    if (_progress(db, "mirror"), newest) != (repaired.upto, repaired.erasure):
         return False
-    db.execute("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", (file, size))
+    db.execute("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", (file, repaired.size))
     return True

@@ -32,7 +32,7 @@ from ava_audit.entries import (
 )
 from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
-from ava_audit.mirror import mirror_faults
+from ava_audit.mirror import mirror_differences, mirror_faults
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
 from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults, schema_version
@@ -61,7 +61,8 @@ def verify(
         head: The hash (hex) of an entry that was noted elsewhere; the log must still have it.
         since: The hash (hex) of an entry that was noted elsewhere; the check starts there. Everything before it is
             trusted, and the projections, which depend on the whole log, are not compared.
-        mirror: The folder of the mirror; the log must have the last entry of each file.
+        mirror: The folder of the mirror; the log must have the last entry of each file, and, without `since`, every
+            line must match the log.
         on_progress: Called after each slice with the number of checked entries, and of all entries.
 
     Raises:
@@ -149,7 +150,11 @@ def _verify(
     if chained:
         if head is not None and not walk.met_head:
             faults.append(missing_hash(head, walk.seq))
-        faults += [*schema_faults(changes), *mirror_faults(View(db), mirror)]
+        view = View(db)
+        lost = mirror_faults(view, mirror)
+        faults += [*schema_faults(changes), *lost]
+        if since is None and not lost:
+            faults += mirror_differences(view, mirror)
     return Report(walk.seq - start, walk.seq, walk.before.hex(), tuple(faults), since is None and chained)
 
 

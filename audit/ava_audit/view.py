@@ -226,6 +226,11 @@ class View:
         """Return the full length of each mirror file in bytes; -1 if content was erased since it was written."""
         return dict(self.select("SELECT file, bytes FROM mirrored"))
 
+    def mirrored_size(self, file: str) -> int:
+        """Return the full length of a mirror file in bytes, 0 if it has none yet; -1 as for `mirrored`."""
+        (size,) = next(self.select("SELECT bytes FROM mirrored WHERE file = ?", file), (0,))
+        return int(size)
+
     def rows(self, where: str, *values: object, limit: int = -1) -> Iterator[tuple[Any, ...]]:
         """Yield the rows (`LINE_COLUMNS`) that match an SQL condition, in order of `seq`; `limit` -1 means all."""
         yield from self.select(f"SELECT {LINE_COLUMNS} FROM events WHERE {where} ORDER BY seq LIMIT ?", *values, limit)  # noqa: S608

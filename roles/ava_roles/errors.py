@@ -10,7 +10,8 @@ RolesError
 │   └── NoRepository   a folder has no commit to start from; says what to do
 └── ToolFailed         a tool failed: data for the model, never a crash
     ├── AccessRefused  a path or an address that the run may not reach
-    └── NotThere       a file or folder that does not exist
+    ├── NotThere       a file or folder that does not exist
+    └── NotRequested   a page whose host was busy with other requests until the deadline
 """
 
 
@@ -56,6 +57,10 @@ class AccessRefused(ToolFailed):
 
 class NotThere(ToolFailed):
     """Raised when a file or folder does not exist."""
+
+
+class NotRequested(ToolFailed):
+    """Raised when a page was not requested, because other requests to its host took all the time."""
 
 
 class BadNamespace(RolesError):

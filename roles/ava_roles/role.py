@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ava_roles.errors import RoleFileError
+from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME
 from ava_roles.tool import NEVER_FOR_SUBAGENTS
 from ava_roles.tools.registry import tool_specs
@@ -207,6 +208,7 @@ class _Keys(BaseModel):
     estimated_minutes: _Minutes = (2, 8)
     needs: _Names = ()
     network: bool = False
+    hosts: Annotated[tuple[Annotated[str, AfterValidator(bound_host)], ...], BeforeValidator(_names)] = ()
     secrets: Annotated[tuple[_Secret, ...], BeforeValidator(_names)] = ()
     plan: bool = False
     extended_thinking: bool = False
@@ -232,6 +234,7 @@ class Role(_Keys):
         estimated_minutes: An estimate of how long a run takes, from and to.
         needs: Tools without which no run starts.
         network: Its commands may reach the network.
+        hosts: The only hosts that its tools may read from the web; none means every public one.
         secrets: Names of the secrets that its tool calls may use.
         plan: A run plans before it works.
         extended_thinking: The model thinks before it answers.

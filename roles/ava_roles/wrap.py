@@ -8,6 +8,9 @@ import unicodedata
 TAGS = ("tool_output", "subagent_result")
 """Names of the tags that mark untrusted text; nothing inside may look like one of them."""
 
+FRAME = "│ "
+"""Stands before each line of untrusted text that is shown beside Ava's own."""
+
 _NONCE = re.compile(r"[0-9A-Za-z]{8,64}")
 _SOURCE_CHARS = 300
 
@@ -109,6 +112,11 @@ def cut_tool_output(wrapped: str, chars: int, result_id: str) -> str:
 def escape_result(text: str) -> str:
     """Return a subagent's words for use inside `<subagent_result …>`, which they cannot close."""
     return _escape(clean(text)[0])
+
+
+def framed(text: str, bar: str = FRAME) -> str:
+    """Return untrusted text with a bar before each line, so that none of its lines can pass for one of Ava's."""
+    return "\n".join(f"{bar}{line}".rstrip() for line in text.splitlines() or [""])
 
 
 def _escape(text: str) -> str:

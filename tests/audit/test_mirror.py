@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.from_thread
+import anyio.lowlevel
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write, write_each, write_texts
 
+from ava_audit import mirror as mirror_module
 from ava_audit.entries import content_sha, line_fault, mirror_line
 from ava_audit.events import Event, ToolCall, Who
 from ava_audit.mirror import Mirror, file_of
@@ -235,7 +238,8 @@ def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_facto
 
 def go_back(db: sqlite3.Connection, upto: int, sizes: dict[str, int]) -> None:
     db.execute("DELETE FROM mirrored")
-    note_mirrored(db, upto, sizes)
+    db.execute("DELETE FROM progress WHERE name = 'mirror'")
+    assert note_mirrored(db, after=0, upto=upto, before={}, sizes=sizes)
 
 
 async def meant(log: Store) -> dict[str, bytes]:
@@ -288,6 +292,53 @@ async def test_a_file_rewritten_after_an_erasure_has_no_content_and_still_verifi
     assert b"secret" not in content
     assert "content" not in lines(content)[0]
     assert verify_lines(tmp_path / "logs" / today()).ok
+
+
+@pytest.mark.parametrize("step", ["_append", "repair_file"])
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_two_processes_that_write_the_mirror_lose_no_line(
+    log: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+) -> None:
+    """Such as when somebody removes `keeper.lock`: one works while the other is between two of its steps."""
+    async with Store.open(tmp_path) as other_log:
+        one, other = Mirror(log, tmp_path / "logs"), Mirror(other_log, tmp_path / "logs")
+        await write_texts(log, ["a", "b"])
+        for each in (one, other, one):
+            await each.repair_all()
+            await each.catch_up()
+        owner = one if step == "_append" else mirror_module
+        real = getattr(owner, step)
+        token = anyio.lowlevel.current_token()
+
+        def interrupted(*args: Any, **named: Any) -> Any:
+            monkeypatch.setattr(owner, step, real)
+            if when == "after":
+                done = real(*args, **named)
+            anyio.from_thread.run(write_texts, other_log, ["d", "e"], token=token)
+            anyio.from_thread.run(other.catch_up, token=token)
+            return real(*args, **named) if when == "before" else done
+
+        if step == "repair_file":
+            with (tmp_path / "logs" / today()).open("ab") as file:
+                file.write(b"a torn li")
+        await write_texts(log, ["c"])
+        monkeypatch.setattr(owner, step, interrupted)
+        with anyio.fail_after(10):
+            await one.catch_up()
+            assert getattr(owner, step) == real, "it was interrupted"
+            assert files(tmp_path / "logs") == await meant(log)
+            assert (await log.read(View.mirrored))[today()] == (tmp_path / "logs" / today()).stat().st_size
+
+
+@pytest.mark.parametrize("end", [b"x", b'"}\n'])
+async def test_a_new_keeper_repairs_a_file_of_the_right_length_with_a_wrong_end(
+    log: Store, tmp_path: Path, end: bytes
+) -> None:
+    await write_each(log, [*Life("S-aaaaaa").begun(), said("the last words")])
+    right = await mirrored(log)
+    for name, content in right.items():
+        (tmp_path / "logs" / name).write_bytes(content[: -len(end) - 70] + b"0" * 70 + end)
+    assert await mirrored(log) == right
 
 
 async def test_mirrors_large_entries_in_slices_of_bounded_size(log: Store, monkeypatch: pytest.MonkeyPatch) -> None:

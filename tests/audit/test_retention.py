@@ -246,17 +246,18 @@ async def test_the_retention_horizon_moves_once_a_day(tmp_path: Path, clock: Clo
 
 
 async def test_a_mirror_line_read_before_an_erasure_does_not_restore_content(tmp_path: Path) -> None:
-    from ava_audit.mirror import _by_file, _next_slice  # pyright: ignore[reportPrivateUsage]
+    from ava_audit.mirror import _next_batch  # pyright: ignore[reportPrivateUsage]
 
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log:
             mirror = Mirror(log, tmp_path / "logs")
             await mirror.repair_all()
             await a_run(log, "S-aaaaaa", "vexquokka")
-            rows = await log.read(_next_slice)
+            batch = await log.read(_next_batch)
             assert await erase_run(log, "S-aaaaaa", (), AVA, "a test") == 5
-            sizes = mirror._append(_by_file(rows))  # pyright: ignore[reportPrivateUsage]
-            await log.maintain(partial(note_mirrored, upto=rows[-1][0], sizes=sizes))
+            sizes = mirror._append(batch.lines)  # pyright: ignore[reportPrivateUsage]
+            note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
+            assert await log.maintain(note)
             assert await standing(tmp_path, "vexquokka") == {"vexquokka"}
             await finish_erasures(log, mirror, (), mirrored=True)
             await mirror.catch_up()

@@ -479,6 +479,40 @@ async def test_reports_a_removed_table_by_name(table: str, path: Path) -> None:
     assert f"the table {table} was removed" in " ".join(fault.text for fault in faults)
 
 
+@pytest.mark.parametrize("how", ["changed", "lost", "twice", "added"])
+async def test_reports_mirror_files_that_differ_from_the_log(
+    path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_audit.mirror.RECHECK_S", 0.0)
+    logs = path.parent / "logs"
+    async with Store.open(path.parent) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
+        mirror = Mirror(log, logs)
+        await mirror.catch_up()
+    assert verify(path, mirror=logs).ok
+    file = logs / "subagents" / "S-aaaaaa.jsonl"
+    first, second, third, *more = file.read_bytes().splitlines(keepends=True)
+    spoiled = {
+        "changed": [first, second.replace(b":", b";", 1), third, *more],
+        "lost": [first, third, *more],
+        "twice": [first, second, third, *more, more[-1]],
+        "added": [first, second, third, *more, b"{}\n"],
+    }[how]
+    file.write_bytes(b"".join(spoiled))
+    (fault,) = verify(path, mirror=logs).faults
+    seq = fault.seq
+    assert (fault.kind, fault.text) == (
+        "mirror",
+        f"logs/subagents/S-aaaaaa.jsonl differs from the log at entry {seq}; "
+        "remove it, and the next server writes it again",
+    )
+    file.unlink()
+    async with Store.open(path.parent) as log:
+        await Mirror(log, logs).catch_up()
+    assert file.read_bytes() == b"".join([first, second, third, *more])
+    assert verify(path, mirror=logs).ok
+
+
 async def test_reports_mirrored_entries_that_are_missing_from_the_log(path: Path) -> None:
     logs = path.parent / "logs"
     async with Store.open(path.parent) as log:

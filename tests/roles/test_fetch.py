@@ -457,6 +457,43 @@ async def test_runs_requests_to_one_host_one_by_one_with_a_pause() -> None:
         assert web.pauses == [1.0]
 
 
+async def test_a_slow_page_does_not_make_other_pages_of_its_host_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ava_roles.net.fetch.SLOW_S", 0.05, raising=False)
+    failed: list[str] = []
+
+    async def slow(stream: anyio.abc.ByteStream) -> None:
+        await anyio.sleep_forever()
+
+    async with site({"/slow": slow, "/next": "fast", "/last": "fast"}) as web:
+
+        async def give_up() -> None:
+            with pytest.raises(ToolFailed, match="/slow did not answer completely") as error:
+                await web.fetcher.get(web.url("/slow"), deadline_s=1.5)
+            failed.append(str(error.value))
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(give_up)
+                while "/slow" not in web.paths:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                for path in ("/next", "/last"):
+                    assert (await web.fetcher.get(web.url(path), deadline_s=1.0)).text() == "fast"
+                assert failed == [], "the slow page is still being read"
+
+
+async def test_says_so_when_a_page_was_not_requested_at_all() -> None:
+    async def slow(stream: anyio.abc.ByteStream) -> None:
+        await anyio.sleep_forever()
+
+    async with site({"/slow": slow}) as web, anyio.create_task_group() as group:
+        group.start_soon(web.fetcher.get, web.url("/slow"))
+        while "/slow" not in web.paths:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        with pytest.raises(ToolFailed, match=rf"/next was not requested: other requests to {HOST} took the 0\.2 s"):
+            await web.fetcher.get(web.url("/next"), deadline_s=0.2)
+        group.cancel_scope.cancel()
+
+
 async def test_forgets_hosts_without_waiting_requests() -> None:
     now = 0.0
     turns = HostQueue(1.0, lambda: now, anyio.sleep)

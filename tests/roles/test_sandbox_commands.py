@@ -14,7 +14,8 @@ import pytest
 from support.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, sandbox
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox import linux
+from ava_roles.sandbox import linux, selection
+from ava_roles.sandbox.launcher.spec import USERS
 from ava_roles.sandbox.sandbox import Bind, Command, Kind
 from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
 
@@ -53,6 +54,36 @@ async def test_a_command_can_use_its_folder_inside_a_private_home(confined: Kind
     assert (done.code, done.output) == (0, "x")
     assert (work / "sub" / "file").read_text() == "y\n"
     assert (work / "sub" / "file").stat().st_uid == how(confined).uid != 0
+
+
+def test_each_data_root_has_its_own_user_for_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [Path(f"/srv/{name}/sandbox") for name in ("ava", "ben", "kim")]
+    users = [selection.free_uid(state) for state in states]
+    assert None not in users and len(set(users)) == 3
+    assert users == [selection.free_uid(state) for state in states], "always the same"
+    (tmp_path / "linked").symlink_to("/srv/ava")
+    assert selection.free_uid(tmp_path / "linked" / "sandbox") == users[0], "whatever leads there"
+    monkeypatch.setattr(selection, "_ids_in", lambda _path: {users[0]})
+    assert selection.free_uid(states[0]) not in (None, users[0])
+    monkeypatch.setattr(selection, "_ids_in", lambda _path: set(USERS))
+    assert selection.free_uid(states[0]) is None
+
+
+@pytest.mark.skipif(not linux.is_root(), reason="needs root")
+async def test_a_folder_left_by_another_user_of_commands_is_taken_over(confined: Kind, here: Path) -> None:
+    """Such as a coder's worktree of an earlier version, which had one user for all."""
+    own = how(confined)
+    before, stranger = next(uid for uid in USERS if uid != own.uid), 4_242
+    (here / "sub").mkdir()
+    for name, uid in (("sub/old", before), ("theirs", stranger)):
+        (here / name).write_text("x")
+        os.chown(here / name, uid, uid)
+    os.chown(here / "sub", before, before)
+    box = SupervisedSandbox(confined, own, here.parent)
+    done = await box.run(command(here, "/bin/sh", "-c", "echo y > sub/old && echo z > sub/new; echo n > theirs"))
+    assert (here / "sub" / "old").read_text() == "y\n", done.output
+    assert (here / "sub" / "new").stat().st_uid == own.uid
+    assert (here / "theirs").read_text() == "x" and (here / "theirs").stat().st_uid == stranger
 
 
 async def test_a_command_sees_only_its_own_files_and_environment(kind: Kind, here: Path) -> None:

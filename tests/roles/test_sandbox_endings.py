@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -112,6 +113,24 @@ def test_killing_the_supervisor_leaves_no_process(kind: Kind, here: Path, mark: 
         _out, errors = server.communicate(timeout=10)
         assert time.monotonic() - began < SOON_S
     assert "its supervisor was ended from outside" in errors
+
+
+def test_killing_the_server_of_a_stopped_supervisor_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
+    with subprocess.Popen(
+        [sys.executable, str(SERVER), kind, str(here.parent), mark], env=env, stderr=subprocess.DEVNULL
+    ) as server:
+        until((here / "going").exists)
+        [supervisor] = children_of(server.pid)
+        os.kill(supervisor, signal.SIGSTOP)
+        server.kill()
+        server.wait(10)
+    try:
+        assert until(lambda: marked(mark) == []) < SOON_S
+        assert until(lambda: not lives(supervisor)) < SOON_S
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(supervisor, signal.SIGCONT)
 
 
 async def test_a_killed_supervisor_ends_no_other_child(here: Path, mark: str) -> None:

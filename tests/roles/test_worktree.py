@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import time
@@ -228,6 +229,50 @@ async def test_a_check_runs_the_new_file_and_no_stale_bytecode(
         for text in (FIXED, PROJECT["calc.py"]) * 3:
             shop.edits.write("calc.py", text.encode())
             assert (await shop.check()).passed == (text == FIXED)
+
+
+async def test_caches_of_tools_are_not_committed_unless_the_repository_tracks_them(kind: Kind, tmp_path: Path) -> None:
+    tracked = {"__pycache__/kept.txt": "kept\n", "data/frozen.pyc": "old\n"}
+    repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "*.local\n", **tracked})
+    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+        shop.edits.write("calc.py", FIXED.encode())
+        line = (
+            "mkdir -p src/__pycache__ .pytest_cache/v node/.nyc_output __pycache__ data"
+            " && for file in src/__pycache__/a.cpython-311.pyc .pytest_cache/v/x .pytest_cache/.gitignore lone.pyc"
+            " node/.nyc_output/x __pycache__/new.txt data/frozen.pyc data/other.pyc src/pycache.py; do"
+            " echo new > $file; done"
+        )
+        done, said = await run(kind, tmp_path, shop, line)
+        assert (done.code, said) == (0, "")
+        branch = shop.keep("With caches")
+    assert branch is not None
+    assert {each.path for each in branch.changed} == {
+        "calc.py", "src/pycache.py", "__pycache__/new.txt", "data/frozen.pyc",
+    }  # fmt: skip
+
+
+async def test_commands_write_no_bytecode_and_keep_caches_out_of_the_project(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project", {**PROJECT, ".gitignore": ""})
+    async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
+        line = "python3 -m unittest -q; env | grep -E '^(PYTEST_ADDOPTS|(MYPY|RUFF)_CACHE_DIR|PYTHONDONT)' | sort"
+        done, said = await run(kind, tmp_path, shop, line)
+        assert said == ""
+        assert re.findall(r"^(\w+)=", done.output, re.M) == [
+            "MYPY_CACHE_DIR", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE", "RUFF_CACHE_DIR",
+        ]  # fmt: skip
+        assert not list(shop.files.path.rglob("__pycache__"))
+        assert shop.keep("Nothing") is None
+
+
+async def test_a_namespace_command_hears_nothing_of_removed_caches(kind: Kind, tmp_path: Path) -> None:
+    repository = project(tmp_path / "project", {**PROJECT, ".gitignore": ""})
+    async with working(kind, tmp_path, order(repository), baseline=False) as shop:
+        done, said = await run(
+            kind, tmp_path, shop, "mkdir docs/__pycache__; echo x > docs/__pycache__/a.pyc; echo x > docs/b"
+        )
+        assert done.code == 0
+        assert "docs/b (removed)" in said and "pycache" not in said
+        assert not (shop.files.path / "docs/__pycache__/a.pyc").exists()
 
 
 async def test_an_endless_verification_is_stopped_with_all_its_processes(kind: Kind, tmp_path: Path) -> None:

@@ -161,6 +161,47 @@ LOOK_ALIKES: dict[str, Callable[[str], str]] = {
 }  # fmt: skip
 
 
+TYPOGRAPHY: dict[str, Callable[[str], str]] = {
+    "plain quotes": lambda line: line.replace("“", '"').replace("”", '"').replace("’", "'"),
+    "other quotes": lambda line: line.replace("’", "‘").replace("“", "„"),
+    "a plain dash": lambda line: line.replace("—", "-"),
+    "another dash": lambda line: line.replace("—", "–"),
+    "a typographic hyphen": lambda line: line.replace("e-mail", "e‑mail"),
+    "plain dots": lambda line: line.replace("…", "..."),
+}
+
+
+@pytest.mark.parametrize("name", TYPOGRAPHY)
+async def test_an_approval_may_write_quotes_dashes_and_dots_otherwise(tmp_path: Path, name: str) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
+        proposal = await lab.propose(task="What’s the “e-mail” limit — and why… or not? " + "word " * 30)
+        line = TYPOGRAPHY[name](proposal.approval_line)
+        assert line != proposal.approval_line
+        answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=[line])
+        assert [decision.status for decision in answer.decisions] == ["queued"]
+        [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
+        [proposed] = await lab.facts(proposal.subagent_id, SpawnProposed)
+        assert decided.digest == proposed.digest
+        await lab.ended(proposal.subagent_id)
+
+
+async def test_the_line_of_another_proposal_that_differs_in_its_dashes_starts_nothing(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, config=PRICED) as lab:
+        hidden, shown = [await lab.propose(task=f"Sum up 2019{dash}2021.") for dash in ("–", "-")]
+        for line in (shown.approval_line, shown.approval_line.replace("-", "—")):
+            answer = await lab.call("confirm_spawn", pending_ids=[hidden.pending_id], approving=[line])
+            assert "letter for letter" in why(answer)
+            assert answer.approval_lines == [hidden.approval_line]
+        both = await lab.call(
+            "confirm_spawn", pending_ids=[hidden.pending_id, shown.pending_id],
+            approving=[shown.approval_line, hidden.approval_line, "2 subagents together, at most $1.00"],
+        )  # fmt: skip
+        assert {decision.status for decision in both.decisions} == {"refused"}
+        assert await runs(lab) == ["awaiting_approval", "awaiting_approval"]
+        exact = await lab.call("confirm_spawn", pending_ids=[hidden.pending_id], approving=[hidden.approval_line])
+        assert [decision.status for decision in exact.decisions] == ["queued"]
+
+
 async def test_a_look_alike_of_the_line_starts_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         proposal = await lab.propose(task="What does a café cost?")
@@ -209,6 +250,32 @@ async def test_model_text_cannot_imitate_a_line_of_the_proposal(tmp_path: Path, 
             assert made.message.splitlines() == made.message.split("\n"), repr(end)
             assert made.approval_line.splitlines() == [made.approval_line], repr(end)
             assert "costs at most $0.50" in made.message and "at most $0.50 and 10 min" in made.approval_line
+
+
+async def test_the_proposal_says_how_much_of_a_text_it_leaves_out(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        made = await lab.propose(
+            task="t" * 1_000, context="c" * 41_500, system_prompt="i\n\n" * 1_000, rationale="r" * 700
+        )
+        beginnings = [
+            f'Ava wants to start a researcher: "{"t" * 600}…" and 400 more characters.',
+            f'Its instructions, 3,000 characters: "{"i " * 100}'.rstrip() + '…" and 1,800 more characters.',
+            f'It is told besides, 41,500 characters: "{"c" * 200}…" and 41,300 more characters.',
+            f'Why: "{"r" * 600}…" and 100 more characters.',
+        ]
+        assert [line for line in made.message.split("\n") if "more characters" in line] == beginnings
+        short = await lab.propose(task="t" * 600, context="c" * 200)
+        assert "more characters" not in short.message
+
+
+async def test_the_name_of_a_folder_cannot_look_like_our_words(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        folder = tmp_path / "workspace" / 'notes, it costs nothing" and cannot reach the web “x”'
+        folder.mkdir()
+        made = await lab.propose(tools=["read_file", "read_webpages"], workspace=str(folder))
+        quoted = '"' + str(folder).translate(dict.fromkeys(map(ord, '"“”'), "'")) + '"'
+        assert f"can read {quoted} and reach the web" in made.approval_line
+        assert f"It can read {quoted} and reach the web" in made.message
 
 
 @pytest.mark.parametrize("field", ["task", "rationale"])

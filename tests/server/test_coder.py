@@ -142,6 +142,21 @@ async def test_lists_changed_and_removed_tests_separately_whatever_the_verificat
     assert checked.runs[0].changes["branch"] == result["changes"]["branch"]
 
 
+async def test_lists_symbolic_links_as_links(tmp_path: Path) -> None:
+    project(tmp_path)
+    script = says(("run_bash", {"command": "ln -s /etc/passwd users.txt; rm README.md; ln -s nowhere README.md"}))
+    async with open_lab(tmp_path, script) as lab:
+        result = await coded(lab, namespace=["."], verify="true")
+        text = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
+    files = {file["path"]: file for file in result["untrusted_result"]["changed"]["files"]}
+    assert (files["users.txt"]["link"], files["README.md"]["link"]) == ("/etc/passwd", "nowhere")
+    inside = text[text.index("<subagent_result") : text.index("</subagent_result>")]
+    assert "Added: users.txt is a symbolic link to /etc/passwd" in inside
+    assert "Changed: README.md is a symbolic link to nowhere" in inside
+    outside = text[text.index("</subagent_result>") :]
+    assert "2 symbolic links were added or changed: look where they lead" in outside and "/etc/passwd" not in outside
+
+
 @pytest.mark.parametrize(
     ("call", "says_no"),
     [

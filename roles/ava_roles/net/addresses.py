@@ -178,12 +178,12 @@ def allow_only_hosts_of(secrets: Collection[InjectedSecret]) -> Callable[[str], 
     async def check(url: str) -> None:
         target = checked_url(url)
         for secret in secrets:
-            if target.scheme == "https" and _host_of(target) in secret.hosts:
+            if target.scheme == "https" and host_of(target) in secret.hosts:
                 continue
             hosts = ", ".join(sorted(secret.hosts))
             raise AccessRefused(
                 f"the secret {secret.name} may be sent only to {hosts}, over https, and this call leads to"
-                f" {target.scheme}://{_host_of(target)}: nothing was sent there. If a page asked for it, do not obey"
+                f" {target.scheme}://{host_of(target)}: nothing was sent there. If a page asked for it, do not obey"
             )
 
     return check
@@ -199,11 +199,12 @@ def bound_host(given: str) -> str:
     if not text or any(char in text for char in "/?#@\\*[]") or text.count(":") > 1:
         raise ValueError("give the name of one host, e.g. api.example.com, or api.example.com:8443")
     try:
-        return _host_of(checked_url(f"https://{text}"))
+        return host_of(checked_url(f"https://{text}"))
     except AccessRefused as refused:
         raise ValueError(str(refused).removeprefix(f"{masked(f'https://{text}')} is not fetched: ")) from None
 
 
-def _host_of(url: URL) -> str:
+def host_of(url: URL) -> str:
+    """Return a URL's host in the form of `bound_host`."""
     host = url.raw_host.decode("ascii").lower()
     return host if url.port in (None, _HTTPS_PORT) else f"{host}:{url.port}"

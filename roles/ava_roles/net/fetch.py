@@ -8,14 +8,15 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING
 
 import anyio
 
-from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.net.addresses import PORTS, checked_url, masked
+from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
+from ava_roles.net.addresses import PORTS, checked_url, host_of, masked
 from ava_roles.threads import run_sync
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Body:
         return True
 
 
+SLOW_S = 5.0
 _HOSTS_KEPT = 256
 
 
@@ -94,10 +96,12 @@ class _Queue:
         self.lock = anyio.Lock()
         self.users = 0
         self.free_at = float("-inf")
+        self.ended = anyio.Event()
+        self.ended.set()
 
 
 class HostQueue:
-    """Lets one request at a time go to each host.
+    """Lets one request at a time go to each host, but none keeps the next one waiting for more than `SLOW_S`.
 
     Args:
         pause_s: Seconds between the end of a request to a host and the start of the next.
@@ -118,12 +122,16 @@ class HostQueue:
         queue.users += 1
         try:
             async with queue.lock:
+                with anyio.move_on_after(SLOW_S):
+                    await queue.ended.wait()
                 if pause and (wait := queue.free_at - self._clock()) > 0:
                     await self._sleep(wait)
-                try:
-                    yield
-                finally:
-                    queue.free_at = self._clock() + self._pause_s
+                queue.ended = ended = anyio.Event()
+            try:
+                yield
+            finally:
+                ended.set()
+                queue.free_at = self._clock() + self._pause_s
         finally:
             queue.users -= 1
             if len(self._queues) > _HOSTS_KEPT:  # a long-lived server must not collect them
@@ -198,6 +206,7 @@ class Fetcher:
         ports: The ports that may be connected to.
         context: The TLS context; the system's trust store by default.
         proxy: The address of a proxy for all requests; None connects directly, whatever the environment says.
+        hosts: The only hosts that may be requested, as `bound_host` returns them; none means every public one.
         pause_s: Seconds between two requests to one host.
         clock: Returns monotonic seconds.
         sleep: Waits for a number of seconds.
@@ -211,6 +220,7 @@ class Fetcher:
         ports: Collection[int] = PORTS,
         context: ssl.SSLContext | None = None,
         proxy: str | None = None,
+        hosts: Collection[str] = (),
         pause_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = anyio.sleep,
@@ -222,7 +232,16 @@ class Fetcher:
         self._ports = frozenset(ports)
         self._context = context
         self._proxy = proxy
+        self._allowed: tuple[frozenset[str], ...] = (frozenset(hosts),) if hosts else ()
         self._turns = HostQueue(pause_s, clock, sleep)
+
+    def only(self, hosts: Collection[str]) -> Fetcher:
+        """Return this fetcher, limited further to some hosts; no hosts limit nothing."""
+        if not hosts:
+            return self
+        limited = copy(self)
+        limited._allowed = (*self._allowed, frozenset(hosts))
+        return limited
 
     async def get(
         self,
@@ -248,10 +267,12 @@ class Fetcher:
 
         Raises:
             AccessRefused: The URL, or one that it redirects to, is not of a public site.
+            NotRequested: It was still waiting for earlier requests to its host at the deadline.
             ToolFailed: No complete response came; says why.
         """
-        target = first = checked_url(url, self._ports)
+        target = first = self._checked(url)
         trail: list[str] = []
+        waits = False
         try:
             with anyio.fail_after(deadline_s):
                 while True:
@@ -259,7 +280,9 @@ class Fetcher:
                         await before(str(target))
                     sent = _headers(accept) | dict(headers or {} if _origin(target) == _origin(first) else {})
                     # The site itself asked for the request after a redirect, so it needs no pause.
+                    waits = True
                     async with self._turns.turn(target.host, pause=not trail):
+                        waits = False
                         response, next_url = await self._request(target, sent, max_bytes, tuple(trail))
                     if next_url is None:
                         return response
@@ -267,11 +290,25 @@ class Fetcher:
                         text = f"{masked(url)} redirects more than {max_redirects} times; give the final address"
                         raise ToolFailed(text)
                     trail.append(str(target))
-                    target = checked_url(next_url, self._ports)
+                    target = self._checked(next_url)
         except TimeoutError:
+            if waits:
+                raise NotRequested(
+                    f"{masked(str(target))} was not requested: other requests to {target.host} took the"
+                    f" {deadline_s:g} s; try it again by itself"
+                ) from None
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"
             ) from None
+
+    def _checked(self, url: str) -> httpx2.URL:
+        target = checked_url(url, self._ports)
+        for hosts in self._allowed:
+            if host_of(target) not in hosts:
+                raise AccessRefused(
+                    f"{masked(url)} is not fetched: only {', '.join(sorted(hosts))} may be reached; use another source"
+                )
+        return target
 
     async def _transport(self) -> httpx2.AsyncHTTPTransport:
         """Return the transport for one request."""

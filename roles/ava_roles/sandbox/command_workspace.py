@@ -128,6 +128,7 @@ class CommandLayout:
         With `measured`, the size of the writable folders is measured.
         """
         code = self._target(self.code, CODE)
+        caches = self.scratch / ".cache"
         every = (
             *(Bind(source, PurePosixPath(name)) for name, source in tools.shown.items()),
             Bind(self.home, self.scratch, writable=True),
@@ -143,6 +144,12 @@ class CommandLayout:
                 "HOME": str(self.scratch),
                 "TMPDIR": str(self.scratch / "tmp"),
                 "GIT_CONFIG_NOSYSTEM": "1",
+                # Tools keep their caches out of the project: there a coder's branch could get them.
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "PYTEST_ADDOPTS": "-o cache_dir=${HOME}/.cache/pytest",
+                "MYPY_CACHE_DIR": str(caches / "mypy"),
+                "RUFF_CACHE_DIR": str(caches / "ruff"),
+                "HYPOTHESIS_STORAGE_DIRECTORY": str(caches / "hypothesis"),
                 **tools.variables,
                 "PATH": ":".join(dict.fromkeys((*tools.path, *SYSTEM_PATH))),
             },

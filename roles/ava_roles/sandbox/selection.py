@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +20,9 @@ import anyio
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
-from ava_roles.sandbox.launcher.spec import PRLIMIT
+from ava_roles.sandbox.launcher.spec import PRLIMIT, USERS
 from ava_roles.sandbox.sandbox import Bind, Command, Kind, Sandbox, Unavailable
+from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.sandbox.toolchains import python_library
 
 PROBE_S = 5.0
@@ -29,8 +30,6 @@ PROBE_S = 5.0
 _INSTALL = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 _PROGRAMS = "/usr/bin:/bin:/usr/local/bin"
 """Not the environment's PATH: it may name folders that others can write to."""
-_UIDS = range(58_100, 58_200)
-"""Outside of every range that distributions assign, and within what containers usually map."""
 _LEAST_ABI, _ABI_FOR_SIGNALS = 3, 6
 """Landlock before version 3 cannot stop truncation; before 6, a command of the server's own user could signal it."""
 _WORK, _READABLE = PurePosixPath("/workspace"), PurePosixPath("/readable")
@@ -62,10 +61,10 @@ def _find_sandbox(mode: str, state: Path) -> Sandbox | Unavailable:
 
     if mode == "none":
         return SupervisedSandbox("none", Machine(), state)
-    uid = free_uid() if linux.is_root() else 0
+    uid = free_uid(state) if linux.is_root() else 0
     if uid is None:
         return Unavailable(
-            f"no user id is free for commands ({_UIDS[0]} to {_UIDS[-1]} all have an account)",
+            f"no user id is free for commands ({USERS[0]} to {USERS[-1]} all have an account)",
             "run Ava as an ordinary user",
         )
     bwrap = shutil.which("bwrap", path=_PROGRAMS)
@@ -116,10 +115,14 @@ def _advice(installed: bool, why: str) -> str:
     ) + (", or run Ava as an ordinary user" if root else "")
 
 
-def free_uid() -> int | None:
-    """Return a user id that no account has."""
+def free_uid(state: Path) -> int | None:
+    """Return a user id that no account has, always the same for a data root, and mostly another for each.
+
+    Commands of two data roots then run as two users, and the servers of one data root agree on its files' owner.
+    """
     taken = _ids_in("/etc/passwd") | _ids_in("/etc/group")
-    return next((uid for uid in _UIDS if uid not in taken), None)
+    first = int.from_bytes(hashlib.sha256(os.fsencode(state.resolve())).digest()[:8]) % len(USERS)
+    return next((uid for uid in (*USERS[first:], *USERS[:first]) if uid not in taken), None)
 
 
 def _ids_in(path: str) -> set[int]:
@@ -150,11 +153,7 @@ def probe_sandbox(sandbox: Sandbox, state: Path) -> str | None:
         sandbox: The sandbox.
         state: A folder for decoys.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="probe-", dir=state, ignore_cleanup_errors=True) as name,
-        ExitStack() as stack,
-    ):
-        decoys = Path(name)
+    with temporary_folder("probe-", state) as decoys, ExitStack() as stack:
         work, readable, outside = (decoys / each for each in ("here", "readable", "outside"))
         for folder in (work, readable, outside):
             folder.mkdir()

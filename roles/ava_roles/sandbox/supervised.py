@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
@@ -23,6 +21,7 @@ from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher import supervisor
 from ava_roles.sandbox.launcher.spec import LaunchSpec, Limits
 from ava_roles.sandbox.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
+from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
 END_S = 15.0
@@ -220,12 +219,13 @@ class SupervisedSandbox:
         if self.kind != "landlock" or self.mounts or any(bind.target == _TEMPORARY for bind in command.binds):
             yield command
             return
-        folder = Path(await run_sync(tempfile.mkdtemp, None, "command-", self._state, abandon_on_cancel=False))
+        holding = temporary_folder("command-", self._state)
+        folder = await run_sync(holding.__enter__, abandon_on_cancel=False)
         try:
             yield replace(command, binds=(*command.binds, Bind(folder, _TEMPORARY, writable=True)))
         finally:
-            with anyio.CancelScope(shield=True), suppress(RecursionError):  # folders that are nested too deep stay
-                await run_sync(shutil.rmtree, folder, True)
+            with anyio.CancelScope(shield=True):
+                await run_sync(holding.__exit__, None, None, None)
 
 
 class _Report:

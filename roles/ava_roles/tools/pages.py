@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
 from ava_roles.net.addresses import masked
 from ava_roles.net.fetch import ROBOTS_NAME, Fetcher
 from ava_roles.threads import run_sync
@@ -82,16 +82,18 @@ class Robots:
         from protego import Protego
 
         site.rules = site.closed = None
+        retry_s = _RETRY_S
         try:
             got = await fetcher.get(f"{origin}/robots.txt", max_bytes=_MAX_BYTES, deadline_s=_DEADLINE_S)
         except ToolFailed as failed:
             site.closed = str(failed)
+            retry_s = 0.0 if isinstance(failed, NotRequested) else retry_s
         else:
             if got.status >= 500:
                 site.closed = f"status {got.status}"
             elif 200 <= got.status < 300:
                 site.rules = await run_sync(Protego.parse, got.body.decode("utf-8", "replace"))
-        site.until = self._clock() + (_RETRY_S if site.closed else _CACHE_S)
+        site.until = self._clock() + (retry_s if site.closed else _CACHE_S)
 
     def _forget(self) -> None:
         """Drop old entries, so that a long-lived server does not collect sites."""

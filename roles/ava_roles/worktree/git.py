@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ava_roles.errors import FolderReplaced, NoRepository, ToolFailed, WorktreeFailed
+from ava_roles.sandbox import temporary
 from ava_roles.sandbox.git import (
     SAFE_CONFIG,
     GitOutput,
@@ -54,11 +54,8 @@ def translate_os_errors(doing: str) -> Generator[None]:
 @contextmanager
 def temporary_folder(doing: str) -> Generator[Path]:
     """Hold a temporary folder; an OSError becomes a WorktreeFailed, as in `translate_os_errors`."""
-    with (
-        translate_os_errors(doing),
-        tempfile.TemporaryDirectory(prefix="ava-git-", ignore_cleanup_errors=True) as folder,
-    ):
-        yield Path(folder)
+    with translate_os_errors(doing), temporary.temporary_folder("ava-git-") as folder:
+        yield folder
 
 
 @dataclass(frozen=True)
@@ -258,7 +255,7 @@ class UserRepository:
                 [self.program, f"--git-dir={self.folder}", "config", "--list", "-z"],
                 folder=Path("/"),
                 env=env,
-                aside=Path(aside),
+                aside=aside,
                 within_s=10,
             )
         if done.code != 0:

@@ -47,6 +47,7 @@ _RUNNERS = (
 _SEPARATORS = re.compile(r"[\s;&|()<>'\"=,:\[\]{}`$]+")
 _MAX_FILE_CHARS = 200_000
 _MAX_BRANCHES = 50
+_LINK_MODE, _MAX_LINKS, _MAX_LINK_BYTES = "120000", 100, 500
 _FALLBACK_AUTHOR = ("Ava", "ava@localhost")
 
 
@@ -93,17 +94,23 @@ def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) 
         head: What it became.
         commands: The command lines that decide whether the work passes.
     """
-    status = git("diff-tree", "-r", "-z", "--name-status", *_DIFF_OPTIONS, base, head).names()
-    kinds: dict[str, _Kind] = {
-        name: _KINDS.get(letter, "changed") for letter, name in zip(status[::2], status[1::2], strict=True)
-    }
+    raw = git("diff-tree", "-r", "-z", "--raw", "--no-abbrev", *_DIFF_OPTIONS, base, head).names()
+    kinds: dict[str, _Kind] = {}
+    links: dict[str, str] = {}
+    for entry, name in zip(raw[::2], raw[1::2], strict=True):
+        _old_mode, mode, _old, blob, letter = entry.removeprefix(":").split()
+        kinds[name] = _KINDS.get(letter, "changed")
+        if mode == _LINK_MODE:
+            target = git("cat-file", "blob", blob).out[:_MAX_LINK_BYTES] if len(links) < _MAX_LINKS else b"?"
+            links[name] = target.decode("utf-8", "replace")
     counts: dict[str, tuple[int, int]] = {}
     for line in git("diff-tree", "-r", "-z", "--numstat", *_DIFF_OPTIONS, base, head).names():
         added, removed, name = line.split("\t", 2)
         counts[name] = (int(added) if added.isdigit() else 0, int(removed) if removed.isdigit() else 0)
     words = _command_words(git, base, commands)
     return tuple(
-        ChangedFile(name, *counts.get(name, (0, 0)), kind, is_test(name, words)) for name, kind in sorted(kinds.items())
+        ChangedFile(name, *counts.get(name, (0, 0)), kind, is_test(name, words), links.get(name))
+        for name, kind in sorted(kinds.items())
     )
 
 

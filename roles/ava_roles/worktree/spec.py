@@ -208,6 +208,7 @@ class ChangedFile:
         removed: Lines; 0 for a binary file.
         kind: What happened to it.
         test: It is a test, or controls what the verify command runs.
+        link: What it leads to, if it is now a symbolic link; else None.
     """
 
     path: str
@@ -215,6 +216,7 @@ class ChangedFile:
     removed: int
     kind: Literal["added", "changed", "removed"]
     test: bool
+    link: str | None = None
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,24 @@ _GIT_NAMES = re.compile(r"(\.git|git~1)[ .]*([\\:].*)?", re.IGNORECASE | re.DOTA
 """Names that some system takes for `.git`; git refuses to work with them."""
 
 
+_CACHE_FOLDERS = frozenset(
+    {
+        "__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox",
+        ".ipynb_checkpoints", ".nyc_output", ".parcel-cache", ".turbo", ".sass-cache", ".gradle",
+    }
+)  # fmt: skip
+_CACHE_FILE = re.compile(r".*\.py[co]|\.eslintcache|\.stylelintcache", re.DOTALL)
+
+
+def cache_of(name: str) -> str | None:
+    """Return the folder or file of a tool's cache that a path belongs to, or None."""
+    parts = name.split("/")
+    for depth, part in enumerate(parts[:-1], 1):
+        if part in _CACHE_FOLDERS:
+            return "/".join(parts[:depth])
+    return name if _CACHE_FILE.fullmatch(parts[-1]) else None
+
+
 def is_git_name(name: str) -> bool:
     """Tell whether some system takes a name for `.git`."""
     return _GIT_NAMES.fullmatch(name) is not None

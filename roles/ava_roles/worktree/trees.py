@@ -31,7 +31,14 @@ from ava_roles.worktree.git import (
     translate_os_errors,
 )
 from ava_roles.worktree.spec import WorktreeSpec, within
-from ava_roles.worktree.state import WorktreeFolder, WorktreeRecord, is_git_name, remove_names, remove_unwanted
+from ava_roles.worktree.state import (
+    WorktreeFolder,
+    WorktreeRecord,
+    cache_of,
+    is_git_name,
+    remove_names,
+    remove_unwanted,
+)
 
 _MAX_SHOWN = 8
 _CLOCK_TOLERANCE_S = 0.05
@@ -153,7 +160,7 @@ class Trees:
             others = self._outside(self._untracked(git))
             remove_names(self.folder.tree, others, self.folder.trash)
         undone = [*(f"{shown(name)} (as it was)" for name in restored)]
-        undone += [f"{shown(name)} (removed)" for name in (*rules, *others)]
+        undone += [f"{shown(name)} (removed)" for name in (*rules, *others) if cache_of(name) is None]
         parts: list[str] = []
         if undone:
             where = ", ".join(map(shown, self.spec.namespace[:_MAX_SHOWN]))
@@ -189,11 +196,19 @@ class Trees:
                 shutil.copyfile(self._base_index, index)
             staged = git.on(self.folder.tree, index)
             update = ("update-index", "--add", "--remove", "--replace", "-z", "--stdin")
-            if untracked := list(filter(self.may_change, self._untracked(git.on(self.folder.tree, self._base_index)))):
+            if untracked := self._new_files(git.on(self.folder.tree, self._base_index)):
                 staged(*update, stdin=_lines(untracked))
             if changed := list(filter(self.may_change, self._changed(staged))):
                 staged(*update, stdin=_lines(changed))
             return staged.line("write-tree")
+
+    def _new_files(self, git: Git) -> list[str]:
+        """Return the untracked files that belong to the work: caches of tools only if the base tracks their folder."""
+        names = list(filter(self.may_change, self._untracked(git)))
+        if not any(map(cache_of, names)):
+            return names
+        kept = {None, *map(cache_of, git("ls-files", "-z").names())}
+        return [name for name in names if cache_of(name) in kept]
 
     def _outside(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if not self.may_change(name)]

@@ -14,7 +14,7 @@ from ava_audit.store.store import Command, Outcome
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import View
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line, group_line, minutes
+from ava_server.approval.summary import approval_line, group_line, minutes, without_typography
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
@@ -151,7 +151,7 @@ def check_approval(
         cap = asked.group_max_micros
     checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
     lines = approval_lines(checked)
-    if asked.approving is None or asked.approving != lines:
+    if asked.approving is None or not _repeats(view, asked.approving, lines, checked):
         why = (
             "`approving` was left out"
             if asked.approving is None
@@ -173,6 +173,28 @@ def check_approval(
     if asked.group_lowered is None:
         return checked
     return _lowered(checked, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
+
+
+def _repeats(view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval) -> bool:
+    """Tell whether lines are those of an approval; their quotes, dashes and dots may be written otherwise.
+
+    Not if another proposal has a line that differs only in these: then nobody knows which one the person saw.
+    """
+    if given == lines:
+        return True
+    folded = tuple(map(without_typography, lines))
+    if tuple(map(without_typography, given)) != folded:
+        return False
+    user, asked = checked.members[0].run.user_id, {member.run.id for member in checked.members}
+    others = [run for run in view.runs(user=user, states=(WAITING,), limit=-1) if run.id not in asked]
+    try:
+        found = [(config_of(run.config), texts_of(view, run)) for run in others]
+    except ValueError:  # a newer Ava wrote one of them
+        return False
+    known = {*lines, *(approval_line(config, texts) for config, texts in found if texts is not None)}
+    return all(line in lines or without_typography(line) not in folded for line in known) and (
+        len(set(folded)) == len(set(lines))
+    )
 
 
 def _lowered(checked: CheckedApproval, limits: GroupLimits) -> CheckedApproval | None:

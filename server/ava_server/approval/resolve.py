@@ -258,6 +258,7 @@ def _find_tools(args: SpawnArgs, role: Role, workspace: Workspace, around: Resol
         confinement=confinement_of(around.sandbox() if runs else None),
         network=role.network and (coding is not None or runs_commands(names, around.tools)),
         namespace=coding.namespace if coding else (),
+        hosts=role.hosts or around.settings.fetch.hosts,
     )
     return _FoundTools(names, tuple(name for name in wanted if name not in names), sandbox, coding, scope)
 
@@ -303,6 +304,7 @@ def _assemble(
         lacks=lacks,
         workspace=scope.workspace,
         workspace_identity=_identity(scope.workspace),
+        hosts=scope.hosts if any(spec.network and not spec.search for spec in specs) else (),
         secrets=_secrets(role, found.names, around),
         plan=plan,
         extended_thinking=thinking,

@@ -29,6 +29,12 @@ COMMAND_CHARS = 2_000
 _PLAIN = re.compile(r"[\w./@+=-]{1,120}", re.ASCII)
 _QUOTES = dict.fromkeys(map(ord, '"“”„‟«»＂″‴‶〝〞〟❝❞ʺ˝״⹂🙶🙷🙸'), "'")
 """Characters that a reader may take for the end of a quotation."""
+_TYPOGRAPHY = {
+    ord(char): plain
+    for plain, chars in {"'": "‘’‚‛ʼ′", '"': "“”„‟", "-": "‐‑‒–—―−", "...": "…"}.items()
+    for char in chars
+}
+"""Characters that a model may write in their plain form when it repeats a line, or the other way round."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
 """Characters that a reader may take for the end of a name."""
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
@@ -45,6 +51,11 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     return _line(f"{config.role}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
 
 
+def without_typography(line: str) -> str:
+    """Return a line with plain quotes, dashes and dots: only for comparisons, never to be shown."""
+    return line.translate(_TYPOGRAPHY)
+
+
 @dataclass(frozen=True)
 class RunReach:
     """What a proposal knows of its run, and a role file does not.
@@ -55,6 +66,7 @@ class RunReach:
         confinement: What confines its commands.
         network: Its commands reach the network.
         namespace: The paths of the folder that it may change.
+        hosts: The only hosts that it may read from the web.
     """
 
     workspace: str | None
@@ -62,6 +74,7 @@ class RunReach:
     confinement: str
     network: bool
     namespace: Sequence[str] = ()
+    hosts: Sequence[str] = ()
 
 
 def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
@@ -80,13 +93,18 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         folder = "files of the workspace" if any(spec.files or spec.commands for spec in specs) else None
         changed = "files" if edits else ""
     else:
-        folder, changed = run.workspace, _paths(run.namespace) if run.namespace else ""
+        folder = named_path(run.workspace) if run.workspace is not None else None
+        changed = _paths(run.namespace) if run.namespace else ""
+    hosts = ", ".join(run.hosts) if run is not None else ""
+    search = any(spec.search for spec in specs)
     parts: list[str] = []
     if folder is not None:
         changes = f", change {changed} on a new branch of it" if changed else ""
-        parts.append(f"read {folder}{changes}" + (" and reach the web" if web else ""))
+        parts.append(f"read {folder}{changes}" + (f" and {_web_reach(hosts, search)}" if web else ""))
+    elif web and hosts:
+        parts.append(_web_reach(hosts, search))
     elif web:
-        parts.append("search and read the web" if any(spec.search for spec in specs) else "read the web")
+        parts.append("search and read the web" if search else "read the web")
     if changed or any(spec.commands for spec in specs):  # what was changed is verified by a command
         parts.append(
             _commands_reach(
@@ -113,6 +131,13 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
     if not parts:
         return f"can read {' and '.join(words)}, and reach neither files nor the web"
     return f"can {', '.join(parts)}, and read {' and '.join(words)}"
+
+
+def _web_reach(hosts: str, search: bool) -> str:
+    """Return what a run reaches of the web, in a few words."""
+    if not hosts:
+        return "reach the web"
+    return f"{'search the web and ' if search else ''}reach only {hosts} on the web"
 
 
 def _commands_reach(
@@ -183,8 +208,17 @@ def _unseen(char: str) -> bool:
 
 
 def _quoted(text: str, most: int) -> str:
-    """Return a model's words as one line in quotes that nothing in it can close."""
-    return f'"{one_line(text, most).translate(_QUOTES)}"'
+    """Return foreign words as one line in quotes that nothing in it can close, and how many characters are left out."""
+    whole = _line(text)
+    shown = one_line(text, most)
+    more = len(whole) - len(shown.removesuffix("…")) if shown != whole else 0
+    rest = f" and {more:,} more characters" if more else ""
+    return f'"{shown.translate(_QUOTES)}"{rest}'
+
+
+def named_path(path: str) -> str:
+    """Return a path as the proposal names it: complete, and in quotes unless it is plain."""
+    return path if _PLAIN.fullmatch(path) else _quoted(path, COMMAND_CHARS)
 
 
 def minutes(seconds: float) -> str:
@@ -281,7 +315,8 @@ def _limit_lines(config: RunConfig) -> list[str]:
 def _coding_lines(coding: Coding) -> list[str]:
     """Return what a person has to know about work on their repository: where, on what, and what decides."""
     whole = coding.namespace == (".",)
-    of = f"{coding.repository}, from commit {coding.base[:12]} ({coding.branch or 'detached HEAD'})"
+    branch = named_path(coding.branch) if coding.branch else "detached HEAD"
+    of = f"{named_path(coding.repository)}, from commit {coding.base[:12]} ({branch})"
     lines = [
         f"It works in a worktree of its own of {of}, and may change {'all of it' if whole else 'only these paths'}"
         + ("." if whole else f": {', '.join(_quoted(path, PATH_CHARS) for path in coding.namespace[:MORE_PATHS])}."),
@@ -310,7 +345,11 @@ def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
         may.append("not confined at all")
     elif not use.remote:
         may.append("with this machine's network" if use.network else "without a network")
-        may.append(f"may write to {', '.join(use.read_write)}" if use.read_write else "sees none of your folders")
+        may.append(
+            f"may write to {', '.join(map(named_path, use.read_write))}"
+            if use.read_write
+            else "sees none of your folders"
+        )
         may.append(f"confined by {config.confinement}")
     had = {full.removeprefix(f"mcp__{name}__"): tool for full, tool in use.tools.items() if full in config.tools}
     reads = [own for own, tool in had.items() if not tool.changes]

@@ -135,6 +135,7 @@ class RunConfig(BaseModel):
         network: Its commands may use the host's network.
         commands_note: Why a role with command tools has none here, and what would help; else empty.
         files_note: Why a role with file tools sees no files, and what would help; else empty.
+        hosts: The only hosts that its tools may read from the web; none means every public one.
         secrets: The secrets that the role lists and a tool of the run may send, each with its hosts; None for one that
             was not stored.
         plan: It plans before it works.
@@ -185,6 +186,7 @@ class RunConfig(BaseModel):
     network: bool = False
     commands_note: str = ""
     files_note: str = ""
+    hosts: tuple[str, ...] = ()
     secrets: dict[str, tuple[str, ...] | None] = {}
     plan: bool = False
     extended_thinking: bool = False

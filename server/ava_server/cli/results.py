@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ava_roles.wrap import clean
+from ava_roles.wrap import FRAME, clean, framed
 from ava_server.cli.terminal import columns, one_line, say, wrapped, write
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ ENDING_CODES = {
 _ERROR_CODES, _MODEL = {"verification": 21, "workshop": 30, "internal": 70, "store": 70}, 20
 WIDEST = 100
 """Columns of running text at most: longer lines are hard to read."""
-_THEIRS = "  "
-"""What a subagent wrote is indented, so that it cannot pass for Ava's words, which begin at the edge."""
+_QUOTED = "> "
+"""Stands in Markdown before each line that a subagent wrote; on a terminal it is `FRAME`."""
 _VERDICTS = {
     "found": ("found, word for word, in what the tools returned", "green"),
     "near": ("nearly found in what the tools returned", "yellow"),
@@ -84,12 +84,14 @@ class Part:
         title: Ava's.
         lines: Lines of Ava's.
         theirs: Markdown that the subagent wrote.
+        words: Lines that it or a repository wrote, shown as they are.
         findings: What it found.
     """
 
     title: str
     lines: tuple[str, ...] = ()
     theirs: str = ""
+    words: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
 
 
@@ -107,13 +109,14 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         return [Part("", (f"Waits for: {run.waits_for}",))] if run.waits_for else []
     result = run.untrusted_result
     first: list[str] = []
+    error = ""
     if run.state != "success":
         first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}. It may be incomplete.")
     if result is not None and result.error_text:
-        first.append(f"Error: {one_line(result.error_text)}")
+        error = f"Error: {one_line(result.error_text)}"
     if result is not None and run.error and run.error.get("what_to_do"):
         first.append(f"What to do: {run.error['what_to_do']}")
-    parts = [Part("", tuple(first))] if first else []
+    parts = [Part("", tuple(first), words=(error,) if error else ())] if first or error else []
     if result is None:
         return parts
     if result.summary:
@@ -126,8 +129,8 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     if result.caveats:
         parts.append(Part("Caveats", theirs="\n".join(f"- {one_line(caveat)}" for caveat in result.caveats)))
     if run.changes:
-        lines = (*changes_lines(run.subagent_id, run.changes), *changed_lines(result.changed or {}))
-        parts.append(Part("Changes", lines))
+        ours = tuple(changes_lines(run.subagent_id, run.changes))
+        parts.append(Part("Changes", ours, words=tuple(changed_lines(result.changed or {}))))
     return [*parts, Part("Figures", tuple(_figures(run, result.artifacts, saved)))]
 
 
@@ -137,9 +140,11 @@ def result_text(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None
     for part in parts_of(run, brief=brief, saved=saved):
         if part.title:
             blocks.append(f"## {part.title}")
-        if part.theirs:
-            blocks.append(part.theirs.strip("\n"))
-        blocks += [_finding_text(number, one) for number, one in enumerate(part.findings, 1)]
+        theirs = [part.theirs.strip("\n")] if part.theirs else []
+        theirs += [_finding_text(number, one) for number, one in enumerate(part.findings, 1)]
+        theirs += part.words
+        if theirs:
+            blocks.append(framed("\n\n".join(theirs), _QUOTED))
         lines = part.lines if not part.title else [_listed(line) for line in part.lines if line.strip()]
         if lines:
             blocks.append("\n".join(lines))
@@ -233,22 +238,28 @@ def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: Save
 def _drawn(part: Part, width: int) -> Iterable[str]:
     if part.title:
         yield _styled(part.title, fg="cyan", bold=True)
+    yield from (f"{FRAME}{line}".rstrip() for line in _drawn_theirs(part, width - len(FRAME)))
+    yield from (_fitted(line, width) for line in part.lines)
+
+
+def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
+    """Yield the lines of what the subagent wrote, without their frame."""
     if part.theirs:
         from ava_server.cli.markdown import drawn
 
-        text = drawn(part.theirs, width - len(_THEIRS), colour=_colours())
-        yield from (f"{_THEIRS}{line}" if line else "" for line in text.split("\n"))
+        yield from drawn(part.theirs, width, colour=_colours()).splitlines()
     for number, one in enumerate(part.findings, 1):
-        yield _fitted(f"{_THEIRS}{number}. {one.claim}", width)
-        under = " " * len(f"{_THEIRS}{number}. ")
+        yield from _fitted(f"{number}. {one.claim}", width).splitlines()
+        under = " " * len(f"{number}. ")
         if one.quote:
-            for line in f'"{one.quote}"'.splitlines():
-                yield _styled(_fitted(f"{under}{line}", width), italic=True)
+            for line in _fitted("\n".join(under + line for line in f'"{one.quote}"'.splitlines()), width).splitlines():
+                yield _styled(line, italic=True)
             colour = _VERDICTS.get(one.verdict, ("", "yellow"))[1]
             yield _styled(_fitted(f"{under}{one.checked}", width), fg=colour)
         if one.source:
-            yield _fitted(f"{under}source: {one.source}", width)
-    yield from (_fitted(line, width) for line in part.lines)
+            yield from _fitted(f"{under}source: {one.source}", width).splitlines()
+    for words in part.words:
+        yield from _fitted(words, width).splitlines()
 
 
 def _fitted(text: str, width: int) -> str:

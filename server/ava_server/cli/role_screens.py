@@ -164,6 +164,7 @@ def _features(role: Role) -> list[str]:
         text
         for text, asked in (
             (f"needs: {', '.join(role.needs)}", role.needs),
+            (f"reads from the web only: {', '.join(role.hosts)}", role.hosts),
             (f"may use the secrets: {', '.join(role.secrets)}", role.secrets),
             ("its commands may reach the network", role.network),
             (f"runs to prepare: {role.setup}", role.setup),

@@ -14,7 +14,7 @@ from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, framed
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import columns, cut, wrapped
@@ -71,7 +71,7 @@ def _block(title: str, text: str) -> list[str]:
     lines = text.strip().splitlines() or [""]
     if len(lines) == 1 and len(lines[0]) <= 100:
         return [f"{title}: {lines[0]}"]
-    return [f"{title}:", *(f"  {line}" for line in lines)]
+    return [f"{title}:", framed("\n".join(lines))]
 
 
 def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:

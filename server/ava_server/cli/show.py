@@ -41,6 +41,7 @@ def show_command(
 async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: bool) -> None:
     from ava_audit.entries import mirror_line
     from ava_audit.store.locks import Instances
+    from ava_roles.sandbox.temporary import temporary_files_in
     from ava_server.approval.proposals import texts_of
     from ava_server.cli.run_screens import changes_in, cost_json, cost_screen, diff_of, run_screen
 
@@ -50,7 +51,8 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
         run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
         if screen == "diff":
             changes = changes_in(run, answer)
-            text = await anyio.to_thread.run_sync(diff_of, changes, home_folder())
+            with temporary_files_in(root.temporary):
+                text = await anyio.to_thread.run_sync(diff_of, changes, home_folder())
             if as_json:
                 return say_json({"data_root": str(root.path), "subagent_id": run.id, "changes": changes, "diff": text})
             heading(root)

@@ -27,6 +27,7 @@ from pydantic import (
 
 from ava_audit.errors import AuditError
 from ava_roles.mcp_client.tools import SERVER_NAME
+from ava_roles.net.addresses import bound_host
 from ava_roles.net.proxies import proxy_url
 from ava_roles.placeholders import has_placeholder
 from ava_server.config import checks
@@ -94,6 +95,7 @@ Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=Fals
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
 SearchUrl = Annotated[str, AfterValidator(lambda text: _search_url(text) if text else text)]
+Host = Annotated[str, AfterValidator(bound_host)]
 ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
 
 
@@ -160,9 +162,13 @@ class SandboxSettings(Table):
 
 
 class FetchSettings(Table):
-    """The proxy for fetching pages; empty is none. It may contain a password, so no repr shows it."""
+    """The proxy for fetching pages; empty is none. It may contain a password, so no repr shows it.
+
+    `hosts` are the only ones that runs may read from the web; none means every public one.
+    """
 
     proxy: ProxyUrl = Field(default="", repr=False)
+    hosts: tuple[Host, ...] = ()
 
 
 class SearchSettings(Table):

@@ -6,6 +6,7 @@ import getpass
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,6 +82,8 @@ class DataRoot:
     """What a sandbox needs on the disk."""
     scratch = _Place("scratch")
     """Temporary files of runs, a folder per run."""
+    temporary = _Place("temporary")
+    """Temporary folders of processes."""
     worktrees = _Place("worktrees")
     """Where runs change files, a folder per run while it lasts."""
     worker_lock = _Place("worker.lock")
@@ -117,6 +120,19 @@ class DataRoot:
             raise ConfigError(f"The data root {self.path} is not writable for this user. {_ELSEWHERE}")
         if os.name == "posix" and mode & stat.S_IWOTH:
             raise ConfigError(f"Anybody may write to the data root {self.path}. Correct it with: chmod 700 {self.path}")
+
+    def close_to_others(self) -> None:
+        """Make the folders that hold the files of runs, and take away others' rights to them and to each run's folder.
+
+        The user of commands needs none: root opens what it then shows to a command.
+        """
+        for place in (self.artifacts, self.scratch, self.worktrees):
+            with suppress(OSError):  # somebody else's: whoever needs the folder reports it
+                place.mkdir(mode=0o700, exist_ok=True)
+                for folder in (place, *place.iterdir()):
+                    mode = folder.lstat().st_mode
+                    if stat.S_ISDIR(mode) and mode & 0o077:
+                        folder.chmod(mode & 0o700)
 
 
 def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None = None) -> DataRoot:

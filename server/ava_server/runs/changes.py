@@ -128,6 +128,7 @@ def build_changes(
         "added": sum(each.added for each in files),
         "removed": sum(each.removed for each in files),
         **{f"tests_{kind}": len(paths) for kind, paths in tests.items()},
+        "links": sum(each.link is not None for each in files),
         "verified": verified,
         "verify": {
             "command": coding.verify,
@@ -152,7 +153,8 @@ def _outcome(run: CommandRun | None) -> dict[str, Any] | None:
 
 
 def _file(each: ChangedFile) -> dict[str, Any]:
-    return {"path": each.path, "kind": each.kind, "added": each.added, "removed": each.removed}
+    link = {"link": each.link} if each.link is not None else {}
+    return {"path": each.path, "kind": each.kind, "added": each.added, "removed": each.removed, **link}
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------
@@ -183,6 +185,9 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
             one, many = "test file, or file that decides what is tested, was", "files that decide what is tested, were"
             look = "" if kind == "added" else ": look at that before you rely on the tests"
             lines.append(f"{f'1 {one}' if count == 1 else f'{count:,} test files, or {many}'} {kind}{look}.")
+    if links := ours.get("links"):
+        which = "1 symbolic link was" if links == 1 else f"{links:,} symbolic links were"
+        lines.append(f"{which} added or changed: look where they lead before you merge.")
     if ours["to_merge"]:
         lines.append(f"See it: ava show {run_id} --diff   Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])
@@ -198,10 +203,16 @@ def _outcome_words(outcome: Mapping[str, Any] | None) -> str:
 def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
     """Return the untrusted part about changes as lines; the caller wraps them as untrusted."""
     files: Sequence[Mapping[str, Any]] = theirs.get("files", ())
-    lines = [f"{str(each['kind']).capitalize()}: {each['path']} +{each['added']} −{each['removed']}" for each in files]
+    lines = [f"{str(each['kind']).capitalize()}: {each['path']} {_size_or_target(each)}" for each in files]
     for kind in KINDS:
         if paths := theirs.get(f"tests_{kind}"):
             lines.append(f"Tests, and what decides on them, {kind}: {', '.join(paths)}")
     if failing := theirs.get("failing"):
         lines.append(f"What failed:\n{failing}")
     return lines
+
+
+def _size_or_target(file: Mapping[str, Any]) -> str:
+    if "link" in file:
+        return f"is a symbolic link to {file['link']}"
+    return f"+{file['added']} −{file['removed']}"

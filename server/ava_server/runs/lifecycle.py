@@ -46,7 +46,7 @@ from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line
+from ava_server.approval.summary import approval_line, without_typography
 from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.ids import AGENT, label
@@ -385,7 +385,7 @@ def resume(
         right = resume_line(view, run)
         if right is None:
             return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
-        if line is not None and line != right:
+        if line is not None and without_typography(line) != without_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         if not config_of(run.config).price.free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))

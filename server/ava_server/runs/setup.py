@@ -102,7 +102,7 @@ class RunResources(ABC):
         """The guarded fetcher; one for all runs, because it spaces out the requests to a host."""
         from ava_roles.net.fetch import Fetcher
 
-        return Fetcher(proxy=self.settings.fetch.proxy or None)
+        return Fetcher(proxy=self.settings.fetch.proxy or None, hosts=self.settings.fetch.hosts)
 
     @cached_property
     def foreign(self) -> McpServers:
@@ -192,7 +192,7 @@ class RunSetup:
             tools=own,
             place=ToolContext(
                 files=files,
-                fetch=self._resources.fetcher if networked else None,
+                fetch=self._resources.fetcher.only(config.hosts) if networked else None,
                 search=search,
                 artifacts=artifacts,
                 memory=self._resources.memory(run.user_id),

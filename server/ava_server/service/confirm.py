@@ -14,6 +14,7 @@ from ava_audit.units import cap_micros, format_ts
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, check_approval, refuse, reject
 from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
+from ava_server.approval.summary import without_typography
 from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
@@ -264,7 +265,8 @@ class Resumptions(Operations):
         )
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
         line = await self._store.read(lambda view: resume_line(view, run))
-        if person is not None and approving == line:  # a wrong line is refused without a question
+        right = line is not None and without_typography(approving) == without_typography(line)
+        if person is not None and right:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
             text = f"{label(run)} was interrupted at {at}. Resume it? \n{line}"

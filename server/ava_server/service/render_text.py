@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ava_audit.units import format_usd, micros_from_cents
-from ava_roles.wrap import escape_result
+from ava_roles.wrap import escape_result, framed
 from ava_server.runs.changes import changed_lines, changes_lines
 from ava_server.service.responses import (
     FAILED,
@@ -56,9 +56,9 @@ def run_text(run: RunAnswer) -> str:
     ending = run.state if run.state == "success" else f"{run.state}: may be incomplete"
     lines = [f"[{run.subagent_id} {ending}]", run.status_line]
     if run.state != "success" and run.stop_reason:
-        lines.append(f"Ended because: {run.stop_reason}")
+        lines.append(f"Ended because: {_one_line(run.stop_reason)}")
     if run.cancel_reason:
-        lines.append(f"Reason given: {escape_result(run.cancel_reason)}")
+        lines.append(f"Reason given: {_one_line(escape_result(run.cancel_reason))}")
     if run.error:
         lines.append(f"What to do: {run.error.get('what_to_do', '')}")
     lines.append(_wrapped(run.subagent_id, run.untrusted_result))
@@ -150,7 +150,7 @@ def result_words(result: Untrusted) -> str:
 
 def _wrapped(run_id: str, result: Untrusted) -> str:
     body = escape_result(result_words(result))
-    return f'<subagent_result id="{run_id}" untrusted="true">\n{result.warning}\n{body}\n</subagent_result>'
+    return f'<subagent_result id="{run_id}" untrusted="true">\n{result.warning}\n{framed(body)}\n</subagent_result>'
 
 
 def _spawn(answer: SpawnAnswer) -> list[str]:
@@ -215,8 +215,12 @@ def _log(answer: LogAnswer) -> list[str]:
     return [head, *body, *more]
 
 
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
 def compact(value: Any, limit: int = 200) -> str:
     """Return a value on one line, cut to a length."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    line = " ".join(text.split())
+    line = _one_line(text)
     return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,6 +24,7 @@ from ava_audit.totals import Tally
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
+from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
@@ -195,10 +196,9 @@ class Runtime(RunResources):
         )
 
     async def sweep(self) -> None:
-        """Remove what dead processes left: folders of ended runs, copies of workspaces, lock files."""
+        """Remove what dead processes left of runs: folders of ended ones, and copies of workspaces."""
         try:
-            rows = await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
-            await anyio.to_thread.run_sync(self._sweep, rows)
+            await anyio.to_thread.run_sync(self._sweep, await self._unended())
             there = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
             for run in await self.store.read(lambda view: [view.run(run_id) for run_id in there]):
                 if (
@@ -207,6 +207,23 @@ class Runtime(RunResources):
                     await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
         except (AuditError, OSError, ValueError) as error:  # the next start tries again; nothing depends on it
             log.warning("the files of dead processes were not removed completely: %s", error)
+
+    async def sweep_processes(self) -> None:
+        """Remove what dead processes left beside the folders of runs: temporary folders and lock files."""
+        try:
+            await anyio.to_thread.run_sync(self._sweep_processes, await self._unended())
+        except (AuditError, OSError) as error:  # the next time tries again
+            log.warning("the temporary files of dead processes were not removed completely: %s", error)
+
+    async def _unended(self) -> Sequence[RunRow]:
+        return await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
+
+    def _sweep_processes(self, rows: Sequence[RunRow]) -> None:
+        paths = self.settings.paths
+        for place in (paths.temporary, paths.sandbox):
+            remove_leftovers(place)
+        self.foreign.sweep()
+        self.instances.remove_dead(frozenset(row.instance for row in rows if row.instance))
 
     def _sweep(self, rows: Sequence[RunRow]) -> None:
         scratch = self.settings.paths.scratch
@@ -217,8 +234,6 @@ class Runtime(RunResources):
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
                 self.run_setup.remove_scratch(folder.name)
-        self.foreign.sweep()
-        self.instances.remove_dead(frozenset(row.instance for row in rows if row.instance))
 
 
 @asynccontextmanager
@@ -239,6 +254,16 @@ async def open_runtime(
     """
     clean_last_resort()
     await anyio.to_thread.run_sync(settings.paths.create)
+    await anyio.to_thread.run_sync(settings.paths.close_to_others)
+    with temporary_files_in(settings.paths.temporary):
+        async with _open(settings, runs=runs, worker=worker, serves=serves) as runtime:
+            yield runtime
+
+
+@asynccontextmanager
+async def _open(
+    settings: Settings, *, runs: bool, worker: bool, serves: Callable[[RunRow], bool] | None
+) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root) as store:
         instances = Instances(settings.paths.instances)
         name, lock = await anyio.to_thread.run_sync(instances.join)
@@ -253,7 +278,7 @@ async def open_runtime(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
-                keeping.start_soon(lambda: maintain_data_root(store, settings))
+                keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_processes)
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
@@ -261,6 +286,7 @@ async def open_runtime(
                         if runs:
                             running.start_soon(own)
                             running.start_soon(runtime.sweep)
+                            running.start_soon(runtime.sweep_processes)
                         yield runtime
                         running.cancel_scope.cancel()
                 finally:
@@ -286,11 +312,19 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
     )
 
 
-async def maintain_data_root(store: Store, settings: Settings) -> None:
-    """Be the keeper of the data root while no other process is, until cancelled."""
+async def maintain_data_root(
+    store: Store, settings: Settings, sweep: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    """Be the keeper of the data root while no other process is, until cancelled.
+
+    Args:
+        store: The open log.
+        settings: The settings.
+        sweep: Also called now and then.
+    """
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
-    await run_maintenance(store, settings.data_root, mirror=settings.mirror, retention=retention)
+    await run_maintenance(store, settings.data_root, mirror=settings.mirror, retention=retention, sweep=sweep)
 
 
 def refuse_recursion() -> str | None:

@@ -261,6 +261,11 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
         return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory)})"
     if any(hosts for hosts in config.secrets.values()):
         return "it may send a secret"
+    if not config.hosts and (web := [spec.name for spec in specs if spec.network and not spec.search]):
+        return (
+            f"{', '.join(web)} could send what the task says to any address; name its addresses (`hosts` in the role"
+            " file, or [fetch] hosts in config.toml)"
+        )
     if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide
         return f"only the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
     return None

@@ -10,7 +10,7 @@ import signal
 import stat
 import struct
 
-from ava_roles.sandbox.launcher.spec import PRLIMIT
+from ava_roles.sandbox.launcher.spec import PRLIMIT, USERS
 
 TYPE_CHECKING = False
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 4, 22, 36, 38
+_PARENT_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38
 _FILTER = 2
 NEW_MOUNTS = 0x0002_0000
 READ_ONLY, NO_SUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 0x1000, 0x4000, 1 << 18
@@ -32,6 +32,11 @@ class _Program(ctypes.Structure):
 def adopt_orphans() -> None:
     """Make every descendant whose parent ends a child of this process."""
     _prctl(_SUBREAPER, 1)
+
+
+def continue_without_parent() -> None:
+    """Make the kernel continue this process if it is stopped when its parent ends."""
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGCONT)
 
 
 def hide_process() -> None:
@@ -285,7 +290,7 @@ def measure(folders: list[str], owner: int = 0) -> int:
 
     Args:
         folders: The paths; missing ones count nothing.
-        owner: The user who is given what root owns there; 0 changes no owner.
+        owner: The user who is given what root or another user of commands owns there; 0 changes no owner.
 
     Raises:
         TooDeep: Folders are nested too deep.
@@ -358,8 +363,12 @@ def _size(found: os.stat_result, seen: set[tuple[int, int]]) -> int:
 
 
 def _give(parent: int | None, name: str, found: os.stat_result, owner: int, *, follow: bool = False) -> None:
-    """Give the owner what root owns, but no file with several names: one of them may be elsewhere."""
-    if owner and found.st_uid == 0 and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
+    """Give the owner what root or another user of commands owns.
+
+    No file with several names: one of them may be elsewhere.
+    """
+    others = found.st_uid == 0 or (found.st_uid in USERS and found.st_uid != owner)
+    if owner and others and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):
         os.chown(name, owner, owner, dir_fd=parent, follow_symlinks=follow)
 
 
