@@ -122,7 +122,7 @@ class Mirror:
 
     def _make_folders(self) -> None:
         for folder in (self.folder, self.folder / "ava", self.folder / "subagents"):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, exist_ok=True)
 
     def _find_damaged(self, sizes: Mapping[str, int]) -> list[str]:
         return [file for file, size in sizes.items() if file_size(self.folder / file) != size]
@@ -167,7 +167,8 @@ def repair_file(view: View, *, folder: Path, file: str) -> int:
     A file that also has entries that the log lacks is quarantined and written from the start.
     """
     path = folder / file
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for each in (folder, path.parent):
+        each.mkdir(mode=0o700, exist_ok=True)
     upto = view.progress("mirror")
     with _open(path) as out:
         good = 0

@@ -16,13 +16,14 @@ from support.stdio import serving, until, using
 from ava_audit.errors import LogMoved
 from ava_audit.events import CostUpdate
 from ava_audit.store.store import Store
+from ava_roles.sandbox.path_access import make_folders
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
 
 def removed(root: Path) -> None:
-    shutil.copytree(root, root.with_name("copy"))
-    shutil.rmtree(root)
+    moved(root)  # first: the server may be writing a file
+    shutil.rmtree(root.with_name("elsewhere"))
 
 
 def moved(root: Path) -> None:
@@ -135,3 +136,29 @@ async def test_a_log_that_is_idle_notices_too_and_says_when_it_is_back(
                 await anyio.sleep(0.01)
         await store.read(lambda view: view.head())
         await store.checkpoint()
+
+
+def test_folders_are_not_made_below_a_folder_that_is_gone(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    with pytest.raises(FileNotFoundError):
+        make_folders(root / "scratch" / "S-1" / "bench", root)
+    assert not root.exists()
+    root.mkdir()
+    make_folders(root / "scratch" / "S-1" / "bench", root)
+    make_folders(root / "scratch" / "S-1" / "bench", root)
+    assert (root / "scratch" / "S-1" / "bench").is_dir()
+
+
+async def test_a_run_whose_result_is_long_makes_no_folder_in_place_of_the_data_root(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "long.md").write_text("twelve cents\n" * 20_000)
+    gate = Gate()
+    long = Say(calls=[("read_file", {"path": "long.md"})], gate=gate)
+    async with open_lab(tmp_path, [long, hand_over()], check=False) as lab:
+        await lab.start()
+        await arrived(gate.arrived)
+        moved(lab.root)
+        gate.released.set()
+        await noticed(lab)
+        await anyio.sleep(0.5)
+        assert not lab.root.exists()

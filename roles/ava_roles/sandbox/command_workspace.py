@@ -15,7 +15,7 @@ import anyio
 from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.path_access import remove_tree
+from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import Bind, child_environment
 from ava_roles.sandbox.toolchains import SYSTEM_PATH, HostFolders, Toolchains, find_toolchains
@@ -109,7 +109,7 @@ class CommandLayout:
         binds = [Bind(work, folder, writable=True)]
         for name in dependencies:
             source, place = project / name, work / name
-            place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folders(place.parent, work, 0o755)
             if self.mounts:
                 place.mkdir(mode=0o755, exist_ok=True)
             else:
@@ -279,7 +279,7 @@ class CopiedWorkspace:
     def _lay_out(self, check: Callable[[], None]) -> CommandSandbox:
         work, home, code = (self.here / name for name in ("copy", "home", "code"))
         for folder in (work, home / "tmp", code):
-            folder.mkdir(mode=0o755, parents=True)
+            make_folders(folder, self.here.parents[2], 0o755)  # the data root
         layout = CommandLayout(self.mounts, self.run_id, home, code)
         if self.files is None:
             tools = find_toolchains(None, (), self.host)
@@ -306,7 +306,7 @@ class CopiedWorkspace:
                 " commands; have the subagent started with a smaller folder as workspace, or go on by reading"
             )
         folder, file = self.here / "empty" / "folder", self.here / "empty" / "file"
-        folder.mkdir(mode=0o755, parents=True)
+        make_folders(folder, self.here, 0o755)
         file.touch(mode=0o644)
         binds = [Bind(project, PurePosixPath(project), direct=True)]
         for name in report.hidden:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ava_roles.errors import ToolFailed
-from ava_roles.sandbox.path_access import read_small
+from ava_roles.sandbox.path_access import make_folders, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import path_outside
 
@@ -250,7 +250,7 @@ def _isolated_git_folder(repository: Path, aside: Path) -> Generator[Path]:
         ToolFailed: The repository cannot be read.
     """
     own = aside / "git"
-    (own / "objects" / "info").mkdir(mode=0o700, parents=True)
+    make_folders(own / "objects" / "info", aside)
     (own / "refs").mkdir()
     (own / "info").mkdir()
     try:

@@ -49,6 +49,21 @@ def has_folder_descriptors() -> bool:
     return os.open in os.supports_dir_fd and os.scandir in os.supports_fd and hasattr(os, "O_NOFOLLOW")
 
 
+def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
+    """Make a folder, and those above it up to another one, which is never made: it may have been removed or moved.
+
+    Raises:
+        OSError: It cannot be made, or `beneath` is gone.
+    """
+    try:
+        path.mkdir(mode, exist_ok=True)
+    except FileNotFoundError:
+        if path.parent in (beneath, path):
+            raise
+        make_folders(path.parent, beneath, mode)
+        path.mkdir(mode, exist_ok=True)
+
+
 class DescriptorPaths:
     """A folder held by a descriptor. Names are opened with openat2, or one by one where the kernel lacks it.
 

@@ -139,7 +139,7 @@ def _ids_in(path: str) -> set[int]:
 def _probe_in_thread(sandbox: Sandbox, state: Path) -> str | None:
     """Probe a sandbox in a thread of its own: the caller's thread may run an event loop."""
     try:
-        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, exist_ok=True)
         with ThreadPoolExecutor(1, "ava-sandbox-probe") as pool:
             return pool.submit(probe_sandbox, sandbox, state).result()
     except Exception as error:  # a sandbox that cannot be probed is not trusted

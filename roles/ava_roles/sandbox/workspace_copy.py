@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.git import Checkout, list_checkout
-from ava_roles.sandbox.path_access import Entry
+from ava_roles.sandbox.path_access import Entry, make_folders
 from ava_roles.sandbox.paths import Root, shown
 
 FOLDER_FILES, FOLDER_BYTES = 20_000, 200_000_000
@@ -202,7 +202,7 @@ class _Copy:
     def _make_links(self) -> None:
         """Make the links; one whose place is taken by something else is left out."""
         for name, _target in self._links:  # before any link exists that could lead elsewhere
-            (self.into / name).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folders((self.into / name).parent, self.into, 0o755)
         copy = Root.open(self.into)
         try:
             for name, target in self._links:
@@ -229,7 +229,7 @@ class _Copy:
                 self.report.left_out[f"files of more than {most // 1_000_000:,} MB"] += 1
                 return
             target = self.into / name
-            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folders(target.parent, self.into, 0o755)
             mode = 0o755 if found.st_mode & stat.S_IXUSR else 0o644
             copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), mode)
             size = 0

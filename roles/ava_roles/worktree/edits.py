@@ -41,7 +41,7 @@ class Edits:
         self._submodules = tuple(submodules)
         self._aside = aside
         remove_tree(aside)
-        aside.mkdir(mode=0o700, parents=True)
+        aside.mkdir(mode=0o700)
 
     def allowed(self, path: str) -> str:
         """Return a path in its normal form, if the run may change the file.

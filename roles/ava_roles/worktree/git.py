@@ -30,7 +30,7 @@ from ava_roles.sandbox.git import (
     git_program,
     run_git,
 )
-from ava_roles.sandbox.path_access import read_small
+from ava_roles.sandbox.path_access import make_folders, read_small
 from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
 
 GIT_S = 120.0
@@ -283,7 +283,7 @@ class UserRepository:
         self.recheck()
         with translate_os_errors("creating a git directory"):
             for name in ("objects/info", "info", *(() if joined else ("refs/heads",))):
-                (own / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_folders(own / name, own.parent)
             (own / "config").write_text(self._configuration(joined), "utf-8")
             for name in ("info/exclude", "info/attributes"):
                 if (self.common / name).is_file():

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ava_roles.errors import WorktreeFailed
-from ava_roles.sandbox.path_access import remove_tree
+from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.worktree.git import translate_os_errors
 
 _LOCK_TIMEOUT_S = 30.0
@@ -63,7 +63,7 @@ class WorktreeFolder:
         self.home, self.check_home = path / "home", path / "check-home"
         self.code, self.edits, self.trash = path / "code", path / "edits", path / "trash"
         with translate_os_errors("creating the worktree's folder"):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(path, path.parent.parent)  # the data root
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
         try:
             self._acquire()

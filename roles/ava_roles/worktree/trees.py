@@ -18,7 +18,7 @@ from threading import RLock
 
 from ava_roles.errors import BadNamespace, NoRepository, WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandLayout, CommandSandbox, bindable_dependencies, read_only_note
-from ava_roles.sandbox.path_access import remove_tree
+from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_roles.sandbox.workspace_copy import find_dependencies
@@ -369,7 +369,7 @@ class WorktreeSandboxes:
         self._trees.repository.recheck()
         with translate_os_errors("laying out the worktree"):
             for path in (home / "tmp", folder.code):
-                path.mkdir(mode=0o755, parents=True, exist_ok=True)
+                make_folders(path, folder.path, 0o755)
             dependencies = [name for name in self._trees.dependencies if self._place_dependency(work, name)]
             layout = CommandLayout(self._mounts, self._trees.spec.run_id, home, folder.code)
             seen, binds = layout.show_project(work, self._project, dependencies)
@@ -398,7 +398,7 @@ class WorktreeSandboxes:
             return True
         if exists:
             remove_names(tree, [name], self._trees.folder.trash)
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            make_folders(folder, tree, 0o755)
         if self._mounts:
             place.mkdir(mode=0o755, exist_ok=True)
         else:

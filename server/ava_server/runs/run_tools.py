@@ -25,7 +25,7 @@ from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
 from ava_roles.mcp_client.tools import ServerEntry, server_of
 from ava_roles.placeholders import PLACEHOLDER, secret_names
 from ava_roles.role import Role
-from ava_roles.sandbox.path_access import remove_tree
+from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.tool import Source, Tool, ToolContext, ToolOutput
@@ -295,7 +295,7 @@ class McpServers:
 
     def _launch_context(self, run_id: str, scratch: Path, sandbox: Sandbox | Unavailable) -> LaunchContext:
         def folder(name: str) -> Path:
-            scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(scratch, self._settings.data_root)
             return Path(tempfile.mkdtemp(prefix=f"{FOLDERS}{name}-", dir=scratch))
 
         def fill(values: Mapping[str, str], url: str | None) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from ava_audit.rows import RunRow
 from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
-from ava_roles.sandbox.path_access import remove_tree
+from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.toolchains import HostFolders
@@ -393,7 +393,7 @@ class RunSetup:
             return files, None
         folder = self._resources.settings.paths.artifacts / run.id
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(folder, self._resources.settings.data_root)
             return files, Root.open(folder)
         except BaseException:
             if files is not None:

@@ -21,6 +21,7 @@ from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolRes
 from ava_audit.redaction import Redactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
+from ava_roles.sandbox.path_access import make_folders
 from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_sentence
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
@@ -382,5 +383,5 @@ def _sources_in(text: str, sources: tuple[Source, ...]) -> tuple[Source, ...]:
 
 
 def _keep(folder: Path, name: str, text: str) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folders(folder, folder.parent.parent)  # the data root
     (folder / name).write_text(text, "utf-8")
