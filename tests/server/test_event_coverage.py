@@ -264,7 +264,8 @@ async def and_other_ways(tmp: Path, server: ModelServer) -> None:
         await client.call_tool("check_subagent", {})
     await from_elsewhere(tmp / "data", server)
     auto = "approval = 'auto'\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n"
-    async with open_lab(tmp, server=server, config=f"{auto}{CONFIG}", check=False) as lab:
+    fetch = "\n[fetch]\nhosts = ['example.org']\n"
+    async with open_lab(tmp, server=server, config=f"{auto}{CONFIG}{fetch}", check=False) as lab:
         started = await lab.call("spawn_subagent", role="researcher", task=play("group"), tools=["read_webpages"])
         assert started.status == "approved", started.message
         await lab.ended(started.subagent_id)

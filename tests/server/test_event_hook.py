@@ -176,6 +176,7 @@ async def test_reports_a_cancelled_run_as_ended(tmp_path: Path, ears: Ears) -> N
 async def test_reports_no_end_of_unstarted_runs_and_no_wait_of_auto_approved_ones(tmp_path: Path, ears: Ears) -> None:
     config = (
         f'proposal_ttl_s = 1\napproval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 50\n{ears.config}'
+        '\n[fetch]\nhosts = ["example.org"]\n'
     )
     async with open_lab(tmp_path, [submits()], config=config, check=False) as lab:
         at_once = await lab.call("spawn_subagent", role="researcher", task="small", max_cost_cents=50)

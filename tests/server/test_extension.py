@@ -264,7 +264,8 @@ async def test_asks_only_after_a_first_answer_and_never_after_an_overrun(tmp_pat
 
 
 async def test_a_run_that_auto_started_wraps_up_at_once(tmp_path: Path) -> None:
-    config = f'approval = "auto"\nauto_approve_cents = 20\nauto_approve_daily_cents = 100\n{PRICED}'
+    auto = 'approval = "auto"\nauto_approve_cents = 20\nauto_approve_daily_cents = 100\n'
+    config = f'{auto}[fetch]\nhosts = ["example.org"]\n{PRICED}'
     async with open_lab(tmp_path, works, config=config) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="x", max_cost_cents=20)
         assert answer.status == "approved", answer

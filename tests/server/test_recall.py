@@ -157,6 +157,7 @@ async def test_another_user_cannot_recall_the_notes(tmp_path: Path) -> None:
 async def test_never_auto_approves_notes_together_with_web_access(tmp_path: Path) -> None:
     keep(tmp_path, NOTES)
     auto = 'approval = "auto"\nauto_approve_cents = 100\nauto_approve_daily_cents = 200\n'
+    auto += '[fetch]\nhosts = ["example.org"]\n'
     page = {"role": "researcher", "task": "Read https://example.org/"}
     async with open_lab(tmp_path, config=auto, runs=False) as lab:
         waits = await lab.call("spawn_subagent", **page)

@@ -130,7 +130,8 @@ async def test_auto_approval_excludes_paid_search_but_allows_free_search(
     store(tmp_path)
     own = f'engine = "{engine}"\nsearxng = "http://127.0.0.1:{kagi.port}"\n'
     auto = 'approval = "auto"\nauto_approve_cents = 500\nauto_approve_daily_cents = 500\n'
-    async with open_lab(tmp_path, [hand_over()], config=f"{auto}{config(kagi)}{own}") as lab:
+    fetch = '[fetch]\nhosts = ["example.org"]\n'
+    async with open_lab(tmp_path, [hand_over()], config=f"{auto}{config(kagi)}{own}{fetch}") as lab:
         made = await lab.call("spawn_subagent", role="web_crawler", task=TASK, blocked_tools=["python_exec"])
         assert made.status == ("approved" if starts else "awaiting_approval"), made.message
         if starts:
