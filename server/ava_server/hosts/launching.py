@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from ava_server import MODULE_ARGS
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
 from ava_server.config.settings import http_url
@@ -50,7 +51,7 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
     command = Path(sys.executable).with_name("ava.exe" if sys.platform == "win32" else "ava")
     if command.exists():
         return Launch(str(command), ("serve",), variables)
-    return Launch(sys.executable, ("-m", "ava_server", "serve"), variables)
+    return Launch(sys.executable, (*MODULE_ARGS, "serve"), variables)
 
 
 def _folder(given: str) -> Path:

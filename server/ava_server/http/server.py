@@ -289,6 +289,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
     found = listen(reach)
+    reach = replace(reach, port=found.getsockname()[1])  # which was picked, if none was given
     limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
     with contextlib.closing(found):
         app = App(load, HTTP)
@@ -303,9 +304,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     await app.opened()
                     serving.start_soon(http.serve, [found])
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
-                    port: int = found.getsockname()[1]
-                    shown = replace(reach, port=port)
-                    say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}. Press Ctrl-C to stop.")
+                    say(f"Serving MCP clients at {reach.url}, on {reach.host} port {reach.port}. Press Ctrl-C to stop.")
                     await ending.asked.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
