@@ -391,6 +391,7 @@ def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
             roots=settings.workspace.roots,
             data_root=settings.data_root,
             home=around.home,
+            allow=settings.named_folders,
         )
     except RolesError as error:
         raise BadInput(str(error)) from error
