@@ -129,8 +129,16 @@ class Host:
         return tuple(step.format(name=name) for step in path), value
 
 
-PASSED_ON = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
-"""Variables for the allow-list of hosts that have one: names, never values."""
+PASSED_ON = (
+    *WELL_KNOWN.values(),
+    "ANTHROPIC_BASE_URL",
+    "OPENAI_BASE_URL",
+    "AVA_MODEL_API_KEY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+)
+"""Variables for the allow-list of hosts that have one: names, never values. A base URL says where a key belongs."""
 INPUT = "ava-openrouter-key"
 
 
