@@ -9,7 +9,7 @@ import pytest
 
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.sandbox import workspace
-from ava_roles.sandbox.workspace import Workspace, resolve_workspace
+from ava_roles.sandbox.workspace import Workspace, recheck_workspace, resolve_workspace
 
 
 @dataclass(frozen=True)
@@ -220,6 +220,14 @@ def test_a_setting_opens_a_folder_of_the_system_and_what_lies_in_it(world: World
         assert world.resolve(asked=asked, allow=[Path(allowed)]).path == Path(asked).resolve()
     world.refusal("/var", allow=[Path("/var/lib")])
     world.refusal("/etc", allow=[Path("/var")])
+
+
+def test_applies_the_same_rule_again_when_a_run_starts(world: World) -> None:
+    places = {"roots": None, "data_root": world.data, "home": world.home}
+    with pytest.raises(WorkspaceRefused, match="a folder of the system, and no setting names it"):
+        recheck_workspace(Path("/etc"), **places, allow=())
+    recheck_workspace(Path("/etc"), **places, allow=(Path("/etc"),))
+    recheck_workspace(world.plain, **places, allow=())
 
 
 def test_no_setting_opens_what_is_always_refused(world: World) -> None:
