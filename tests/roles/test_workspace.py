@@ -223,7 +223,7 @@ def test_a_setting_opens_a_folder_of_the_system_and_what_lies_in_it(world: World
 
 
 def test_applies_the_same_rule_again_when_a_run_starts(world: World) -> None:
-    places = {"roots": None, "data_root": world.data, "home": world.home}
+    places: dict[str, Any] = {"roots": None, "data_root": world.data, "home": world.home}
     with pytest.raises(WorkspaceRefused, match="a folder of the system, and no setting names it"):
         recheck_workspace(Path("/etc"), **places, allow=())
     recheck_workspace(Path("/etc"), **places, allow=(Path("/etc"),))

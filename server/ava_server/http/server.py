@@ -292,7 +292,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
     reach = replace(reach, port=found.getsockname()[1])  # which was picked, if none was given
     limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
     with contextlib.closing(found):
-        app = App(load, HTTP)
+        app = App(load, HTTP, reach.base_url)
         server = build_server(load, transport=HTTP, app=app)
         sessions = Sessions(server)
         http = _Server(_Paths(app, sessions, ending), reach, tokens, limits)

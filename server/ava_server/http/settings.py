@@ -47,11 +47,14 @@ class Reach:
             return False
 
     @property
+    def base_url(self) -> str:
+        """The server's address, as clients reach it."""
+        return self.public_url or f"http://{bracketed(self.host)}:{self.port}"
+
+    @property
     def url(self) -> str:
-        """The URL for clients."""
-        if self.public_url is not None:
-            return f"{self.public_url}/mcp"
-        return f"http://{bracketed(self.host)}:{self.port}/mcp"
+        """The URL for MCP clients."""
+        return f"{self.base_url}/mcp"
 
     @property
     def names(self) -> frozenset[str]:
