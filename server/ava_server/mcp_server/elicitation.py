@@ -25,7 +25,6 @@ from mcp_types.methods import is_input_required
 from pydantic import ValidationError
 
 from ava_server.core.errors import AvaError, ConfigError
-from ava_server.hosts.known import host_of
 
 if TYPE_CHECKING:
     from mcp.server.request_state import RequestStateBoundary
@@ -61,6 +60,8 @@ class ClientPerson:
     """
 
     def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> None:
+        from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
+
         self._ctx = ctx
         self._params = params
         client = ctx.session.client_params

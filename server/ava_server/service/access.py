@@ -17,6 +17,7 @@ from ava_server.approval.questions import Person
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
+from ava_server.hosts import launching
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
@@ -199,18 +200,15 @@ class Access:
             return re.sub(r"`ava (?=(?:approve|reject) )", lambda _found: there, text)
         if self.session.transport == "terminal":  # the person has just typed one
             return text
-        from ava_server.hosts.launching import terminal_command
 
         def whole(found: re.Match[str]) -> str:
-            return f"`{terminal_command(self.runtime.settings.data_root, found[1])} "
+            return f"`{launching.terminal_command(self.runtime.settings.data_root, found[1])} "
 
         return re.sub(r"`ava (approve|reject|resume) ", whole, text)
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""
-        from ava_server.hosts.launching import key_advice
-
-        return key_advice(provider, self.session.client)
+        return launching.key_advice(provider, self.session.client)
 
     def agent_of(self, run: RunRow) -> Who:
         """Return a run as the log names it, under this session."""
