@@ -54,7 +54,8 @@ async def test_every_answer_names_the_whole_command(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=HUMAN) as lab:
         made = await lab.propose()
         for text in (made.next, (await lab.approve(made)).message):
-            assert command_in(text).endswith(f"ava approve {made.pending_id}") and str(lab.root) in text
+            command = command_in(text)
+            assert command.endswith(f"ava approve {made.pending_id}") and str(lab.root) in command
 
 
 async def test_the_hourly_limit_names_the_whole_command(tmp_path: Path) -> None:
@@ -62,7 +63,8 @@ async def test_the_hourly_limit_names_the_whole_command(tmp_path: Path) -> None:
         made = await lab.propose()
         [decision] = (await lab.approve(made)).decisions
         for text in (made.next, decision.refused_because):
-            assert command_in(text).endswith(f"ava approve {made.pending_id}") and str(lab.root) in text
+            command = command_in(text)
+            assert command.endswith(f"ava approve {made.pending_id}") and str(lab.root) in command
 
 
 async def test_a_person_on_another_machine_gets_the_address_and_no_path(tmp_path: Path) -> None:
