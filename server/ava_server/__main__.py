@@ -1,8 +1,13 @@
 """The `ava` command's entry."""
 
+import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    # `python -m` without `-P`: this is the working folder. A project's module must not stand in for one that Ava needs.
+    del sys.path[0]
+
 import os
 import signal
-import sys
 from types import FrameType
 
 _INTERRUPTED = 130

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import pytest
 
 from ava_roles.errors import WorkspaceRefused
-from ava_roles.sandbox.workspace import Workspace, resolve_workspace
+from ava_roles.sandbox import workspace
+from ava_roles.sandbox.workspace import Workspace, recheck_workspace, resolve_workspace
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class World:
             "roots": (),
             "data_root": self.data,
             "home": self.home,
+            "allow": (),
         }
         return resolve_workspace(**(settings | given))
 
@@ -193,6 +196,84 @@ def test_refuses_forbidden_folders_with_or_without_roots_and_through_links(world
         link.symlink_to(asked.replace("~", str(world.home)))
         assert told in world.refusal(link), asked
         assert told in world.resolve(client_roots=[link.as_uri()]).why, asked
+
+
+CLOSED = ("/etc", "/run", "/var", "/var/lib", "/var/log", "/run/lock/..")
+
+
+def test_refuses_folders_of_the_system_however_they_are_given(world: World) -> None:
+    for number, asked in enumerate(CLOSED):
+        told = "a folder of the system, and no setting names it"
+        assert told in world.refusal(asked), asked
+        assert told in world.refusal(asked, roots=[Path("/")]), asked
+        assert told in world.refusal(asked, allow=[Path("/")]), "the whole file system names nothing"
+        assert told in world.refusal(asked, allow=[world.plain]), asked
+        assert told in world.resolve(env=asked).why, asked
+        link = world.plain / f"link{number}"
+        link.symlink_to(asked)
+        assert told in world.refusal(link), asked
+        assert told in world.resolve(client_roots=[link.as_uri()]).why, asked
+
+
+def test_a_setting_opens_a_folder_of_the_system_and_what_lies_in_it(world: World) -> None:
+    for allowed, asked in (("/var", "/var/lib"), ("/var/lib", "/var/lib"), ("/etc", "/etc"), ("/run", "/run")):
+        assert world.resolve(asked=asked, allow=[Path(allowed)]).path == Path(asked).resolve()
+    world.refusal("/var", allow=[Path("/var/lib")])
+    world.refusal("/etc", allow=[Path("/var")])
+
+
+def test_applies_the_same_rule_again_when_a_run_starts(world: World) -> None:
+    places: dict[str, Any] = {"roots": None, "data_root": world.data, "home": world.home}
+    with pytest.raises(WorkspaceRefused, match="a folder of the system, and no setting names it"):
+        recheck_workspace(Path("/etc"), **places, allow=())
+    recheck_workspace(Path("/etc"), **places, allow=(Path("/etc"),))
+    recheck_workspace(world.plain, **places, allow=())
+
+
+def test_no_setting_opens_what_is_always_refused(world: World) -> None:
+    for asked, told in forbidden(world):
+        assert told in world.refusal(asked, allow=[Path("/"), Path("/home"), Path("/root"), world.base, world.home])
+
+
+@pytest.fixture
+def neighbour(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in the home of another user."""
+    monkeypatch.setattr(workspace, "HOMES", (world.home.parent,))
+    folder = world.home.parent / "ben/project"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_refuses_a_project_in_the_home_of_another_user(
+    world: World, neighbour: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: nobody)
+    told = f"{neighbour} lies in {neighbour.parent}, the home of another user, and no setting names it"
+    assert told in world.refusal(neighbour)
+    assert told in world.refusal(neighbour, roots=[world.home.parent])
+    assert told in world.resolve(env=str(neighbour)).why
+    assert world.resolve(asked=str(world.plain)).path == world.plain, "the user's own home"
+    for allowed in (neighbour, neighbour.parent, world.home.parent):
+        assert world.resolve(asked=str(neighbour), allow=[allowed]).path == neighbour
+    assert "is a home folder" in world.refusal(neighbour.parent, allow=[neighbour.parent])
+
+
+def test_a_home_folder_that_belongs_to_this_user_is_no_other_users(world: World, neighbour: Path) -> None:
+    assert world.resolve(asked=str(neighbour)).path == neighbour
+
+
+def test_allows_the_user_s_own_home_and_temporary_folders_in_a_folder_of_the_system(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workspace, "SYSTEM", (world.base,))
+    assert "a folder of the system" in world.refusal(world.base / "other")
+    assert world.resolve(asked=str(world.plain)).path == world.plain
+    monkeypatch.setattr(workspace, "OPEN", (world.base / "folders",))
+    (world.base / "folders/x").mkdir(parents=True)
+    assert world.resolve(asked=str(world.base / "folders/x")).path == world.base / "folders/x"
+    for home in (world.base, Path("/")):  # a home that contains the system is no exception for it
+        assert "a folder of the system" in world.refusal(world.base / "other", home=home)
 
 
 def test_resolves_a_link_before_checking_it_against_the_roots(world: World) -> None:

@@ -89,6 +89,30 @@ async def test_the_digest_covers_what_the_line_does_not_show(tmp_path: Path) -> 
     assert len(digests) == 3
 
 
+@pytest.mark.parametrize(
+    ("config", "env", "opened"),
+    [
+        ("", {}, False),
+        ("", {"AVA_WORKSPACE__ROOTS": '["/etc"]'}, False),
+        ("", {"AVA_WORKSPACE": "/etc"}, False),
+        ('[workspace]\nallow = ["/etc"]', {}, True),
+        ('[workspace]\nroots = ["/etc"]', {}, True),
+        ('[workspace]\nallow = ["/etc/nginx", "/var"]', {}, False),
+    ],
+)
+async def test_only_a_setting_of_the_file_opens_a_folder_of_the_system(
+    tmp_path: Path, config: str, env: dict[str, str], opened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # in no repository: the call alone decides
+    settings = settings_of(tmp_path / "data", "http://127.0.0.1:9/v1", config, env)
+    async with open_runtime(settings, runs=False) as runtime:
+        service = Service(runtime, Session(user=runtime.user, transport="memory"))
+        given = {"role": "code_reviewer", "task": "Look", "workspace": "/etc"}
+        answer: Any = await service.call("spawn_subagent", given, quiet)
+    assert (answer.status == "awaiting_approval") is opened, answer.message
+    assert opened or "no setting names it (workspace.allow in config.toml)" in answer.message
+
+
 async def test_reads_the_role_only_once_at_the_proposal(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         roles = lab.runtime.settings.paths.roles

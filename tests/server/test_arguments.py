@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 
 from ava_server.approval.requests import Arguments, CheckArgs, ConfirmArgs, LogArgs, SpawnArgs, parse, shown
@@ -55,6 +56,16 @@ def test_the_schemas_that_hosts_get_have_the_bounds_of_numbers() -> None:
     wait, last = CheckArgs.model_json_schema()["properties"]["wait_seconds"], LogArgs.model_json_schema()["properties"]
     assert (wait["minimum"], wait["maximum"]) == (0, 45)
     assert (last["last_n"]["minimum"], last["last_n"]["maximum"]) == (1, 500)
+
+
+def test_the_schema_accepts_a_retry_with_nothing_else() -> None:
+    schema = SpawnArgs.model_json_schema()
+    jsonschema.validate({"retry_of": "S-7f3a2b"}, schema)
+    assert all("except with retry_of" in schema["properties"][name]["description"] for name in ("role", "task"))
+
+
+def test_the_line_with_price_and_reach_is_the_first_argument_of_an_approval() -> None:
+    assert next(iter(ConfirmArgs.model_json_schema()["properties"])) == "approving"
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ async def test_the_hourly_spawn_limit_applies_here_too(tmp_path: Path) -> None:
         third = await reviewer(lab, task="the third")
         said = waits(third)
         assert "2 of 2 paid starts per hour without a person's answer are used (limits.spawns_per_hour in " in said
-        assert f"`ava approve {third.pending_id}` in a terminal is not limited" in said
+        assert f"/ava approve {third.pending_id}` in a terminal is not limited" in said
         assert "confirm_spawn cannot start it now" in third.next
 
 

@@ -73,6 +73,20 @@ def test_an_unknown_name_is_rejected_before_asking_for_the_key(tmp_path: Path) -
     ]
 
 
+def test_the_list_and_the_doctor_say_which_variable_is_not_used_and_why(tmp_path: Path) -> None:
+    env = {"ANTHROPIC_API_KEY": VALUE, "ANTHROPIC_BASE_URL": "http://gateway.example:4000", "GROQ_API_KEY": "dummy-key"}
+    gateway = "ANTHROPIC_API_KEY is not used: ANTHROPIC_BASE_URL is set, so that key is for gateway.example"
+    assert ava(tmp_path, "key", "list", **env).stdout.splitlines()[1:] == [
+        f"anthropic  {gateway}",
+        "groq       GROQ_API_KEY is not used, because it holds no key: it is a placeholder",
+    ]
+    assert '"from": "ANTHROPIC_API_KEY", "used": false' in ava(tmp_path, "key", "list", "--json", **env).stdout
+    report = " ".join(ava(tmp_path, "doctor", **env).stdout.split())
+    assert gateway in report and VALUE not in report
+    (tmp_path / "config.toml").write_text('[providers.anthropic]\nbase_url = "http://gateway.example:4000/v1"\n')
+    assert "anthropic  ANTHROPIC_API_KEY" in ava(tmp_path, "key", "list", **env).stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     "key",
     [

@@ -18,9 +18,10 @@ from support.runtime import arrived, hand_over, open_lab, settings_of
 from support.stdio import logged, until
 
 from ava_audit.events import RunClaimed, SpawnDecided, ToolResult
-from ava_server.config.credentials import Credentials
+from ava_server.config.credentials import Credentials, model_settings
 from ava_server.config.keys import set_key
-from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.models.selection import choose
 
 FIRST, SECOND = "the-first-key-of-all", "the-second-key-of-all"
 """Keys without the shape of one: they are hidden only where they are known."""
@@ -191,13 +192,39 @@ async def test_an_invalid_key_in_a_variable_stops_only_what_would_use_it(
     async with open_lab(tmp_path) as lab:
         proposal = await lab.propose(task=f"Is it Bearer {SECOND}?")
         assert SECOND not in proposal.approval_line, "what is no key is hidden all the same"
-    monkeypatch.setenv("OPENAI_API_KEY", "short")
+    monkeypatch.setenv("AVA_KEY_OPENAI", "short")
     async with open_lab(tmp_path) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="look", workspace=str(lab.workspace))
-        assert (answer.status, "OPENAI_API_KEY does not hold a key" in answer.message) == ("failed", True)
+        assert (answer.status, "AVA_KEY_OPENAI does not hold a key" in answer.message) == ("failed", True)
         assert (await lab.call("check_subagent")).status == "list"
         assert (await lab.call("read_ava_logs")).status == "entries"
         assert (await lab.call("cancel_subagent", pending_id=proposal.pending_id)).status == "cancelled"
+
+
+async def test_a_gateway_s_placeholder_stops_no_spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "dummy")
+    monkeypatch.setenv("OPENAI_API_KEY", "placeholder")
+    async with open_lab(tmp_path) as lab:
+        proposal = await lab.propose(task="What is a placeholder?")
+        assert proposal.model == "custom:test" and "a placeholder" in proposal.approval_line
+        given = {"role": "researcher", "task": "look", "workspace": str(lab.workspace)}
+        refused = await lab.call("spawn_subagent", **given, model="anthropic:claude-opus-5-5")
+        assert "ANTHROPIC_API_KEY is not used, because it holds no key" in refused.message
+
+
+async def test_a_gateway_s_key_is_never_a_provider_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = f"{SECOND}-4471"
+    monkeypatch.setenv("ANTHROPIC_API_KEY", theirs)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://gateway.example:4000")
+    settings = settings_of(tmp_path / "data", None, '[providers.local]\nbase_url = "http://127.0.0.1:9/v1"\n')
+    found = model_settings(settings)
+    assert found.providers["anthropic"].api_key is None
+    with pytest.raises(BadInput, match=r"ANTHROPIC_API_KEY is not used: ANTHROPIC_BASE_URL .* gateway\.example"):
+        choose("anthropic:claude-opus-5-5", "deep", found)
+    own = settings_of(
+        tmp_path / "data", None, '[providers.anthropic]\nbase_url = "http://gateway.example:4000/v1"\nwire = "messages"'
+    )
+    assert model_settings(own).providers["anthropic"].api_key == theirs
 
 
 # -- keys that come and go --------------------------------------------------------------------------------------------

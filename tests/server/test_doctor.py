@@ -190,7 +190,7 @@ def test_warns_about_an_environment_in_a_cache_and_about_its_missing_command(roo
     )  # fmt: skip
     findings = read(done)
     assert findings["python"]["state"] == "warning" and "cache" in findings["python"]["text"]
-    assert findings["command"]["what_to_do"].endswith(f"{python} -m ava_server serve")
+    assert findings["command"]["what_to_do"].endswith(f"{python} -P -m ava_server serve")
 
 
 def test_a_check_that_fails_internally_is_its_own_fault_and_the_next_one_runs(

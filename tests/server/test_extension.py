@@ -470,7 +470,7 @@ async def test_every_tool_answer_says_what_it_waits_for(tmp_path: Path) -> None:
         [run] = checked.runs
         wanted = f"a person to raise its cost cap from $0.20 to ${asked.proposed / 1e6:.2f} ("
         assert (checked.status, run.state) == ("awaiting_extension", "awaiting_extension")
-        assert run.waits_for.startswith(wanted) and f"`ava approve {run_id}`" in run.waits_for
+        assert run.waits_for.startswith(wanted) and f"/ava approve {run_id}`" in run.waits_for
         assert "a model cannot answer" in run.waits_for and "the run wraps up" in run.waits_for
         assert run.waits_for in text_of(checked)
         [noticed] = (await lab.call("read_ava_logs", subagent_id=run_id)).notices
@@ -561,7 +561,7 @@ async def test_a_closed_question_decides_nothing_and_is_not_asked_again(tmp_path
         run = await at.propose(**CAP)
         at.person.answers = lambda asked: accept()(asked) if "start a researcher" in asked.message else cancel(asked)
         checked = await asked_through(at, run)
-        assert f"`ava approve {run['subagent_id']}`" in checked["message"]
+        assert f"/ava approve {run['subagent_id']}`" in checked["message"]
         assert checked["status"] == "awaiting_extension"
         again = await at.call("check_subagent", subagent_id=run["subagent_id"])
         assert again["status"] == "awaiting_extension" and len(at.person.asked) == 2

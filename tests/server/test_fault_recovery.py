@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
@@ -28,6 +29,7 @@ from ava_audit.store import store
 from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
+from ava_server.runs.loop import AgentRun
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 OWN_WORDS = "a fault of Ava itself"
@@ -453,6 +455,28 @@ anyio.run(main)
 """
     said = await run_child(code, tmp_path, within_s=60)
     assert said == ["Too many open files", "12 True", "approved success", "success"]
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a group"])
+async def test_a_run_that_runs_out_of_file_descriptors_is_no_fault_and_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool
+) -> None:
+    tries: list[str] = []
+    starts = AgentRun._start_servers
+
+    async def short(run: AgentRun, within_s: float) -> Any:
+        tries.append(run.id)
+        if len(tries) <= 3:  # more often than a fault may come
+            error = OSError(errno.EMFILE, "Too many open files")
+            raise ExceptionGroup("of a tool", [error]) if grouped else error
+        return await starts(run, within_s)
+
+    monkeypatch.setattr(AgentRun, "_start_servers", short)
+    monkeypatch.setattr("ava_server.runs.manager.TRY_AGAIN_S", (0.1, 0.2))
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        run_id = await lab.start()
+        assert (await lab.ended(run_id)).state == "success"
+        assert len(tries) == 4 and await lab.facts(run_id, ErrorOccurred) == []
 
 
 async def test_cancels_a_run_with_unreadable_entries(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ async def test_refuses_the_next_approval_within_an_hour_and_says_what_to_do(tmp_
         assert (await lab.approve(proposals[2])).status == "approved"
         refused = why(await lab.approve(proposals[3]))
         assert f"(limits.spawns_per_hour in {lab.root / 'config.toml'})" in refused
-        assert f"`ava approve {proposals[3].pending_id}` in a terminal is not limited" in refused
+        assert f"/ava approve {proposals[3].pending_id}` in a terminal is not limited" in refused
         for text in (both, refused):
             found = NEXT.search(text)
             assert found is not None, text
@@ -142,7 +142,7 @@ async def test_the_proposal_says_at_once_that_its_confirmation_would_be_refused(
         await lab.approve(first)
         second = await lab.propose(task="two")
         assert "confirm_spawn cannot start it now" in second.next and NEXT.search(second.next)
-        assert f"`ava approve {second.pending_id}` in a terminal" in second.next
+        assert f"/ava approve {second.pending_id}` in a terminal" in second.next
         assert "when they agree, call confirm_spawn" not in second.next
 
 
@@ -158,5 +158,5 @@ async def test_more_at_once_than_the_limit_are_never_possible(tmp_path: Path) ->
         made = [await lab.propose(task="one"), await lab.propose(task="two")]
         refused = why(await lab.approve(*made, last="2 subagents together, at most $1.00"))
         assert "2 are more than the 1 paid starts per hour" in refused
-        assert f"`ava approve {made[0].pending_id} {made[1].pending_id}`" in refused
+        assert f"/ava approve {made[0].pending_id} {made[1].pending_id}`" in refused
         assert await states(lab) == {WAITING}

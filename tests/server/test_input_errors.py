@@ -16,7 +16,8 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
-from mcp_types import CallToolResult
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS, CallToolResult
 from support.model_server import EVENTS, JSON, Fail, HangUp, Raw, Say, Step, events, whole
 from support.runtime import PRICED, connect, text
 
@@ -80,9 +81,24 @@ CASES = [
     Case("unknown time", "read_ava_logs", {"since": "eventually"}, ("since", "eventually")),
     Case("too many entries", "read_ava_logs", {"last_n": 501}, ("last_n", "501", "500")),
     Case("empty message", "message_subagent", {"subagent_id": "S-0", "message": ""}, ("message", "empty", "say")),
+    Case("blank message", "message_subagent", {"subagent_id": "S-0", "message": " \n\u200b"},
+         ("message", "blank", "say")),
+    Case("no tools at all", "spawn_subagent", spawn(role="code_reviewer", tools=[]),
+         ("tools", "empty list", "leave tools out")),
+    Case("no entries", "read_ava_logs", {"last_n": 0}, ("last_n", "0", "the default of 50")),
+    Case("changes of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"blocked_tools": ["x"]}},
+         ("changes.blocked_tools", "'[\"x\"]'", "the pending_id first", '{"P-…": {"caps"')),
+    Case("caps of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"caps": {"timeout": 9}}},
+         ("changes.caps", "9", "the pending_id first", '{"P-…": {"caps"')),
+    Case("changes as a list", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": []},
+         ("changes:", "[]", "the pending_id first", '{"P-…": {"caps"')),
+    Case("zero in changes", "confirm_spawn",
+         {"pending_ids": ["P-00000000"], "changes": {"P-00000000": {"caps": {"max_cost_cents": 0}}}},
+         ("max_cost_cents", "0", "leave it out for the limit of the proposal")),
+    Case("schema of the wrong kind", "spawn_subagent", spawn(output_schema="yes"),
+         ("output_schema", "yes", "an object")),
     Case("nothing to cancel", "cancel_subagent", {}, ("subagent_id", "group_id", "pending_id")),
     Case("cancel what is not", "cancel_subagent", {"pending_id": "P-00000000"}, ("P-00000000", "check_subagent")),
-    Case("no such tool", "spawn_agent", {}, ("spawn_agent", "spawn_subagent")),
 ]  # fmt: skip
 """An id that is another user's is answered like one that there is not, but for the id: so nobody can try out which ids
 there are (test_approval.py)."""
@@ -130,10 +146,20 @@ async def test_each_bad_argument_error_names_field_value_and_next_step(bench: Be
         assert said not in sentences.values(), f"{case.name} says what another case says: {said}"
         sentences[case.name] = said
         assert not (await bench.call("check_subagent", {})).is_error, f"after {case.name}"
-        if case.tool != "spawn_agent":
-            reason = said.removeprefix("Failed: ")[:40]
-            await bench.logged(f"{case.tool} (failed) Failed: {reason}", types=["ToolResult"], last_n=60)
+        reason = said.removeprefix("Failed: ")[:40]
+        await bench.logged(f"{case.tool} (failed) Failed: {reason}", types=["ToolResult"], last_n=60)
     assert SECRET not in await bench.log(last_n=500, search="api_key")
+
+
+async def test_an_unknown_tool_is_an_error_of_the_protocol(bench: Bench) -> None:
+    with pytest.raises(
+        MCPError, match="there is no tool 'spawn_agent'; there are spawn_subagent, confirm_spawn"
+    ) as error:
+        await bench.call("spawn_agent", {})
+    assert error.value.error.code == INVALID_PARAMS
+    with pytest.raises(MCPError) as error:
+        await bench.call(SECRET, {})
+    assert SECRET not in str(error.value)
 
 
 # -- approvals ------------------------------------------------------------------------------------------------------
@@ -172,6 +198,11 @@ async def test_an_impossible_approval_names_what_is_wrong_and_starts_nothing(ben
     again, _ = await refused(bench, {"pending_ids": [pending], "approving": [line]})
     assert pending in again and "approved already" in again and "check_subagent" in again
     assert len({wrong, missing, unknown, again}) == 4
+    other = await proposed(bench, task="another")
+    raised = {"pending_ids": [other["pending_id"]], "approving": [other["approval_line"]]}
+    for cap in ("max_cost_cents", "timeout"):
+        named, _ = await refused(bench, {**raised, "changes": {other["pending_id"]: {"caps": {cap: 10**6}}}})
+        assert named.startswith(f"changes: {cap} would be raised")
     assert "refused" in await bench.log(search="letter")
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_server.config.keys import Key, find_key, list_keys, remove_key, set_key
+from ava_server.config.keys import Key, find_key, list_keys, remove_key, set_key, why_unused
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -127,8 +127,59 @@ def test_rejects_an_invalid_key_without_showing_it(file: Path, value: str) -> No
     assert not file.exists()
 
     if value.strip():
-        with pytest.raises(ConfigError, match="OPENAI_API_KEY does not hold a key"):
-            find_key("openai", file, {"OPENAI_API_KEY": value})
+        with pytest.raises(ConfigError, match="AVA_KEY_OPENAI does not hold a key"):
+            find_key("openai", file, {"AVA_KEY_OPENAI": value})
+        assert "OPENAI_API_KEY is not used" in (why_unused("openai", {"OPENAI_API_KEY": value}) or "")
+
+
+PLACEHOLDERS = ("dummy", "EMPTY", "x", "not-needed", "your-api-key-here", "your_key", "placeholder", "sk-dummy-key")
+
+
+@pytest.mark.parametrize("value", PLACEHOLDERS)
+def test_a_placeholder_in_the_usual_variable_is_no_key_and_stops_nothing(file: Path, value: str) -> None:
+    env = {"ANTHROPIC_API_KEY": value}
+    assert find_key("anthropic", file, env) is None and list_keys(file, env) == []
+    assert (why_unused("anthropic", env) or "").startswith("ANTHROPIC_API_KEY is not used, because it holds no key: ")
+    set_key("anthropic", VALUE, file)
+    assert value_of("anthropic", file, **env) == VALUE
+
+
+@pytest.mark.parametrize(
+    ("provider", "variables", "address", "used"),
+    [
+        ("anthropic", {"ANTHROPIC_BASE_URL": "http://127.0.0.1:4000"}, None, False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://gateway.example/anthropic"}, None, False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://api.anthropic.com.gateway.example"}, None, False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "http://api.anthropic.com"}, None, False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://api.anthropic.com:x"}, None, False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "gateway"}, None, False),
+        ("openai", {"OPENAI_BASE_URL": "http://127.0.0.1:4000/v1"}, None, False),
+        ("openai", {"OPENAI_API_BASE": "http://127.0.0.1:4000/v1"}, None, False),
+        ("groq", {"GROQ_BASE_URL": "http://127.0.0.1:4000"}, None, False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://one.example"}, "https://two.example/v1", False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://api.anthropic.com"}, "https://gateway.example/v1", False),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://API.anthropic.com:443/"}, None, True),
+        ("anthropic", {"ANTHROPIC_BASE_URL": " "}, None, True),
+        ("anthropic", {"ANTHROPIC_BASE_URL": "https://gateway.example"}, "https://gateway.example/v1", True),
+        ("anthropic", {"OPENAI_BASE_URL": "http://127.0.0.1:4000/v1"}, None, True),
+        ("anthropic", {}, "https://gateway.example/v1", True),
+    ],
+)
+def test_a_gateway_s_key_goes_only_to_the_gateway(
+    file: Path, provider: str, variables: dict[str, str], address: str | None, used: bool
+) -> None:
+    env = {f"{provider.upper()}_API_KEY": OTHER, **variables}
+    places = {provider: address} if address else {}
+    found = find_key(provider, file, env, places)
+    assert (found is not None and found.value == OTHER) is used
+    assert [key.provider for key in list_keys(file, env, places)] == ([provider] if used else [])
+    why = why_unused(provider, env, address)
+    assert used == (why is None) and OTHER not in (why or "")
+    assert used or next(iter(variables)) in (why or "")
+    set_key(provider, VALUE, file)
+    stored = find_key(provider, file, env, places)
+    assert stored is not None and (stored.value == VALUE) is not used, "a key that was stored for Ava is Ava's"
+    assert value_of(provider, file, **env, **{f"AVA_KEY_{provider.upper()}": VALUE}) == VALUE
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ async def test_a_pin_forces_the_human_approval_policy(tmp_path: Path, config: st
         pin.set(RIGHT)
         assert await lab.runtime.policy() == "human", "at once, in a process that runs"
         proposal = await lab.propose()
-        assert "`ava approve " in proposal.next
+        assert "/ava approve P-" in proposal.next
         answer = await lab.approve(proposal)
         assert answer.status == "failed" and "only the approval PIN approves" in answer.message
         assert (await lab.run(proposal.subagent_id)).state == "awaiting_approval"

@@ -58,6 +58,13 @@ def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) 
     assert not (tmp_path / "nothing-there").exists()
 
 
+def test_only_the_file_names_folders_of_the_system(tmp_path: Path) -> None:
+    variables = {"AVA_WORKSPACE__ROOTS": '["/var/www/site"]'}
+    assert load(tmp_path, "", **variables).named_folders == ()
+    settings = load(tmp_path, '[workspace]\nroots = ["/var/www"]\nallow = ["/etc/nginx"]', **variables)
+    assert settings.named_folders == (Path("/etc/nginx"), Path("/var/www"))
+
+
 def test_reads_a_file_with_every_setting(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
@@ -285,6 +292,7 @@ def test_an_invalid_variable_error_names_it_and_the_allowed_values(
         ('[sandbox]\nmode = "none"', "AVA_SANDBOX__MODE", "auto", "auto"),
         ('[sandbox]\nread_only = ["/opt/a", "/opt/b"]', "AVA_SANDBOX__READ_ONLY", '["/opt/b"]', ["/opt/b"]),
         ('[workspace]\nroots = ["/srv"]', "AVA_WORKSPACE__ROOTS", '["/srv/code"]', ["/srv/code"]),
+        ('[workspace]\nallow = ["/var/a", "/var/b"]', "AVA_WORKSPACE__ALLOW", '["/var/b"]', ["/var/b"]),
     ],
 )
 def test_the_environment_can_tighten_global_limits(
@@ -311,6 +319,7 @@ def test_the_environment_can_tighten_global_limits(
         ("", "AVA_SANDBOX__MODE", "none"),
         ("", "AVA_SANDBOX__READ_ONLY", '["/opt"]'),
         ('[workspace]\nroots = ["/srv/code"]', "AVA_WORKSPACE__ROOTS", '["/srv"]'),
+        ("", "AVA_WORKSPACE__ALLOW", '["/var/www"]'),
     ],
 )
 def test_the_environment_cannot_loosen_global_limits(tmp_path: Path, toml: str, variable: str, value: str) -> None:

@@ -7,7 +7,7 @@ async with host(tmp_path, "legacy", accept()) as at:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +34,7 @@ from support.runtime import PRICED, connect, hand_over
 
 F = TypeVar("F", bound=Fact)
 ERAS = ("legacy", "auto")
-Answering = Callable[[ElicitRequestFormParams], ElicitResult | ErrorData]
+Answering = Callable[[ElicitRequestFormParams], ElicitResult | ErrorData | Awaitable[ElicitResult]]
 
 
 def accept(**content: Any) -> Answering:
@@ -59,7 +59,8 @@ class Person:
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         assert isinstance(params, ElicitRequestFormParams)
         self.asked.append(params)
-        return self.answers(params)
+        answer = self.answers(params)
+        return answer if isinstance(answer, ElicitResult | ErrorData) else await answer
 
 
 @dataclass
@@ -154,8 +155,10 @@ async def host(
     *,
     config: str = PRICED,
     server: ModelServer | None = None,
+    name: str | None = None,
 ) -> AsyncGenerator[Host]:
     person = Person(answers)
     given = script or [hand_over(), hand_over()]
-    async with connect(tmp, given, config=config, mode=mode, asks=person, server=server) as (client, models):
+    opening = connect(tmp, given, config=config, mode=mode, asks=person, server=server, name=name)
+    async with opening as (client, models):
         yield Host(client, person, models, tmp / "data", tmp / "workspace")

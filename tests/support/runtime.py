@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import anyio
 from mcp import Client
 from mcp.client.session import ElicitationFnT, MessageHandlerFnT
-from mcp_types import CallToolResult
+from mcp_types import CallToolResult, Implementation
 
 from ava_audit.entries import Entry
 from ava_audit.events import CostReserved, Event, Fact
@@ -274,10 +274,11 @@ async def connect(
     server: ModelServer | None = None,
     asks: ElicitationFnT | None = None,
     hears: MessageHandlerFnT | None = None,
+    name: str | None = None,
 ) -> AsyncGenerator[tuple[Client, ModelServer]]:
     """Open the MCP server in memory, and a client of the SDK's on it.
 
-    With `asks` it can ask its person; `hears` gets what the server says unasked.
+    With `asks` it can ask its person; `hears` gets what the server says unasked; `name` is what it calls itself.
     """
     workspace = tmp / "workspace"
     workspace.mkdir(exist_ok=True)
@@ -287,7 +288,8 @@ async def connect(
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
         mcp = build_server(lambda: settings, transport="memory")
-        client = Client(mcp, mode=mode, elicitation_callback=asks, message_handler=hears)
+        info = Implementation(name=name, version="1") if name is not None else None
+        client = Client(mcp, mode=mode, elicitation_callback=asks, message_handler=hears, client_info=info)
         yield await stack.enter_async_context(client), server
     await check_requests(tmp / "data", server.requests)
 

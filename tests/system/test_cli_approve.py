@@ -124,7 +124,7 @@ async def test_yes_in_a_terminal_starts_the_run_in_the_server_that_proposed_it(t
 async def test_the_hourly_limit_does_not_apply_to_yes_in_a_terminal(tmp_path: Path) -> None:
     async with host(tmp_path, "[limits]\nspawns_per_hour = 0\n") as at:
         proposal = await at.propose()
-        assert f"`ava approve {proposal['pending_id']}` in a terminal is not limited" in await at.confirm(proposal)
+        assert f"/ava approve {proposal['pending_id']}` in a terminal is not limited" in await at.confirm(proposal)
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y")])
         assert code == 0, screen
         await at.succeeded(proposal)
@@ -368,7 +368,7 @@ async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_ca
     async with host(tmp_path, 'approval = "auto"\nauto_approve_cents = 100\n', pin=PIN) as at:
         proposal = await at.propose()
         assert proposal["status"] == "awaiting_approval"
-        command = f"`ava approve {proposal['pending_id']}`"
+        command = f"/ava approve {proposal['pending_id']}`"
         assert command in proposal["next"] and command in await at.confirm(proposal)
 
         code, screen = at.typed("approve", proposal["pending_id"], answers=[(ASKS, "y"), (ASKS_PIN, WRONG)])
@@ -383,7 +383,7 @@ async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_ca
         await at.succeeded(proposal)
         assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
         later = await at.propose("another one")
-        assert "`ava approve" in await at.confirm(later), "it was given for that session alone"
+        assert "/ava approve P-" in await at.confirm(later), "it was given for that session alone"
 
 
 async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_
     async with asking(tmp_path) as (root, wire, run_id, _url):
         checked = await wire.tool("check_subagent", subagent_id=run_id)
         assert checked["status"] == "awaiting_extension"
-        assert f"`ava approve {run_id}`" in checked["runs"][0]["waits_for"]
+        assert f"/ava approve {run_id}`" in checked["runs"][0]["waits_for"]
         code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=[(RAISE, "n")]))
         assert code != 0 and "Nothing was raised; it still waits" in text and decisions(root) == []
         code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=[(RAISE, "y")]))

@@ -175,10 +175,12 @@ async def test_refuses_dns_rebinding_requests(tmp_path: Path) -> None:
         ):
             assert await status(Host=host) == [200, 200], host
         for origin in ("https://evil.example", "null", "http://ava.example.org", "https://ava.example.org:444",
-                       "file://", "https://ava.example.org.evil", "http://localhost.evil"):  # fmt: skip
+                       "file://", "https://ava.example.org.evil", "http://localhost.evil", "http://localhost:6274",
+                       "http://127.0.0.1", "http://[::1]:80", f"https://127.0.0.1:{server.port}"):  # fmt: skip
             assert await status(Origin=origin) == [403, 403], origin
-        for origin in ("https://ava.example.org", "http://localhost:6274", "http://127.0.0.1", "http://[::1]:80"):
-            assert await status(Origin=origin) == [200, 200], origin
+        for own in ("https://ava.example.org", "https://ava.example.org:443", f"http://localhost:{server.port}",
+                    f"http://127.0.0.1:{server.port}", f"http://[::1]:{server.port}"):  # fmt: skip
+            assert await status(Origin=own) == [200, 200], own
         assert await status(X_Forwarded_Host="ava.example.org", Host="evil.example") == [421, 421]
         assert (await server.get("/healthz", headers={"Host": "10.1.2.3"})).status_code == 200
         assert not re.search(r"evil", server.stderr)

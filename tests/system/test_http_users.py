@@ -16,6 +16,7 @@ from support.terminal import ava
 from ava_server.budget import user_limits
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
+from ava_server.core.errors import BadInput
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +48,17 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
     assert "slots of strict" in (user_limits.slots(settings).full({}, "strict") or "")
     assert user_limits.slots(settings).full({"lax": 1}, "lax") is None
     assert user_limits.slots(settings).full({"lax": 2}, "lax")
+
+
+def test_only_a_user_s_own_setting_names_a_folder_of_the_system(tmp_path: Path) -> None:
+    def path(*roots: str) -> Path | None:
+        places = tuple(map(Path, roots))
+        return user_limits.workspace_over_http("/etc", places, tmp_path / "data", tmp_path).path
+
+    assert path("/etc") == Path("/etc")
+    for roots in (("/",), ("/var", "/")):
+        with pytest.raises(BadInput, match="may not use"):
+            path(*roots)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,11 @@ HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", 
 ROOT_HOMES = (Path("/root"), Path("/var/root"))
 # /proc shows the environment of running programs, and so their keys.
 KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
+# They belong to the administrator and to services: a workspace only where a setting names it.
+SYSTEM = tuple(Path(folder) for folder in ("/etc", "/run", "/var"))
+# Open all the same: temporary folders (macOS has the user's in /var/folders), and folders for people's own data, which
+# some systems keep in /var.
+OPEN = tuple(Path(folder) for folder in ("/var/folders", "/var/tmp", "/srv", "/mnt", "/opt"))  # noqa: S108
 _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
 
 
@@ -45,6 +51,7 @@ def resolve_workspace(
     roots: Sequence[Path],
     data_root: Path,
     home: Path,
+    allow: Sequence[Path],
     only_roots: bool = False,
 ) -> Workspace:
     """Return the workspace of a run: the folder that the call names, else the one that the rule finds.
@@ -57,8 +64,7 @@ def resolve_workspace(
     the folder that the rule found count as roots. Without any of these, every folder is accepted that is not always
     refused, and the approval, which shows the path, decides.
 
-    Always refused: `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
-    parents and its contents.
+    `WorkspaceRule` says which folders are refused, wherever they come from.
 
     Blocks: it reads the file system.
 
@@ -71,6 +77,7 @@ def resolve_workspace(
         roots: The configured roots.
         data_root: Ava's own folder.
         home: The user's home folder.
+        allow: Folders that settings name as workspaces, as `WorkspaceRule` has them.
         only_roots: Without configured roots there is no workspace at all, as over HTTP.
 
     Raises:
@@ -81,13 +88,14 @@ def resolve_workspace(
         if asked and asked.strip():
             raise WorkspaceRefused(f"workspace: {missing}")
         return Workspace(None, False, f"no workspace: {missing}")
-    places = _Places(home.resolve(), data_root.resolve(), tuple(root.resolve() for root in roots))
-    found, clients = _found(places, client_roots, env, cwd)
+    places = WorkspaceRule.of(home, data_root, allow)
+    roots = tuple(root.resolve() for root in roots)
+    found, clients = _found(places, roots, client_roots, env, cwd)
     if asked is None or not asked.strip():
         return found
     if env and env.strip() and found.path is None:  # a wrong setting has to be corrected
         raise WorkspaceRefused(f"workspace: cannot be given: {found.why}")
-    allowed = places.roots or tuple(dict.fromkeys((*clients, *([found.path] if found.path else []))))
+    allowed = roots or tuple(dict.fromkeys((*clients, *([found.path] if found.path else []))))
     try:
         folder = _folder(places, asked, allowed, relative_to=found.path)
     except WorkspaceRefused as refusal:
@@ -97,7 +105,9 @@ def resolve_workspace(
     return Workspace(folder, True, "given in the call", named=bool(allowed))
 
 
-def recheck_workspace(folder: Path, *, roots: Sequence[Path] | None, data_root: Path, home: Path) -> None:
+def recheck_workspace(
+    folder: Path, *, roots: Sequence[Path] | None, data_root: Path, home: Path, allow: Sequence[Path]
+) -> None:
     """Apply the rule to an approved workspace again: links, folders and settings may have changed since. Blocks.
 
     Args:
@@ -105,14 +115,14 @@ def recheck_workspace(folder: Path, *, roots: Sequence[Path] | None, data_root: 
         roots: The folders that contain every workspace; None if every folder is accepted that is not always refused.
         data_root: Ava's own folder.
         home: The user's home folder.
+        allow: Folders that settings name as workspaces.
 
     Raises:
         WorkspaceRefused: It is refused now; says why.
     """
-    places = _Places(home.resolve(), data_root.resolve(), ())
     if roots is not None and not any(_within(folder, root.resolve()) for root in roots):
         raise WorkspaceRefused(f"{folder} is outside of the folders that may be given")
-    if refusal := places.refusal(folder):
+    if refusal := WorkspaceRule.of(home, data_root, allow).refusal(folder):
         raise WorkspaceRefused(refusal)
 
 
@@ -125,7 +135,7 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
     Raises:
         WorkspaceRefused: It is not a folder, or is always refused as a workspace; says why.
     """
-    places = _Places(home.resolve(), data_root.resolve(), ())
+    places = WorkspaceRule.of(home, data_root, None)
     folder = _folder(places, given, ())
     repository = _repository(places, folder)
     above = folder.parents if repository is not None else ()
@@ -139,16 +149,32 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
 
 def repository_of(folder: Path, home: Path) -> Path | None:
     """Return the git repository that contains a folder, unless that is a home folder. Blocks."""
-    return _repository(_Places(home.resolve(), home.resolve(), ()), folder)
+    return _repository(WorkspaceRule.of(home, home, None), folder)
 
 
 @dataclass(frozen=True)
-class _Places:
-    """The folders that the rule depends on, links resolved."""
+class WorkspaceRule:
+    """Which folders may be a workspace at all.
+
+    Refused are `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
+    parents and its contents. `/etc`, `/run`, `/var` and the homes of other users are refused too, except for folders
+    that `allow` names.
+
+    Attributes:
+        home: The user's home folder.
+        data_root: Ava's own folder.
+        allow: Folders that settings name, each with what lies in it; None for all. `/` names nothing.
+    """
 
     home: Path
     data_root: Path
-    roots: tuple[Path, ...]
+    allow: tuple[Path, ...] | None
+
+    @classmethod
+    def of(cls, home: Path, data_root: Path, allow: Sequence[Path] | None) -> WorkspaceRule:
+        """Return the rule for folders whose links need not be resolved."""
+        allowed = tuple(folder.resolve() for folder in allow) if allow is not None else None
+        return cls(home.resolve(), data_root.resolve(), allowed)
 
     def is_home(self, folder: Path) -> bool:
         """Tell whether a folder is anyone's home folder."""
@@ -160,7 +186,7 @@ class _Places:
         )
 
     def refusal(self, folder: Path) -> str | None:
-        """Return why a folder is always refused, or None."""
+        """Return why a folder, with its links resolved, is refused; None where it may be a workspace. Blocks."""
         if folder.parent == folder:
             return f"{folder} is the whole file system"
         if any(_within(folder, kernel) for kernel in KERNEL):
@@ -175,18 +201,33 @@ class _Places:
             first = folder.parts[len(parent.parts)]
             if first.startswith(".") and self.is_home(parent):
                 return f"{folder} lies in {first}, a dot-folder of a home folder"
-        return None
+        closed = self._closed(folder)
+        if closed is None or self.allow is None:
+            return None
+        if any(_within(folder, named) and named.parent != named for named in self.allow):
+            return None
+        return f"{folder} lies in {closed}, and no setting names it (workspace.allow in config.toml)"
+
+    def _closed(self, folder: Path) -> str | None:
+        """Return in which folder of the system, or of another user, a folder lies; None where it lies in none."""
+        own = _within(folder, self.home) and not any(_within(system, self.home) for system in SYSTEM)
+        if own or any(_within(folder, place) for place in OPEN):
+            return None
+        if system := next((system for system in SYSTEM if _within(folder, system)), None):
+            return f"{system}, a folder of the system"
+        other = next((above for above in folder.parents if self.is_home(above) and not _is_own(above)), None)
+        return f"{other}, the home of another user" if other else None
 
 
 def _found(
-    places: _Places, client_roots: Sequence[str], env: str | None, cwd: Path
+    places: WorkspaceRule, roots: tuple[Path, ...], client_roots: Sequence[str], env: str | None, cwd: Path
 ) -> tuple[Workspace, tuple[Path, ...]]:
     """Return the workspace that the rule finds, and the client's roots that are not refused."""
     clients: list[Path] = []
     reasons: list[str] = []
     for root in dict.fromkeys(client_roots):
         try:
-            clients.append(_folder(places, root, places.roots))
+            clients.append(_folder(places, root, roots))
         except WorkspaceRefused as refusal:
             reasons.append(f"the client's root: {refusal}")
     if len(clients) == 1 and not reasons:
@@ -197,12 +238,12 @@ def _found(
         reasons.append("the client names no root")
     if env and env.strip():
         try:
-            return Workspace(_folder(places, env, places.roots), False, "AVA_WORKSPACE"), tuple(clients)
+            return Workspace(_folder(places, env, roots), False, "AVA_WORKSPACE"), tuple(clients)
         except WorkspaceRefused as refusal:
             return Workspace(None, False, f"no workspace: AVA_WORKSPACE: {refusal}; correct it"), tuple(clients)
     reasons.append("AVA_WORKSPACE is not set")
     try:
-        folder = _folder(places, str(cwd), places.roots)
+        folder = _folder(places, str(cwd), roots)
         if repository := _repository(places, folder):
             why = f"the server's working folder, inside the git repository {repository}"
             return Workspace(folder, False, why), tuple(clients)
@@ -213,7 +254,7 @@ def _found(
     return Workspace(None, False, why), tuple(clients)
 
 
-def _folder(places: _Places, given: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
+def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relative_to: Path | None = None) -> Path:
     """Return the folder that a text names, links resolved.
 
     Its existence is checked last, so that a refusal reveals nothing about what lies outside.
@@ -256,7 +297,7 @@ def _path(given: str, home: Path, relative_to: Path | None) -> Path:
     return relative_to / path
 
 
-def _repository(places: _Places, folder: Path) -> Path | None:
+def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
     """Return the git repository that contains a folder, unless that is a home folder."""
     for candidate in (folder, *folder.parents):
         if places.is_home(candidate):
@@ -266,6 +307,17 @@ def _repository(places: _Places, folder: Path) -> Path | None:
         if git.is_file() or (git / "HEAD").is_file():
             return candidate
     return None
+
+
+def _is_own(home: Path) -> bool:
+    """Tell whether a home folder is for everybody, or belongs to this user, as it does in many containers."""
+    if home.name.lower() in ("shared", "public"):
+        return True
+    user = getattr(os, "getuid", None)
+    try:
+        return user is not None and home.stat().st_uid == user()
+    except OSError:
+        return False
 
 
 def _within(path: Path, folder: Path) -> bool:

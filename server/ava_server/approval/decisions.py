@@ -34,6 +34,10 @@ class Decision:
     running: bool = False
 
 
+Unasked = Literal["decline", "cancel", "silent"]
+"""The outcome of a question without an agreement: declined, closed, or not answered in time."""
+
+
 @dataclass(frozen=True)
 class ConfirmOutcome:
     """The outcome of one `confirm_spawn`.
@@ -42,14 +46,14 @@ class ConfirmOutcome:
         decisions: One for each id.
         group_id: The group that was made.
         approval_lines: The right lines, where a given one was wrong.
-        unasked: A person was asked and has not agreed; the proposals still wait.
+        unasked: How a person who was asked has not agreed, if so; the proposals still wait.
         lowered: A sentence for each limit that was lowered.
     """
 
     decisions: tuple[Decision, ...]
     group_id: str | None = None
     approval_lines: tuple[str, ...] = ()
-    unasked: bool = False
+    unasked: Unasked | None = None
     lowered: tuple[str, ...] = ()
 
 
@@ -321,7 +325,8 @@ def _config_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, 
 def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
     for cap in CAPS:
         if cap in changes and changes[cap] > getattr(config, cap):
-            return f"changes: {cap} would be raised, and an approval only lowers; propose it again with spawn_subagent"
+            name = CAPS[cap]
+            return f"changes: {name} would be raised, and an approval only lowers; propose it again with spawn_subagent"
     if changes.get("max_cost_micros", config.least_micros) < config.least_micros:
         return (
             f"changes: a cost cap of {format_usd(changes['max_cost_micros'], exact=True)} buys no useful work with"

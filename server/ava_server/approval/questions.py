@@ -13,7 +13,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, entered_micros, format_usd
-from ava_server.approval.decisions import Approval, CheckedApproval, GroupLimits, lowered_by_call, lowered_words
+from ava_server.approval.decisions import (
+    Approval,
+    CheckedApproval,
+    GroupLimits,
+    Unasked,
+    lowered_by_call,
+    lowered_words,
+)
 from ava_server.approval.summary import approval_line, group_line, proposal_message
 from ava_server.core.errors import BadInput
 
@@ -23,10 +30,10 @@ _LARGEST = 1e15
 """A number above it is refused: infinity, NaN, or an integer that does not fit a float."""
 
 
-UNASKED = {
-    "decline": "the question to the person was declined",
+UNASKED: Mapping[Unasked, str] = {
+    "decline": "the question to the person was declined: by them, or by a host that nobody watches",
     "cancel": "the person closed the question, or nobody saw it",
-    "silent": "the person has not answered within 45 s; a later answer starts nothing",
+    "silent": "the person has not answered in time; a later answer starts nothing",
 }
 """Why nothing started, by the outcome of the question."""
 
@@ -47,10 +54,28 @@ class LimitField:
 
 @dataclass(frozen=True)
 class Question:
-    """What a person is asked. Lines end in a space, for clients that join them (Codex 0.169 does)."""
+    """What a person is asked. Lines end in a space, for clients that join them (Codex 0.169 does).
+
+    Attributes:
+        text: The question.
+        fields: The limits that may be lowered in the form.
+        invitation: The end of the question, about the form.
+        without_form: That end where a client shows no fields.
+    """
 
     text: str
     fields: tuple[LimitField, ...]
+    invitation: str = ""
+    without_form: str = ""
+
+    @property
+    def message(self) -> str:
+        """The whole question."""
+        return self.text + self.invitation
+
+    def as_yes_or_no(self) -> Question:
+        """Return the question for a client that shows no fields."""
+        return replace(self, fields=(), invitation=self.without_form)
 
     def schema(self) -> dict[str, Any]:
         """Return the form as the JSON schema that a client shows: optional numbers."""
@@ -71,7 +96,7 @@ class Question:
 
     def sha(self) -> str:
         """Return the hash of everything that is shown: an answer counts for this question only."""
-        shown = json.dumps([self.text, self.schema()], ensure_ascii=False, sort_keys=True)
+        shown = json.dumps([self.message, self.schema()], ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -79,7 +104,7 @@ class Question:
 class Reply:
     """The outcome of a question. `silent`: no answer came in the time that a call may take."""
 
-    action: Literal["accept", "decline", "cancel", "silent"]
+    action: Literal["accept"] | Unasked
     content: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -119,9 +144,13 @@ def question(checked: CheckedApproval) -> Question:
         parts.insert(0, "\n".join(lines))
     fields = _fields(checked)
     parts.append("Start it?" if len(checked.members) == 1 else "Start them?")
-    if fields:
-        parts[-1] += " You may lower its limits below." if checked.group_cap is None else " You may lower their limits."
-    return Question(" \n".join("\n\n".join(parts).split("\n")), fields)
+    text, whose = " \n".join("\n\n".join(parts).split("\n")), "its" if checked.group_cap is None else "their"
+    return Question(
+        text,
+        fields,
+        f" You may lower {whose} limits below." if fields else "",
+        " For lower limits, decline, and tell your assistant which." if fields else "",
+    )
 
 
 def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Approval:

@@ -24,6 +24,7 @@ WAIT_LIMIT_S = 45
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
 DEEPEST = 100
 """Most levels of nested lists and objects in arguments; no tool needs ten."""
+CHANGES_FORM = '{"P-…": {"caps": {…}, "blocked_tools": […]}}'
 EARLIER_MOST = 10
 """Most results of earlier runs that one spawn may name."""
 
@@ -61,6 +62,12 @@ def _one_line(name: str | None) -> str | None:
     return " ".join(clean(name or "")[0].split()) or None
 
 
+def _not_blank(text: str) -> str:
+    if not clean(text)[0].strip():
+        raise PydanticCustomError("string_too_short", "blank")
+    return text
+
+
 class Arguments(BaseModel):
     """Base of every tool's arguments; unknown ones are refused."""
 
@@ -89,13 +96,16 @@ class Changes(Arguments):
 class SpawnArgs(Arguments):
     """Arguments of `spawn_subagent`."""
 
+    # `retry_of` alone is enough, so no argument is required of every call.
+    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required", None))
     tool = "spawn_subagent"
 
-    role: ShortText = Field(description="Kind of subagent, see above.")
+    role: ShortText = Field(description="Kind of subagent, see above. Always give it, except with retry_of.")
     task: str = Field(
         min_length=1,
         max_length=100_000,
-        description="One subject: the goal, what counts as done, the form of the answer. It cannot ask back.",
+        description="Always, except with retry_of. One subject: the goal, what counts as done, the form of the answer."
+        " It cannot ask back.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
@@ -153,16 +163,16 @@ class ConfirmArgs(Arguments):
 
     tool = "confirm_spawn"
 
+    # First: some hosts show a person only the start of a call's arguments, and this has the price and the reach.
+    approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
+        default=None,
+        description="First, to approve: each proposal's approval_line, letter for letter, in the order of pending_ids.",
+    )
     pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
         min_length=1, max_length=20, description="From spawn_subagent."
     )
-    approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
-        default=None, description="To approve: each proposal's approval_line, letter for letter, in the same order."
-    )
     decision: Literal["approve", "reject"] = "approve"
-    changes: dict[str, Changes] | None = Field(
-        default=None, description='Only lower: {"P-…": {"caps": {…}, "blocked_tools": […]}}.'
-    )
+    changes: dict[str, Changes] | None = Field(default=None, description=f"Only lower: {CHANGES_FORM}.")
     group_max_cost_cents: Number | None = Field(default=None, description="Of two or more together.")
     group_timeout: Number | None = Field(default=None, description="Seconds, of two or more together.")
     wait_seconds: Wait = 0
@@ -185,7 +195,7 @@ class MessageArgs(Arguments):
     tool = "message_subagent"
 
     subagent_id: SubagentId
-    message: str = Field(min_length=1, max_length=20_000)
+    message: Annotated[str, AfterValidator(_not_blank)] = Field(min_length=1, max_length=20_000)
 
 
 class CancelArgs(Arguments):
@@ -257,6 +267,8 @@ def _sentence(model: type[Arguments], error: Any) -> str:
     value: Any = error.get("input")
     ctx: dict[str, Any] = error.get("ctx") or {}
     known = ", ".join(model.model_fields)
+    if field.startswith("changes") and (len(loc) == 1 or not loc[1].lower().startswith("p-")):
+        return f"{field}: {shown(value)} was given; write the pending_id first: {CHANGES_FORM}."
     if kind == "extra_forbidden":
         if field == "confirmed":
             return "confirmed: spawn_subagent never starts anything; call confirm_spawn with the pending_id it returns."
@@ -266,13 +278,13 @@ def _sentence(model: type[Arguments], error: Any) -> str:
     if kind == "missing":
         return f"{field}: missing, and {tool} needs it; give it. {tool} takes {known}."
     if kind in ("string_too_short", "too_short"):
-        what = "an empty list" if isinstance(value, list) else "empty text"
+        what = "an empty list" if isinstance(value, list) else "empty text" if value == "" else "blank text"
         return f"{field}: {what} was given; {_advice(field)}"
     if kind in ("string_too_long", "too_long"):
         return f"{field}: {len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
     if kind in ("greater_than", "greater_than_equal"):
         if value == 0:
-            return f"{field}: 0 would allow nothing; leave it out for the role's default, or give more than 0."
+            return f"{field}: 0 would allow nothing; leave it out for {_default(model, loc)}, or give more than 0."
         return f"{field}: {shown(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
     if kind in ("less_than", "less_than_equal"):
         return f"{field}: {shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt'))}; give less."
@@ -280,9 +292,25 @@ def _sentence(model: type[Arguments], error: Any) -> str:
         return f"{field}: {shown(value)} is not one of {ctx.get('expected')}; give one of these."
     if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
         return f"{field}: {shown(value)} is not a finite number; give a plain one."
-    wanted = {"int": "a whole number", "float": "a number", "string": "text", "bool": "true or false", "list": "a list"}
+    wanted = {
+        "int": "a whole number",
+        "float": "a number",
+        "string": "text",
+        "bool": "true or false",
+        "list": "a list",
+        "dict": "an object",
+        "model": "an object",
+    }
     word = next((text for start, text in wanted.items() if kind.startswith(start)), "another kind of value")
     return f"{field}: {shown(value)} was given where {word} belongs; give {word}."
+
+
+def _default(model: type[Arguments], loc: Sequence[str]) -> str:
+    """Return what applies where an argument is left out."""
+    if model is SpawnArgs:
+        return "the role's default"
+    default = model.model_fields[loc[0]].default
+    return "the limit of the proposal" if default is None else f"the default of {default}"
 
 
 def _advice(field: str) -> str:

@@ -391,6 +391,7 @@ def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
             roots=settings.workspace.roots,
             data_root=settings.data_root,
             home=around.home,
+            allow=settings.named_folders,
         )
     except RolesError as error:
         raise BadInput(str(error)) from error
@@ -405,6 +406,11 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
         unknown = [name for name in names if name not in role.tools]
         if unknown:
             raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
+    if args.tools == [] and _works(role, around.tools):
+        raise BadInput(
+            f"tools: an empty list leaves {role.name} nothing to work with; leave tools out for all that the role has,"
+            " or name some"
+        )
     specs, memory = tool_specs(), _with_memory()
     return tuple(
         name
@@ -486,6 +492,11 @@ def _names_pages(args: SpawnArgs) -> bool:
     return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
 
 
+def _works(role: Role, known: Mapping[str, Tool]) -> list[str]:
+    """Return the role's tools that give it something to work with."""
+    return [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
+
+
 def _check_need(
     need: str, args: SpawnArgs, role: Role, found: _FoundTools, workspace: Workspace, known: Mapping[str, Tool]
 ) -> None:
@@ -498,6 +509,9 @@ def _check_need(
     tools, sandbox = found.names, found.sandbox
     if need in tools:
         return
+    left_out = need in (args.blocked_tools or ()) or (args.tools is not None and need not in args.tools)
+    if need in role.tools and left_out:
+        raise Refused(f"{role.name} needs {need}, which the call blocks; leave it in tools")
     if need == "web_search" and need not in known:
         if _names_pages(args) and "read_webpages" in tools:
             return  # the pages are named: no search is needed
@@ -508,9 +522,9 @@ def _check_need(
             need,
             needs_key="brave",
         )
-    if need == READ_RESULT and need in role.tools and need not in (args.blocked_tools or ()):
+    if need == READ_RESULT and need in role.tools:
         raise ToolMissing(f"{role.name} needs results of earlier subagents; name them in context_from", need)
-    if need == RECALL and need in role.tools and need not in (args.blocked_tools or ()) and args.tools is None:
+    if need == RECALL and need in role.tools:
         raise ToolMissing(f"{role.name} needs memory, which has no notes yet; add one with `ava memory add NAME`", need)
     if need not in known:
         raise ToolMissing(
@@ -520,7 +534,7 @@ def _check_need(
         raise ToolMissing(
             f"{role.name} needs {need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}", need
         )
-    if known[need].spec.files and need in role.tools and need not in (args.blocked_tools or ()):
+    if known[need].spec.files and need in role.tools:
         raise ToolMissing(f"{role.name} needs files, and sees none: {_no_files(workspace)}", need)
     raise Refused(f"{role.name} needs {need}, which the call blocks; leave it in tools")
 
@@ -533,7 +547,7 @@ def _refuse_idle(
     Raises:
         Refused: No tool of its work is available.
     """
-    works = [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
+    works = _works(role, known)
     asked = (
         (RECALL,) if RECALL in (args.tools or ()) else ()
     )  # every role has it, so it counts only where the call asks for it

@@ -124,6 +124,11 @@ def workspace_roots(settings: Settings, user: str, *, owner: bool) -> tuple[Path
     return (*settings.workspace.roots, *own) or None if owner else own
 
 
+def named_folders(settings: Settings, user: str) -> tuple[Path, ...]:
+    """Return the folders that `config.toml` names as workspaces of a user."""
+    return (*settings.named_folders, *user_settings(settings, user).workspaces)
+
+
 def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: Path, home: Path) -> Workspace:
     """Return the workspace that a call over HTTP names: only beneath the folders of `[users.NAME]`. Blocks.
 
@@ -145,6 +150,7 @@ def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: P
             roots=roots,
             data_root=data_root,
             home=home,
+            allow=roots,
             only_roots=True,
         )
     except RolesError:

@@ -16,7 +16,7 @@ from ava_server.cli.options import Json
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
 from ava_server.config import keys
-from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name
+from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, why_unused
 from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
 from ava_server.core.data_root import DataRoot, find_data_root
@@ -102,14 +102,16 @@ def set_key_command(provider: _Provider) -> None:
 def list_keys_command(as_json: Json = False) -> None:
     """List which providers have a key and where it comes from, never the keys."""
     root = checked_root(show=False)
-    known = keys.list_keys(root.keys)
+    addresses = _addresses(root)
+    known = keys.list_keys(root.keys, addresses=addresses)
     own = {key.provider for key in known} - {*WELL_KNOWN}
     unused = own - _configured_providers(root) if own else own
     entries = [{"provider": key.provider, "from": key.where, "used": key.provider not in unused} for key in known]
+    passed_over = {name: why for name in WELL_KNOWN if (why := why_unused(name, os.environ, addresses.get(name)))}
+    entries += [{"provider": name, "from": WELL_KNOWN[name], "used": False} for name in passed_over]
     note = " (not used: config.toml has no [providers.{0}])"
-    lines = aligned(
-        (key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in known
-    )
+    rows = [(key.provider, key.where + (note.format(key.provider) if key.provider in unused else "")) for key in known]
+    lines = aligned([*rows, *passed_over.items()])
     present(root, as_json, {"keys": entries}, lines or ["No keys. Store one with `ava key set openrouter`."])
 
 
@@ -135,6 +137,16 @@ def _search_in_use(root: DataRoot) -> str:
     if engine is None:
         return "Web search is still off: search.engine names another engine. `ava doctor` says more."
     return f"Subagents of roles with web_search now search by {engine.title}: {search_cost(engine.cost_micros)}."
+
+
+def _addresses(root: DataRoot) -> dict[str, str]:
+    """Return the addresses of providers in config.toml, as far as it can be read."""
+    from ava_server.config.credentials import provider_addresses
+    from ava_server.config.settings import load_settings
+
+    with contextlib.suppress(AvaError):
+        return provider_addresses(load_settings(root.path))
+    return {}
 
 
 def _configured_providers(root: DataRoot) -> frozenset[str]:

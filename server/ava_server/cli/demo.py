@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
+from ava_server import MODULE_ARGS
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.terminal import Progress, agrees, columns, cut, heading, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
@@ -125,9 +126,7 @@ async def _run(demo: Demo, place: Path) -> int:
         from ava_server.models.selection import SCRIPTED
 
         environment["AVA_MODEL"] = SCRIPTED
-    server = StdioServerParameters(
-        command=sys.executable, args=["-m", "ava_server", "serve"], env=environment, cwd=place
-    )
+    server = StdioServerParameters(command=sys.executable, args=[*MODULE_ARGS, "serve"], env=environment, cwd=place)
     say("Starting `ava serve` and connecting to it as an MCP host does …")
     async with Client(server, read_timeout_seconds=WITHIN_S) as client:
         return await _DemoHost(client, demo).run()

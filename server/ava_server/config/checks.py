@@ -34,7 +34,7 @@ _STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
     ("sandbox", "mode"): ("auto", "none"),
 }
 _LOWER_IS_STRICTER = (("limits",), ("auto_approve_cents",), ("auto_approve_daily_cents",))
-_FEWER_IS_STRICTER = ("sandbox", "read_only")
+_FEWER_IS_STRICTER = (("sandbox", "read_only"), ("workspace", "allow"))
 _ROOTS = ("workspace", "roots")
 
 _SECRET_NAME = re.compile(
@@ -188,7 +188,7 @@ def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
         return order.index(new) > order.index(old)
     if path[:1] in _LOWER_IS_STRICTER:
         return bool(new > old)
-    if path == _FEWER_IS_STRICTER:
+    if path in _FEWER_IS_STRICTER:
         return not set(new) <= set(old)
     return path == _ROOTS and bool(old) and not all(any(root.is_relative_to(own) for own in old) for root in new)
 

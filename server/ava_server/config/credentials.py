@@ -10,7 +10,15 @@ import anyio.to_thread
 
 from ava_audit.redaction import Redactor
 from ava_roles.net.proxies import PROXY_VARIABLES, proxy_password
-from ava_server.config.keys import Key, key_among, key_variables, read_keys
+from ava_server.config.keys import (
+    OWN_PREFIX,
+    Key,
+    is_placeholder,
+    key_among,
+    key_variables,
+    read_keys,
+    why_unused,
+)
 from ava_server.config.search_engines import engine_of
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
@@ -95,10 +103,12 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
     """
     stored = read_keys(settings.paths.keys) if stored is None else stored
     names = {*KNOWN_URLS, *settings.providers}
+    addresses = provider_addresses(settings)
     providers = {
         name: Provider(
             base_url=own.base_url if (own := settings.providers.get(name)) else None,
-            api_key=key.value if (key := key_among(stored, name)) else None,
+            api_key=key.value if (key := key_among(stored, name, addresses.get(name))) else None,
+            unused_key=why_unused(name, os.environ, addresses.get(name)),
             wire=own.wire if own else None,
             streaming=own.stream if own else True,
         )
@@ -114,10 +124,16 @@ def model_settings(settings: Settings, stored: Mapping[str, Key] | None = None) 
     )
 
 
+def provider_addresses(settings: Settings) -> dict[str, str]:
+    """Return the addresses of providers in the settings."""
+    return {name: own.base_url for name, own in settings.providers.items() if own.base_url}
+
+
 def _in_environment(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the keys and passwords in the environment, valid or not: all of them are redacted."""
+    """Yield the keys and passwords in the environment, valid or not: all of them but placeholders are redacted."""
     for variable, name in key_variables(env).items():
-        yield name, env[variable]
+        if not is_placeholder(env[variable]) or variable.startswith(OWN_PREFIX):
+            yield name, env[variable]
     if settings.model_api_key is not None:
         yield "AVA_MODEL_API_KEY", settings.model_api_key.get_secret_value()
     for name in PROXY_VARIABLES:

@@ -2,6 +2,8 @@
 
 Hosts often filter the environment of the servers that they start; `ava key set` is for them. No repr and no error text
 contains a value.
+
+The usual variables belong to other programs too: what is no key there is passed over, and so is the key of a gateway.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import PrivateFile
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
 """The known providers, and the variable that usually holds each one's key."""
+
+NOWHERE_ELSE: Mapping[str, str] = {}
+"""Every provider has its own address."""
 
 SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.models)
 """The known providers that search the web and have no models."""
@@ -36,6 +42,7 @@ _VARIABLE = re.compile(
     r"|(?i:[\w.-]*(?:key|token|secret))\s*[=:]\s*[^\s=]"
 )
 _QUOTES = "\"'`“”‘’«»"
+_WORDS = re.compile(r"[a-z]+(?:[-_][a-z]+)*|[A-Z]+(?:[-_][A-Z]+)*")
 _PROVIDER = re.compile(r"[a-z0-9][a-z0-9_]{0,40}")
 
 
@@ -48,23 +55,27 @@ class Key:
     value: str = field(repr=False)
 
 
-def find_key(provider: str, keys_file: Path, env: Mapping[str, str] | None = None) -> Key | None:
+def find_key(
+    provider: str, keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = NOWHERE_ELSE
+) -> Key | None:
     """Return a provider's key: `AVA_KEY_<PROVIDER>`, else the usual variable, else the one in the file.
 
     Args:
         provider: The provider's name; case does not matter, and `-` is `_`.
         keys_file: `keys.toml` of the data root; it need not exist.
         env: The environment; None is this process's.
+        addresses: By provider, the address in the settings, where that is not the provider's own.
 
     Raises:
         BadInput: The name is not valid for a provider.
         ConfigError: The key is invalid, or the file is not safe to use or cannot be read.
     """
     name = provider_name(provider)
-    return _from_environment(name, os.environ if env is None else env) or read_keys(keys_file).get(name)
+    found = _from_environment(name, os.environ if env is None else env, addresses.get(name))
+    return found or read_keys(keys_file).get(name)
 
 
-def key_among(stored: Mapping[str, Key], provider: str) -> Key | None:
+def key_among(stored: Mapping[str, Key], provider: str, address: str | None = None) -> Key | None:
     """Return a provider's key as `find_key` does, with the file's keys already read.
 
     Raises:
@@ -72,7 +83,7 @@ def key_among(stored: Mapping[str, Key], provider: str) -> Key | None:
         ConfigError: The key in the environment is invalid.
     """
     name = provider_name(provider)
-    return _from_environment(name, os.environ) or stored.get(name)
+    return _from_environment(name, os.environ, address) or stored.get(name)
 
 
 def key_variables(env: Mapping[str, str]) -> dict[str, str]:
@@ -85,7 +96,9 @@ def key_variables(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def list_keys(keys_file: Path, env: Mapping[str, str] | None = None) -> list[Key]:
+def list_keys(
+    keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = NOWHERE_ELSE
+) -> list[Key]:
     """Return the key in force for each provider that has one, sorted by provider.
 
     Raises:
@@ -94,7 +107,7 @@ def list_keys(keys_file: Path, env: Mapping[str, str] | None = None) -> list[Key
     env = os.environ if env is None else env
     keys = read_keys(keys_file)
     for provider in {name for name in key_variables(env).values() if _PROVIDER.fullmatch(name)}:
-        key = _from_environment(provider, env)
+        key = _from_environment(provider, env, addresses.get(provider))
         if key is not None:
             keys[provider] = key
     return [keys[provider] for provider in sorted(keys)]
@@ -154,15 +167,52 @@ def may_be_key(provider: str) -> bool:
     return len(provider.strip()) > LONGEST_SHOWN or digits > MOST_DIGITS or bool(Redactor({}).find_shapes(provider))
 
 
-def _from_environment(provider: str, env: Mapping[str, str]) -> Key | None:
-    for variable in (OWN_PREFIX + provider.upper(), WELL_KNOWN.get(provider, "")):
-        value = env.get(variable, "").strip()
-        if value:
-            fault = _fault(value)
-            if fault:
-                raise ConfigError(f"{variable} does not hold a key: {fault}. Correct or unset it.")
-            return Key(provider, variable, value)
-    return None
+def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
+    """Return why the usual variable of a provider is set and not used; None otherwise.
+
+    Args:
+        provider: The provider's name.
+        env: The environment.
+        address: Where the key would be sent, if not to the provider's own address.
+    """
+    variable = WELL_KNOWN.get(provider, "")
+    value = env.get(variable, "").strip()
+    if not value:
+        return None
+    programs = variable.removesuffix("API_KEY")
+    for name in (f"{programs}BASE_URL", f"{programs}API_BASE"):
+        given = env.get(name, "").strip()
+        if given and _server(given) != _server(address or PROVIDERS[provider].base_url):
+            host = (_server(given) or ("", "", 0))[1] or "another address"
+            return f"{variable} is not used: {name} is set, so that key is for {host}"
+    fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
+    return f"{variable} is not used, because it holds no key: {fault}" if fault else None
+
+
+def is_placeholder(value: str) -> bool:
+    """Tell whether a value is only words, such as `dummy` or `your-api-key-here`: no provider's key is."""
+    return _WORDS.fullmatch(value.strip()) is not None
+
+
+def _server(url: str) -> tuple[str, str, int] | None:
+    """Return the scheme, host and port of an address; None where it has none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    return (parts.scheme, parts.hostname, port) if parts.hostname else None
+
+
+def _from_environment(provider: str, env: Mapping[str, str], address: str | None) -> Key | None:
+    variable = OWN_PREFIX + provider.upper()
+    if value := env.get(variable, "").strip():
+        if fault := _fault(value):
+            raise ConfigError(f"{variable} does not hold a key: {fault}. Correct or unset it.")
+        return Key(provider, variable, value)
+    usual = WELL_KNOWN.get(provider, "")
+    value = env.get(usual, "").strip()
+    return Key(provider, usual, value) if value and why_unused(provider, env, address) is None else None
 
 
 def read_keys(path: Path) -> dict[str, Key]:

@@ -175,6 +175,7 @@ def places_of(
                 roots=roots,
                 data_root=settings.data_root,
                 home=home,
+                allow=settings.named_folders,
             ).path
         except WorkspaceRefused:
             return None

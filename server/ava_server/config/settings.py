@@ -49,7 +49,8 @@ BUNDLE_DAILY_USD = "5"
 """The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
 FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
-"""The limits for all users: the log records every change, and the environment may only tighten them."""
+"""The limits for all users, with `workspace.allow`: the log records every change, and the environment may only tighten
+them."""
 SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
 
 
@@ -149,9 +150,10 @@ class PriceSettings(Table):
 
 
 class WorkspaceSettings(Table):
-    """Folders beneath which a workspace may be; none means the one that Ava finds."""
+    """Folders beneath which a workspace may be (none means the one that Ava finds), and those opened by name."""
 
     roots: tuple[Folder, ...] = ()
+    allow: tuple[Folder, ...] = ()
 
 
 class SandboxSettings(Table):
@@ -269,6 +271,7 @@ class Settings(Configured):
         default_workspace: AVA_WORKSPACE, as given.
         daily_cents: AVA_DAILY_USD in cents; `limits.user_daily_cents` is tightened already.
         user_limit_cents: `limits.user_daily_cents` before that; None without AVA_DAILY_USD.
+        roots_in_file: `workspace.roots` of `config.toml`, before any variable tightened it.
         from_environment: The paths of the settings that this process's variables set.
         for_everybody: The limits for all users in the data root, before any variable tightened them.
     """
@@ -280,6 +283,7 @@ class Settings(Configured):
     default_workspace: Path | None = None
     daily_cents: Count | None = None
     user_limit_cents: Count | None = None
+    roots_in_file: tuple[Path, ...] = ()
     from_environment: frozenset[tuple[str, ...]] = frozenset()
     for_everybody: dict[str, Any] = Field(default_factory=dict)
 
@@ -287,6 +291,11 @@ class Settings(Configured):
     def paths(self) -> DataRoot:
         """The paths in the data root."""
         return DataRoot(self.data_root)
+
+    @property
+    def named_folders(self) -> tuple[Path, ...]:
+        """The folders that `config.toml` names as workspaces: no variable can open a folder of the system."""
+        return (*self.workspace.allow, *self.roots_in_file)
 
     @property
     def proposal_lifetime_s(self) -> int:
@@ -323,7 +332,8 @@ class Settings(Configured):
 def limits_of(configured: Configured) -> dict[str, Any]:
     """Return the limits for all users as JSON values, by the setting's name in `config.toml`."""
     found: dict[str, Any] = {}
-    for name, value in configured.model_dump(mode="json", include=set(FOR_EVERYBODY)).items():
+    include: dict[str, Any] = {**dict.fromkeys(FOR_EVERYBODY, True), "workspace": {"allow"}}
+    for name, value in configured.model_dump(mode="json", include=include).items():
         if isinstance(value, dict):
             found |= {f"{name}.{key}": item for key, item in cast("dict[str, Any]", value).items()}
         else:
@@ -360,7 +370,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, str(root.config)) from None
     try:
-        own |= {"data_root": root.path, "for_everybody": limits_of(base)}
+        own |= {"data_root": root.path, "for_everybody": limits_of(base), "roots_in_file": base.workspace.roots}
         settings = Settings.model_validate({**_merged(in_file, in_env), **own})
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, None) from None

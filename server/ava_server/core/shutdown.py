@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 
 from ava_server.core.errors import Refused
+from ava_server.core.open_files import shortage
 from ava_server.core.threads import received
 
 EXIT_WITHIN_S = 4.5
@@ -97,10 +98,12 @@ class Drain:
         """Refuse to start anything new.
 
         Raises:
-            Refused: The shutdown has begun.
+            Refused: The shutdown has begun, or too few files can be opened.
         """
         if self.begun:
             raise Refused(ENDS_SOON)
+        if (why := shortage()) is not None:
+            raise Refused(why)
 
     def wait(self, scope: anyio.CancelScope) -> AbstractContextManager[None]:
         """End a wait when the shutdown begins; `scope` surrounds it."""

@@ -96,6 +96,9 @@ class Host:
         element: What the entry refers to elsewhere in the configuration.
         asks: What makes it ask before each `confirm_spawn`: a place, with `{name}` for the server's name, and a value.
             None if that is not part of its configuration.
+        question_s: Seconds that it waits for a person's answer to Ava's question; None where it is not known to wait
+            longer than for any call.
+        shows_forms: It shows the fields of such a question, and not only yes and no.
     """
 
     name: str
@@ -110,6 +113,8 @@ class Host:
     env: str = "env"
     element: Element | None = None
     asks: tuple[tuple[str, ...], str] | None = None
+    question_s: float | None = None
+    shows_forms: bool = True
 
     def file(self, place: UserPlace) -> Path:
         """Return its configuration file, which need not exist."""
@@ -129,9 +134,19 @@ class Host:
         return tuple(step.format(name=name) for step in path), value
 
 
-PASSED_ON = (*WELL_KNOWN.values(), "AVA_MODEL_API_KEY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE")
-"""Variables for the allow-list of hosts that have one: names, never values."""
+PASSED_ON = (
+    *WELL_KNOWN.values(),
+    "ANTHROPIC_BASE_URL",
+    "OPENAI_BASE_URL",
+    "AVA_MODEL_API_KEY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "SSL_CERT_FILE",
+)
+"""Variables for the allow-list of hosts that have one: names, never values. A base URL says where a key belongs."""
 INPUT = "ava-openrouter-key"
+LONG_QUESTION_S = 240.0
+"""Seconds for a question in hosts that end no call before 300 s."""
 
 
 def _claude_desktop(place: UserPlace) -> Sequence[Path]:
@@ -192,6 +207,7 @@ HOSTS: Mapping[str, Host] = {
                 "Restart Claude Code; /mcp shows the server. A Claude Code that was running may have overwritten the"
                 " change: then quit all of them and run this again."
             ),
+            question_s=LONG_QUESTION_S,
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
         ),
         Host(
@@ -208,6 +224,8 @@ HOSTS: Mapping[str, Host] = {
                 " that): they pass on the variables in the server's `env_vars`."
             ),
             asks=(("mcp_servers", "{name}", "tools", "confirm_spawn", "approval_mode"), "prompt"),
+            question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
+            shows_forms=False,
         ),
         Host(
             name="cursor",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from ava_server import MODULE_ARGS
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
 from ava_server.config.settings import http_url
@@ -47,10 +50,25 @@ def launch(workspace: str | None = None, env: Mapping[str, str] | None = None) -
             raise ConfigError(f"AVA_MODEL_BASE_URL cannot be passed on; allowed is {wrong}.") from None
     if workspace is not None:
         variables["AVA_WORKSPACE"] = str(_folder(workspace))
+    return replace(_launch(), env=variables)
+
+
+def _launch() -> Launch:
     command = Path(sys.executable).with_name("ava.exe" if sys.platform == "win32" else "ava")
-    if command.exists():
-        return Launch(str(command), ("serve",), variables)
-    return Launch(sys.executable, ("-m", "ava_server", "serve"), variables)
+    return Launch(str(command)) if command.exists() else Launch(sys.executable, (*MODULE_ARGS, "serve"))
+
+
+def terminal_command(data_root: Path, *words: str) -> str:
+    """Return what to type in any terminal to run a command of this installation on a data root.
+
+    The command is named by its path, and the data root only where it is not the default.
+    """
+    line = _launch().shell(*words)
+    if not os.environ.get("XDG_DATA_HOME", "").strip() and data_root == find_data_root(env={}).path:
+        return line
+    if sys.platform == "win32":  # PowerShell
+        return f'$env:AVA_DATA_ROOT="{data_root}"; & {line}'
+    return f"AVA_DATA_ROOT={shlex.quote(str(data_root))} {line}"
 
 
 def _folder(given: str) -> Path:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-import sys
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.config.tokens import Tokens
+from ava_server.core.open_files import raise_limit
 from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
 from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
@@ -174,17 +174,8 @@ class Connection(H11Protocol):
 
 def most_connections() -> int:
     """Return the most connections at once: as many as the limit on open files allows, less a reserve."""
-    if sys.platform == "win32":
-        return CONNECTIONS
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = CONNECTIONS + _FILES_FOR_OTHERS
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    room = CONNECTIONS if soft == resource.RLIM_INFINITY else min(CONNECTIONS, soft - _FILES_FOR_OTHERS)
-    return max(room, 32)
+    limit = raise_limit(CONNECTIONS + _FILES_FOR_OTHERS)
+    return CONNECTIONS if limit is None else max(min(CONNECTIONS, limit - _FILES_FOR_OTHERS), 32)
 
 
 BODY_BYTES = 4 * 1024 * 1024
@@ -289,9 +280,10 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
     found = listen(reach)
+    reach = replace(reach, port=found.getsockname()[1])  # which was picked, if none was given
     limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
     with contextlib.closing(found):
-        app = App(load, HTTP)
+        app = App(load, HTTP, reach.base_url)
         server = build_server(load, transport=HTTP, app=app)
         sessions = Sessions(server)
         http = _Server(_Paths(app, sessions, ending), reach, tokens, limits)
@@ -303,9 +295,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     await app.opened()
                     serving.start_soon(http.serve, [found])
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
-                    port: int = found.getsockname()[1]
-                    shown = replace(reach, port=port)
-                    say(f"Serving MCP clients at {shown.url}, on {reach.host} port {port}. Press Ctrl-C to stop.")
+                    say(f"Serving MCP clients at {reach.url}, on {reach.host} port {reach.port}. Press Ctrl-C to stop.")
                     await ending.asked.wait()
                     app.runtime.closing.begin()
                     app.updates.close()

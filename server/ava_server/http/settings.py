@@ -47,20 +47,25 @@ class Reach:
             return False
 
     @property
+    def base_url(self) -> str:
+        """The server's address, as clients reach it."""
+        return self.public_url or f"http://{bracketed(self.host)}:{self.port}"
+
+    @property
     def url(self) -> str:
-        """The URL for clients."""
-        if self.public_url is not None:
-            return f"{self.public_url}/mcp"
-        return f"http://{bracketed(self.host)}:{self.port}/mcp"
+        """The URL for MCP clients."""
+        return f"{self.base_url}/mcp"
 
     @property
     def names(self) -> frozenset[str]:
         """Allowed host names; others are refused, which stops DNS rebinding."""
-        names = LOOPBACK_NAMES if self.loopback else frozenset[str]()
-        if not _is_any(self.host):
-            names |= {self.host.lower()}
         public = urlsplit(self.public_url).hostname if self.public_url else None
-        return names | {public} if public else names
+        return self._own_names | {public} if public else self._own_names
+
+    @property
+    def _own_names(self) -> frozenset[str]:
+        names = LOOPBACK_NAMES if self.loopback else frozenset[str]()
+        return names if _is_any(self.host) else names | {self.host.lower()}
 
     def allows_host(self, given: str) -> bool:
         """Tell whether a Host header is allowed."""
@@ -75,22 +80,21 @@ class Reach:
         return plain and port != 0 and parts.hostname in self.names
 
     def allows_origin(self, given: str) -> bool:
-        """Tell whether an Origin header is allowed: ours, or on loopback any page of this machine."""
+        """Tell whether an Origin header is allowed: only the server's own, and that of the public URL."""
         if not _plain(given):
             return False
         try:
             parts = urlsplit(given)
-            port = parts.port
+            origin = parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
         except ValueError:
             return False
-        if parts.scheme not in _PORTS or parts.path or parts.query or parts.username is not None:
+        if parts.path or parts.query or parts.username is not None:
             return False
-        if self.loopback and parts.hostname in LOOPBACK_NAMES:
-            return True
-        public = urlsplit(self.public_url) if self.public_url else None
-        if public is None or parts.hostname != public.hostname or parts.scheme != public.scheme:
-            return False
-        return (port or _PORTS[parts.scheme]) == (public.port or _PORTS[public.scheme])
+        allowed = {("http", name, self.port) for name in self._own_names}
+        if self.public_url:
+            public = urlsplit(self.public_url)
+            allowed.add((public.scheme, public.hostname or "", public.port or _PORTS[public.scheme]))
+        return origin in allowed
 
     def trusts(self, address: str) -> bool:
         """Tell whether an address is a trusted proxy."""

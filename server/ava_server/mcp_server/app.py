@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -47,8 +48,9 @@ class _Opening:
 class App:
     """One server in one process: the runtime, once it is open, and the sessions that use it."""
 
-    def __init__(self, load: Callable[[], Settings], transport: str) -> None:
+    def __init__(self, load: Callable[[], Settings], transport: str, url: str | None = None) -> None:
         self.transport = transport
+        self._url = url
         self._load = load
         self._wanted = anyio.Event()
         self._opening: _Opening | None = None
@@ -164,7 +166,7 @@ class App:
         token = token_of(ctx)
         client = ctx.session.client_params
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
-        return self.service_for((token, name), lambda: session_over_http(token, name))
+        return self.service_for((token, name), lambda: replace(session_over_http(token, name), url=self._url))
 
     def service_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Service:
         """Return the service of a session, and make it if there is none; the data root has to be open.

@@ -1,6 +1,7 @@
 """Asking a person through the client, in both eras of the protocol.
 
-Up to 2025-11-25 the server sends the question inside the call, and waits for the answer, for 45 seconds at most. From
+Up to 2025-11-25 the server sends the question inside the call, and waits for the answer, for 45 seconds unless the host
+is known to wait longer. From
 2026-07-28 on the call ends with the question, and the client calls again with the answer and with what it was given to
 keep (the request state): the question's hash, sealed under a key in the data root, so that a new server of the same
 data root recognizes it. Without it, or where the question has changed since, the person is asked again.
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
-"""Seconds that a question may take: some hosts end a call at 60 s."""
+"""Seconds that a question may take in a host that is not known to wait longer: some end a call at 60 s."""
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 _ANSWER = "approval"
@@ -59,8 +60,12 @@ class ClientPerson:
     """
 
     def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> None:
+        from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
+
         self._ctx = ctx
         self._params = params
+        client = ctx.session.client_params
+        self._host = host_of(client.client_info.name if client is not None else None)
 
     async def ask(self, question: Question) -> Reply:
         """Ask, and return the outcome.
@@ -70,9 +75,12 @@ class ClientPerson:
         """
         from ava_server.approval.questions import AnsweredLater, Reply
 
+        if self._host is not None and not self._host.shows_forms:
+            question = question.as_yes_or_no()
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
-            with anyio.move_on_after(ASK_S) as asking, closing.question(asking):
+            seconds = (self._host.question_s if self._host is not None else None) or ASK_S
+            with anyio.move_on_after(seconds) as asking, closing.question(asking):
                 return _reply(await self._send(question))
             return Reply("silent")
         answer = (self._params.input_responses or {}).get(_ANSWER)
@@ -83,7 +91,7 @@ class ClientPerson:
     async def _send(self, question: Question) -> types.ElicitResult:
         """Send the question; where the client cannot ask after all, or its answer is invalid, it counts as closed."""
         try:
-            return await self._ctx.session.elicit_form(question.text, question.schema(), self._ctx.request_id)
+            return await self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
         except (MCPError, ValidationError) as error:
             log.warning("the client could not ask: %s", type(error).__name__)
             return types.ElicitResult(action="cancel")
@@ -91,7 +99,7 @@ class ClientPerson:
 
 def asked_back(question: Question) -> types.InputRequiredResult:
     """Return the end of a call whose question the client has to ask."""
-    form = types.ElicitRequestFormParams(message=question.text, requested_schema=question.schema())
+    form = types.ElicitRequestFormParams(message=question.message, requested_schema=question.schema())
     return types.InputRequiredResult(
         input_requests={_ANSWER: types.ElicitRequest(params=form)}, request_state=question.sha()
     )

@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
 
 from ava_server.core.errors import AvaError
 from ava_server.mcp_server.resources import refuse_cursor
@@ -51,10 +52,19 @@ async def list_tools(
 async def call_tool(
     ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
 ) -> types.CallToolResult | types.InputRequiredResult:
-    """Call one of the tools. Every error becomes an answer, in both forms."""
-    from ava_server.approval.questions import AnsweredLater
-    from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask
+    """Call one of the tools. Every error becomes an answer, in both forms.
 
+    Raises:
+        MCPError: There is no such tool.
+    """
+    from ava_server.approval.questions import AnsweredLater
+    from ava_server.approval.requests import shown
+    from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask
+    from ava_server.service.tools import TOOLS
+
+    if params.name not in TOOLS:
+        text = f"there is no tool {shown(params.name)}; there are {', '.join(TOOLS)}"
+        raise MCPError(code=types.INVALID_PARAMS, message=text)
     began = anyio.current_time()
 
     async def progress(line: str) -> None:

@@ -90,12 +90,14 @@ class Provider:
         api_key: Its key.
         wire: The format that it speaks; None is the one known for its address, else chat completions.
         streaming: It can stream.
+        unused_key: Why the key in the provider's usual variable is not used.
     """
 
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
     wire: WireName | None = None
     streaming: bool = True
+    unused_key: str | None = None
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,9 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
             f"model: {wanted!r} needs the address of {prefix}; add base_url to [providers.{prefix}] in config.toml"
         )
     if colon and prefix in KNOWN_URLS:
-        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none.", needs_key=prefix)
+        unused = settings.providers[prefix].unused_key if prefix in settings.providers else None
+        why = f" ({unused})" if unused else ""
+        raise BadInput(f"model: {wanted!r} needs a key for {prefix}, and there is none{why}.", needs_key=prefix)
     if not providers:
         raise BadInput(
             f"model: {wanted!r} cannot be used, because no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"

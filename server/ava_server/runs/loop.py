@@ -19,6 +19,7 @@ from ava_roles.tool import status_sentence
 from ava_server import telemetry
 from ava_server.budget.caps import settle_unknown
 from ava_server.budget.run_config import config_of
+from ava_server.core.open_files import is_shortage
 from ava_server.models.base import Completion
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
@@ -176,6 +177,8 @@ class AgentRun:
             except (StaleOwner, OutcomeUnknown, SchemaNewer):
                 raise
             except Exception as error:  # an internal error ends this run, on the record, and no other
+                if is_shortage(error):  # too few open files: the run stays for later, or for another owner
+                    raise
                 log.exception("%s failed", self.id)
                 text, _hidden = self._context.redactor.redact(f"{type(error).__name__}: {error}")
                 turn = self._history.turn

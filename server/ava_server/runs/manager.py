@@ -28,6 +28,7 @@ from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
+from ava_server.core.open_files import is_shortage, shortage
 from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
@@ -288,6 +289,10 @@ class Manager:
 
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""
+        if (why := shortage()) is not None:
+            self._waits(row.id, why)
+            self._retry_later(row.id)
+            return False
         try:
             await self._setup.check_config(row)
             if self._start_worker is not None:
@@ -410,7 +415,11 @@ class Manager:
             log.error("%s: %s", run.id, error)
         except SchemaNewer as error:
             self._stop_claiming(error)
-        except Exception:
+        except Exception as error:
+            if is_shortage(error):  # it passes, like a log that is out of reach
+                log.error("%s: %s", run.id, error)
+                self._retry_later(run.id)
+                return
             log.exception("%s was dropped", run.id)
             with contextlib.suppress(AuditError):  # the next look counts it again
                 await self._count_fault(run.id)

@@ -376,7 +376,8 @@ class RunSetup:
             raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
         try:
             roots = user_limits.workspace_roots(settings, user, owner=user == self._resources.user)
-            recheck_workspace(folder, roots=roots, data_root=settings.data_root, home=home_folder())
+            allow = user_limits.named_folders(settings, user)
+            recheck_workspace(folder, roots=roots, data_root=settings.data_root, home=home_folder(), allow=allow)
         except BaseException as error:
             root.close()
             if isinstance(error, WorkspaceRefused):

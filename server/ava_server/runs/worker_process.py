@@ -13,6 +13,7 @@ from typing import IO
 import anyio.to_thread
 
 from ava_audit.store.locks import HeldLock, try_hold
+from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.runs.context import ConfigNotSupported
 
@@ -41,9 +42,7 @@ class WorkerProcesses:
         command: The command line of a worker; by default this program, with this process's environment.
     """
 
-    def __init__(
-        self, root: DataRoot, command: tuple[str, ...] = (sys.executable, "-m", "ava_server", "worker")
-    ) -> None:
+    def __init__(self, root: DataRoot, command: tuple[str, ...] = (sys.executable, *MODULE_ARGS, "worker")) -> None:
         self._root = root
         self._command = command
         self._started: subprocess.Popen[bytes] | None = None

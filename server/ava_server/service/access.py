@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from ava_server.approval.questions import Person
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
+from ava_server.hosts import launching
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
@@ -37,6 +39,7 @@ class Session:
         token: Its token, over HTTP.
         client: The client's name and version, once they are known.
         roots: Folders that the client named.
+        url: The server's address, over HTTP.
         unanswered: Questions about more for a run that its person has closed or not seen: they are not asked again.
         seen: What each run looked like at the last poll: a poll without news is not logged.
     """
@@ -48,6 +51,7 @@ class Session:
     client_version: str | None = None
     protocol: str | None = None
     roots: tuple[str, ...] = ()
+    url: str | None = None
     channel: Channel = "host_call"
     by: CancelledBy = "model"
     pin_given: bool = False
@@ -183,17 +187,28 @@ class Access:
         """Return an error's text; where a key would help, with how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
         text = f"{error} {self.key_advice(provider)}" if provider else str(error)
-        return text if isinstance(error, BadInput) else self.without_data_root(text)  # it repeats only the call
+        return text if isinstance(error, BadInput) else self.for_session(text)  # it repeats only the call
 
-    def without_data_root(self, text: str) -> str:
-        """Return a text for this session: a user on another machine does not learn where the server keeps its files."""
-        return text.replace(str(self.runtime.settings.data_root), "the data root") if self.session.remote else text
+    def for_session(self, text: str) -> str:
+        """Return a text of Ava's for this session, with its commands as the person can paste them.
+
+        A user on another machine does not learn where the server keeps its files.
+        """
+        if self.session.remote:
+            text = text.replace(str(self.runtime.settings.data_root), "the data root")
+            there = f"`ava --url {self.session.url or 'URL'} "
+            return re.sub(r"`ava (?=(?:approve|reject) )", lambda _found: there, text)
+        if self.session.transport == "terminal":  # the person has just typed one
+            return text
+
+        def whole(found: re.Match[str]) -> str:
+            return f"`{launching.terminal_command(self.runtime.settings.data_root, found[1])} "
+
+        return re.sub(r"`ava (approve|reject|resume) ", whole, text)
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""
-        from ava_server.hosts.launching import key_advice
-
-        return key_advice(provider, self.session.client)
+        return launching.key_advice(provider, self.session.client)
 
     def agent_of(self, run: RunRow) -> Who:
         """Return a run as the log names it, under this session."""

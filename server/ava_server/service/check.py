@@ -40,6 +40,13 @@ ASKED_S = 35.0
 """Seconds that a question has at least, of those that a call may take."""
 
 
+_BY_PIN = "a person to approve it in a terminal: `ava approve {pending_id}` (no tool can)"
+_BY_PERSON = (
+    'a person to agree: then confirm_spawn with pending_ids ["{pending_id}"]. If your host can ask nobody, tell the'
+    " person to run `ava approve {pending_id}` in a terminal"
+)
+
+
 class RunChecks(Operations):
     """Shows runs, and waits for their end."""
 
@@ -80,6 +87,7 @@ class RunChecks(Operations):
 
     async def _going_on(self) -> list[RunAnswer]:
         """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
+        by_pin = await self._by_pin()
         now_us = time.time_ns() // 1000
         user, alive = self._session.user, self._runtime.instances.alive
         whose = None if self._session.audits else user
@@ -90,7 +98,9 @@ class RunChecks(Operations):
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
             runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
             return [
-                self._answer(run) for run in runs if run.state != EXPIRED or (run.expires_us or 0) >= now_us - HOUR_US
+                self._answer(run, by_pin=by_pin)
+                for run in runs
+                if run.state != EXPIRED or (run.expires_us or 0) >= now_us - HOUR_US
             ]
 
         return await self._store.read(query)
@@ -99,11 +109,11 @@ class RunChecks(Operations):
         """Return runs as the tools' answers show them; `offset` continues a long output."""
         now_us = time.time_ns() // 1000
         alive, manager = self._runtime.instances.alive, self._runtime.manager
-        room = room_for(sum(row.ended for row in rows))
+        room, by_pin = room_for(sum(row.ended for row in rows)), await self._by_pin()
 
         def query(view: View) -> list[RunAnswer]:
             runs = [view_run(view, view.run(row.id) or row, alive, now_us, manager=manager) for row in rows]
-            return [self._answer(run, offset=offset, room=room) for run in runs]
+            return [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
 
         answers = await self._store.read(query)
         for answer in answers:
@@ -111,9 +121,18 @@ class RunChecks(Operations):
                 answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
         return answers
 
-    def _answer(self, run: RunView, *, offset: int = 0, room: int | None = None) -> RunAnswer:
+    def _answer(self, run: RunView, *, by_pin: bool, offset: int = 0, room: int | None = None) -> RunAnswer:
         """Return a run for this session; an auditor reads whose it is."""
-        return run_answer(run, offset=offset, room=room, owner=not self._access.owns(run.row))
+        owned = self._access.owns(run.row)
+        answer = run_answer(run, offset=offset, room=room, owner=not owned)
+        if owned and run.state == WAITING:
+            answer.waits_for = (_BY_PIN if by_pin else _BY_PERSON).format(pending_id=run.row.pending_id)
+        answer.waits_for = answer.waits_for and self._access.for_session(answer.waits_for)
+        return answer
+
+    async def _by_pin(self) -> bool:
+        """Tell whether only the approval PIN approves."""
+        return await self._runtime.policy(self._session.user) == "human"
 
     async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
         return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows

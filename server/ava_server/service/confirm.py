@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import anyio.to_thread
@@ -11,7 +12,7 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome
 from ava_audit.units import cap_micros, format_ts
-from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, check_approval, refuse, reject
+from ava_server.approval.decisions import Approval, ConfirmOutcome, Unasked, approve, check_approval, refuse, reject
 from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
 from ava_server.approval.summary import without_typography
@@ -32,6 +33,12 @@ NOT_ASKED = (
     "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
     " terminal, with `ava approve {ids}`; the policy auto (config.toml) starts small ones without a question"
 )
+AGAIN: Mapping[Unasked, str] = {
+    "decline": "If the person has said no, ask what they want instead, and call again only when they say so",
+    "cancel": "When the person is there, call confirm_spawn again with the same arguments: they are asked again",
+    "silent": "When the person is there, call confirm_spawn again with the same arguments: they are asked again",
+}
+"""What a caller does after a question without an agreement."""
 
 
 class Confirmations(Operations):
@@ -104,7 +111,7 @@ class Confirmations(Operations):
         reply = await person.ask(question(checked))
         if reply.action != "accept":
             return ConfirmOutcome(
-                tuple(member.refused(UNASKED[reply.action]) for member in checked.members), unasked=True
+                tuple(member.refused(UNASKED[reply.action]) for member in checked.members), unasked=reply.action
             )
         # A PIN may have been set while the question was open.
         await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
@@ -120,7 +127,7 @@ class Confirmations(Operations):
                 pending_id=made.pending_id,
                 subagent_id=made.subagent_id,
                 status=made.status,
-                refused_because=made.refused_because and self._access.without_data_root(made.refused_because),
+                refused_because=made.refused_because and self._access.for_session(made.refused_because),
             )
             for made in decided.decisions
         ]
@@ -141,7 +148,7 @@ class Confirmations(Operations):
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
             message=" ".join(decided.lowered) or None,
-            next=_next(started, decided),
+            next=self._access.for_session(_next(started, decided)),
         )
         if started:
             await self._wait_for(answer, started, wait_s, caller.progress)
@@ -211,7 +218,7 @@ def _next(started: list[str], decided: ConfirmOutcome) -> str:
     if decided.unasked:
         ids = " ".join(made.pending_id for made in decided.decisions)
         waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
-        return f"Nothing was started, and {waits}. {NOT_ASKED.format(ids=ids)}."
+        return f"Nothing was started, and {waits}. {AGAIN[decided.unasked]}. {NOT_ASKED.format(ids=ids)}."
     if any(made.running for made in decided.decisions):
         return "Nothing new was started; what was approved before continues."
     return "Nothing was started."
@@ -273,7 +280,10 @@ class Resumptions(Operations):
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", UNASKED[reply.action]
-                hint = f"Nothing was resumed; a person resumes it with `ava resume {run.id}` in a terminal."
+                hint = self._access.for_session(
+                    f"Nothing was resumed. {AGAIN[reply.action]}. A person can also resume it in a terminal, with"
+                    f" `ava resume {run.id}`."
+                )
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
             channel = "elicitation"
             await self._access.refuse_without_pin(only_there)  # a PIN may have been set while the question was open

@@ -36,6 +36,7 @@ from ava_server.config.settings import record_settings
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import AGENT
+from ava_server.core.open_files import OWN_LATER, RESERVE, raise_limit, shortage
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
@@ -253,6 +254,7 @@ async def open_runtime(
         AuditError: The log cannot be opened.
     """
     clean_last_resort()
+    raise_limit()
     await anyio.to_thread.run_sync(settings.paths.create)
     await anyio.to_thread.run_sync(settings.paths.close_to_others)
     with temporary_files_in(settings.paths.temporary):
@@ -269,6 +271,8 @@ async def _open(
         name, lock = await anyio.to_thread.run_sync(instances.join)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
         runtime.manager = manager = _manager_of(runtime, name, serves, worker=worker)
+        if runs and (why := shortage(RESERVE + OWN_LATER)) is not None:
+            log.warning("%s", why)
 
         async def own() -> None:
             await manager.run()

@@ -160,7 +160,7 @@ class Service:
             if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
         ]
         waiting = [Notice(row) for row in asks if row.id not in in_it]
-        return [notice.text() for notice in [*waiting, *interrupted, *ended][:NOTICES]]
+        return [self._access.for_session(notice.text()) for notice in [*waiting, *interrupted, *ended][:NOTICES]]
 
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
@@ -169,12 +169,9 @@ class Service:
         results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
         text = text_of(answer)
-        if isinstance(answer, CheckAnswer) and not failed and not results:
-            looks = {run["subagent_id"]: (run["state"], run.get("iteration")) for run in _runs_in(answer)}
-            looks.setdefault("", (len(looks), None))
-            if all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
-                return
-            self._session.seen.update(looks)
+        looks = _looks(answer) if not failed else {}
+        if looks and all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
+            return
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
         result = self._answered(tool, text, began, success=not failed)
@@ -187,6 +184,7 @@ class Service:
             await self._store.do(append(result, *fetched))
         else:
             self._store.post(append(result))
+        self._session.seen.update(looks)
 
     def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
         """Return the command that records a call; its header names a run only if that is this user's."""
@@ -244,6 +242,17 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         for item in cast("list[Any]", value):
             yield from _texts(item, path)
+
+
+def _looks(answer: Answer) -> dict[str, tuple[object, ...]]:
+    """Return what a poll shows of each run; a page of a result is news once, like a state. Empty for other answers."""
+    if not isinstance(answer, CheckAnswer):
+        return {}
+    looks: dict[str, tuple[object, ...]] = {
+        run["subagent_id"]: (run["state"], run.get("iteration"), run.get("untrusted_result") is None, run.get("cursor"))
+        for run in _runs_in(answer)
+    }
+    return {"": (len(looks),), **looks}
 
 
 def _runs_in(answer: Answer) -> list[dict[str, Any]]:

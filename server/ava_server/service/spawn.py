@@ -95,7 +95,8 @@ class Spawns(Operations):
             raise Refused(made)
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
-            answer.next = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
+            following = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
+            answer.next = self._access.for_session(following)
         by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
         if by_itself and policy == "auto" and made.state == WAITING:
             await self._start_automatically(made, answer)
@@ -126,7 +127,7 @@ class Spawns(Operations):
             )  # started just now by a call with the same task_id
             why = None if started else decision.refused_because
         if why is not None:
-            why = self._access.without_data_root(why)
+            why = self._access.for_session(why)
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
             return
         self._runtime.manager.wake()
@@ -142,7 +143,7 @@ class Spawns(Operations):
         user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.price.free)
         limits, at_us = self._runtime.spawn_limits_of(user), now_us()
         why = await self._store.read(lambda view: hourly_refusal(view, user, ids, paid, limits, at_us))
-        return why and self._access.without_data_root(why)
+        return why and self._access.for_session(why)
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
         """Return the ended runs of this user whose results are named."""

@@ -112,7 +112,9 @@ def test_writes_the_server_in_the_form_each_host_expects() -> None:
     }  # fmt: skip
     assert entries["claude-code"]["type"] == entries["vscode"]["type"] == "stdio"
     assert entries["codex"]["required"] is True
-    assert {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "GROQ_API_KEY"} < set(entries["codex"]["env_vars"])
+    assert {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "GROQ_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"} < set(
+        entries["codex"]["env_vars"]
+    )
     assert HOSTS["codex"].asking("mine") == (
         ("mcp_servers", "mine", "tools", "confirm_spawn", "approval_mode"), "prompt",
     )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ava_audit.redaction import Redactor
 from ava_server.cli.doctor import data, machine, models, roles
 from ava_server.cli.doctor.finding import REPORT, Check, Finding, Setup
-from ava_server.config.keys import list_keys
+from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError
 
@@ -51,6 +51,8 @@ def run_checks(setup: Setup) -> Iterator[Finding]:
 def redactor_of(setup: Setup) -> Redactor:
     """Return the redactor of every configured key and secret."""
     known = {"AVA_MODEL_API_KEY": setup.env.get("AVA_MODEL_API_KEY", "").strip()}
+    env = setup.env
+    known |= {name: env[variable] for variable, name in key_variables(env).items() if not is_placeholder(env[variable])}
     if setup.root is not None:
         # The checks of keys and secrets report these errors; what cannot be read cannot be shown.
         with contextlib.suppress(AvaError, OSError):

@@ -22,6 +22,7 @@ from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_ab
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
+from ava_server import MODULE_ARGS
 from ava_server.cli.doctor.finding import Finding, Setup
 from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
@@ -62,7 +63,7 @@ def command(_setup: Setup) -> Iterator[Finding]:
     if path is not None:
         yield Finding("command", "ok", f"hosts start {path} serve")
     else:
-        step = f"Let hosts start {sys.executable} -m ava_server serve"
+        step = f"Let hosts start {sys.executable} {' '.join(MODULE_ARGS)} serve"
         yield Finding("command", "warning", f"there is no ava command beside {sys.executable}", step)
 
 

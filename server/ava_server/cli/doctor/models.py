@@ -8,8 +8,8 @@ from pathlib import Path
 from ava_roles.net.proxies import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_roles.net.search_engines import Engine
 from ava_server.cli.doctor.finding import Finding, Setup, State, from_error
-from ava_server.config.credentials import model_settings
-from ava_server.config.keys import SEARCHES, list_keys, read_keys
+from ava_server.config.credentials import model_settings, provider_addresses
+from ava_server.config.keys import SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
 from ava_server.config.search_engines import engine_of, search_cost
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
@@ -42,11 +42,15 @@ def keys(setup: Setup) -> Iterator[Finding]:
     if root is None:
         return
     try:
-        found = [f"{key.provider} from {key.where}" for key in list_keys(root.keys, setup.env)]
+        addresses = provider_addresses(setup.settings) if setup.settings else {}
+        found = [f"{key.provider} from {key.where}" for key in list_keys(root.keys, setup.env, addresses)]
     except AvaError as error:
         yield from_error("keys", str(error), _FIX_KEYS)
         return
     yield Finding("keys", "ok", ", ".join(found) or "none is stored, and none is in the environment")
+    for provider in WELL_KNOWN:
+        if unused := why_unused(provider, setup.env, addresses.get(provider)):
+            yield Finding("keys", "note", unused, f"If subagents are to use {provider}: `ava key set {provider}`.")
 
 
 def providers(setup: Setup) -> Iterator[Finding]:
@@ -66,7 +70,8 @@ def providers(setup: Setup) -> Iterator[Finding]:
         yield Finding(
             f"provider {name}", "ok", f"{provider.base_url or selection.KNOWN_URLS[name]}{from_env}, {with_key}"
         )
-    for key in list_keys(setup.root.keys, setup.env):
+    addresses = provider_addresses(setup.settings) if setup.settings else {}
+    for key in list_keys(setup.root.keys, setup.env, addresses):
         if {key.provider, key.provider.replace("_", "-")}.isdisjoint(usable) and key.provider not in SEARCHES:
             why = f"config.toml has no [providers.{key.provider}] with its address"
             yield Finding(f"provider {key.provider}", "note", f"its key is not used: {why}")

@@ -1,0 +1,57 @@
+"""The limit on open files: raised at start as far as it may be, and checked before new work begins."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+
+RESERVE = 32
+"""Files that a run may have open at once, with a model call, its log, and a command."""
+OWN_LATER = 4
+"""Files that a server itself opens after its start, such as connections to its log."""
+WANTED = 1_024
+"""The limit that a server asks the system for."""
+
+
+def raise_limit(wanted: int = WANTED) -> int | None:
+    """Raise this process's limit on open files to `wanted`, or as far as it may be; return it, or None for no limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        with contextlib.suppress(ValueError, OSError):  # some systems refuse what the hard limit allows
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def shortage(wanted: int = RESERVE) -> str | None:
+    """Return why so many more files cannot be opened, and what to do; None where they can."""
+    opened: list[int] = []
+    try:
+        for _ in range(wanted):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        if not is_shortage(error):
+            raise
+        limit = raise_limit()
+        return (
+            f"this server may open only {limit} files, and too few are left for a subagent; nothing new is started, and"
+            " what runs goes on. Raise the limit (`ulimit -n 1024`, or LimitNOFILE in systemd) and restart the server"
+        )
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return None
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Tell whether an error says that no more files can be opened, in this process or on this machine."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_shortage, error.exceptions))
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
