@@ -12,7 +12,7 @@ from support.terminal import ava, on_terminal
 
 pytestmark = pytest.mark.slow
 
-QUOTE = re.compile(r"^   > (.+)$", re.MULTILINE)
+QUOTE = re.compile(r"^>    > (.+)$", re.MULTILINE)
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -108,7 +108,7 @@ def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None
         screen.type("y\n")
         assert screen.ended() == 0
     drawn = STYLES.sub("", screen.text).partition("-- Result --")[2]
-    assert re.search(r'^     "\w', drawn, re.MULTILINE) and "quote: found" in drawn
+    assert re.search(r'^│ +"\w', drawn, re.MULTILINE) and "quote: found" in drawn
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
