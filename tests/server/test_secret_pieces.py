@@ -1,0 +1,148 @@
+"""A private key leaves in no piece: whatever part of a file a tool returns, the whole file was looked at before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.model_server import Say
+from support.private_keys import BEGINNINGS, body_of, leaked, private_key
+from support.projects import checkout
+from support.runtime import Lab, hand_over, open_lab
+
+from ava_audit.events import ToolResult
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
+
+MARK = "[redacted:private-key]"
+BODY = body_of()
+KEY = private_key()
+LINES = len(KEY.split("\n"))
+SETTINGS = ["# Settings of the service", "host = example.org", KEY, "port = 8443", "# the end of the settings"]
+FILES = {
+    "server.key": f"{KEY}\n",
+    "settings.ini": "\n".join(SETTINGS) + "\n",
+    "keys.csv": f'name,key\nfirst,"{KEY}"\nlast,none\n',
+    "readme.md": "The service listens on port 8443.\n",
+}
+Call = tuple[str, dict[str, Any]]
+
+
+@asynccontextmanager
+async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab]:
+    """A lab whose model makes one call a turn; what was sent, stored and answered has no piece of the key."""
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
+        checkout(lab.workspace, FILES)
+        yield lab
+        for request in lab.server.requests:
+            assert leaked(request.body.decode(), BODY) == []
+    for path in (tmp_path / "data").rglob("*"):
+        if path.is_file():
+            assert leaked(path.read_bytes().decode("utf-8", "replace"), BODY) == [], path
+
+
+async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
+    """Run a subagent to its end; return what its calls brought."""
+    run_id = await lab.start(role=role, max_iterations=30, **more)
+    row = await lab.ended(run_id, within_s=within_s)
+    assert row.state == "success", await lab.result(run_id)
+    return [fact.output for fact in await lab.facts(run_id, ToolResult) if fact.tool != "submit_result"]
+
+
+READS: list[Call] = [
+    ("read_file", {"path": "server.key", "offset": 2}),
+    ("read_file", {"path": "server.key", "offset": 5, "limit": 3}),
+    ("read_file", {"path": "server.key", "offset": LINES - 1}),
+    ("read_file", {"path": "settings.ini", "offset": 6, "limit": 10}),
+    ("read_file", {"path": "settings.ini"}),
+    ("read_file", {"path": "keys.csv"}),
+    ("search_codebase", {"query": BODY[3][:12]}),
+    ("search_codebase", {"query": "[A-Za-z0-9+/=]{20,}", "regex": True}),
+    ("search_codebase", {"query": "M", "path": "server.key"}),
+    ("search_codebase", {"query": "port|MII|8443", "regex": True}),
+    ("search_and_read", {"query": f"settings service port {BODY[5][:12]}"}),
+]
+
+
+async def test_reading_and_searching_return_no_piece_of_a_private_key(tmp_path: Path) -> None:
+    async with lab_with_keys(tmp_path, READS) as lab:
+        shown = await outputs(lab)
+        assert len(shown) == len(READS)
+        assert MARK in shown[0]
+
+
+async def test_line_numbers_and_totals_stay_those_of_the_file(tmp_path: Path) -> None:
+    calls: list[Call] = [
+        ("read_file", {"path": "settings.ini", "offset": LINES + 2}),
+        ("read_file", {"path": "settings.ini", "offset": LINES + 3, "limit": 1}),
+        ("search_codebase", {"query": "port ="}),
+        ("search_codebase", {"query": "^port", "regex": True}),
+        ("search_and_read", {"query": "settings port"}),
+    ]
+    total = len(FILES["settings.ini"].splitlines())
+    async with lab_with_keys(tmp_path, calls) as lab:
+        tail, one, literal, regex, passages = await outputs(lab)
+    assert f"lines {LINES + 2} to {total} of {total}\n\n{MARK}\nport = 8443\n" in tail
+    assert f"lines {LINES + 3} to {LINES + 3} of {total}\n\nport = 8443\n" in one
+    assert f"settings.ini:{LINES + 3}: port = 8443" in literal
+    assert f"settings.ini:{LINES + 3}: port = 8443" in regex
+    assert "## settings.ini" in passages and MARK in passages
+
+
+PARTS = [
+    "sed -n 2,99p server.key",
+    "sed -n 4,6p server.key",
+    "tail -n +3 server.key | head -n 5",
+    "tail -c 300 server.key",
+    "cut -c5-60 server.key",
+    "grep -n . server.key | sed -n 3,8p",
+    "nl -ba settings.ini | sed -n 9,14p",
+    "sed -n 3,20p server.key | tr -d '\\n'",
+    "tail -n +2 server.key | base64 | sed -n 4,9p",
+    "awk 'NR==7' server.key",
+    "sed -i 1d server.key; cat server.key | head -n 9",
+]
+
+
+@pytest.mark.parametrize("tool", ["run_bash", "python_exec"])
+async def test_a_command_shows_no_part_of_a_private_key_in_the_workspace(tmp_path: Path, tool: str) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    calls: list[Call] = [("run_bash", {"command": part}) for part in PARTS]
+    if tool == "python_exec":
+        run = "import subprocess\nprint(subprocess.run({!r}, shell=True, capture_output=True, text=True).stdout)"
+        calls = [(tool, {"code": run.format(part)}) for part in PARTS]
+    async with lab_with_keys(tmp_path, calls) as lab:
+        shown = await outputs(lab, "code_reviewer" if tool == "run_bash" else "data_extractor")
+        assert all(MARK in output for output in shown)
+
+
+async def test_a_public_key_of_the_same_pair_stays_readable(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    modulus = "".join(BODY)[16:340]
+    public = "MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQEA" + modulus + "IDAQAB"
+    lines = "\n".join(public[at : at + 64] for at in range(0, len(public), 64))
+    pem = f"-----BEGIN PUBLIC KEY-----\n{lines}\n-----END PUBLIC KEY-----\n"
+    script = [Say(calls=[("run_bash", {"command": "cat server.pub"})]), hand_over()]
+    async with open_lab(tmp_path, script) as lab:
+        checkout(lab.workspace, {**FILES, "server.pub": pem})
+        [shown] = await outputs(lab, "code_reviewer")
+    assert pem in shown
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+async def test_reading_from_the_middle_hides_every_kind_of_key(tmp_path: Path, kind: str) -> None:
+    key, body = private_key(kind), body_of(kind)
+    calls: list[Call] = [("read_file", {"path": "k", "offset": line + 1}) for line in range(1, len(body), 5)]
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
+        (lab.workspace / "k").write_text(f"{key}\n")
+        shown = await outputs(lab)
+        assert all(MARK in output and leaked(output, body, 12) == [] for output in shown)
+        assert json.dumps(shown).count(f"of {len(body) + 2}") == len(calls)
