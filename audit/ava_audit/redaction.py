@@ -40,11 +40,12 @@ def _shape(name: str, literals: str, rest: str) -> KeyPattern:
 
 
 _END = r"(?![A-Za-z0-9])"
+_LONG_LINES = r"[A-Za-z0-9+/]{16,}+(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,}+)*+={0,2}"
 _KEY_LINES = (
-    r"[A-Za-z0-9+/]{16,}+(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,}+)*+"
-    r"(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{1,100}+={0,2}(?![^\s\"'\\,<]))?={0,2}"
+    r"(?:[A-Za-z0-9+/]{16,100}+(?![A-Za-z0-9+/=])(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,100}+)*+"
+    r"(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{1,100}+={0,2}(?![^\s\"'\\,<])|" + _LONG_LINES + ")"
 )
-"""What follows the beginning of a private key, with or without line ends."""
+"""What follows the beginning of a private key: long lines and a last one, or lines without a short last one."""
 KEY_PATTERNS = (
     _shape("anthropic-key", "sk-ant-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
@@ -89,7 +90,7 @@ KEY_PATTERNS = (
     _shape(
         "private-key",
         "LS0tLS1CRUdJTi",
-        r"(?:BSU0EgUFJJVkFURSBLRVkt|BQUklWQVRFIEtFWS0t|BFQyBQUklWQVRFIEtFWS|BPUEVOU1NIIFBSSVZBVEUgS0VZ)" + _KEY_LINES,
+        r"(?:BSU0EgUFJJVkFURSBLRVkt|BQUklWQVRFIEtFWS0t|BFQyBQUklWQVRFIEtFWS|BPUEVOU1NIIFBSSVZBVEUgS0VZ)" + _LONG_LINES,
     ),
 )
 _WORD = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -155,6 +156,7 @@ def _pem(text: str, start: int, after: int, end: int) -> SecretSpan | None:
 
 
 _KEY_TOKEN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
+_NEXT_LINE = re.compile(r"[\r\n]|\\[nr]")
 _LINE_WIDTH = 40
 """A line of a private key, except for the last, has at least so many characters."""
 _BETWEEN_LINES = 40
@@ -182,7 +184,10 @@ def _key_start(text: str, low: int, end: int) -> int | None:
     width, start, next_start = 0, None, end
     for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
         size = len(token[0])
-        if next_start - token.end() > _BETWEEN_LINES or (start is None and not _is_mixed(token[0])):
+        between = text[token.end() : next_start]
+        if len(between) > _BETWEEN_LINES or not _NEXT_LINE.search(between) or "---" in between:
+            break
+        if start is None and not _is_mixed(token[0]):
             break
         if start is not None:
             if not width and size >= max(_LINE_WIDTH, end - start - _BETWEEN_LINES):
@@ -286,6 +291,8 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
                 continue
             # After a space without `=` or `:`, only the value of a command-line flag counts.
             if match[1] is not None and _FLAG.search(before) is None:
+                continue
+            if literal == "PWD" and (match[3] or match[4]).startswith("/"):  # the working folder
                 continue
             shortest = 8 if name in ("password", "pass", "salt") else 12
             if match[3] is not None:
@@ -400,7 +407,7 @@ def _matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterato
 
 
 _PLACEHOLDERS = """
-a access an and api apikey auth bar baz change changeit changeme client demo dummy enter env example
+a access an and api apikey auth bar baz bit change changeit changeme client demo dummy enter env example
 fake fill foo from goes here hidden id in insert is it key me my mypassword mysecret none not null
 of optional or pass passphrase passwd password placeholder private put redacted replace required
 sample secret set some string test testing the this to todo token undefined unset user username

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.coding import PROJECT, VERIFY, asked
+from support.documents import pdf
+from support.foreign import stdio_server, write_role
 from support.model_server import Say
 from support.private_keys import BEGINNINGS, body_of, leaked, private_key
 from support.projects import checkout
@@ -120,6 +123,60 @@ async def test_a_command_shows_no_part_of_a_private_key_in_the_workspace(tmp_pat
     async with lab_with_keys(tmp_path, calls) as lab:
         shown = await outputs(lab, "code_reviewer" if tool == "run_bash" else "data_extractor")
         assert all(MARK in output for output in shown)
+
+
+EDITS: list[Call] = [
+    ("edit_file", {"path": "settings.ini", "old": "host = example.org", "new": "host = example.com"}),
+    ("edit_file", {"path": "settings.ini", "old": "port = 8443", "new": "port = 443"}),
+    ("edit_file", {"path": "settings.ini", "old": "# Settings of a service\nhost = example.com\nkey", "new": "x"}),
+    ("edit_file", {"path": "settings.ini", "old": f"host = example.com\n{MARK}\n", "new": "x"}),
+    ("edit_file", {"path": "settings.ini", "old": "-----BEGIN RSA PRIVATE KEY-----\n", "new": ""}),
+    ("edit_file", {"path": "settings.ini", "old": "-----END RSA PRIVATE KEY-----\n", "new": ""}),
+    ("read_file", {"path": "settings.ini", "offset": 5, "limit": 9}),
+    ("write_file", {"path": "settings.ini", "content": "host = example.org\n"}),
+    ("edit_file", {"path": "adding.py", "old": "a - b", "new": "a + b"}),
+]
+
+
+async def test_editing_shows_no_piece_of_a_private_key(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    verify = f"sed -n 5,9p settings.ini; {VERIFY}"
+    async with lab_with_keys(tmp_path, EDITS) as lab:
+        checkout(lab.workspace, PROJECT)
+        shown = await outputs(lab, **asked(namespace=["settings.ini", "adding.py"], verify=verify))
+        host, port, near, marked, begin, end, read, written, _ = shown
+    assert "+    2  host = example.com" in host and f"    3  {MARK}" in host
+    assert f"{LINES + 2}  {MARK}" in port and f"+{LINES + 3:>5}  port = 443" in port
+    assert "old is not in settings.ini. Nearest:" in near and f"    3  {MARK}" in near
+    assert f"{MARK} in old is not text of settings.ini: it stands for something hidden from you" in marked
+    assert "edited settings.ini" in begin and "edited settings.ini" in end
+    assert MARK in read and MARK in written
+
+
+async def test_an_answer_of_an_mcp_server_shows_no_piece_of_a_private_key_in_the_workspace(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    write_role(tmp_path / "data", "mcp__lab__environment, read_file")
+    script = [Say(calls=[("mcp__lab__environment", {})]), hand_over()]
+    config = stdio_server("good", env={"GIVEN": BODY[9]})
+    async with open_lab(tmp_path, script, config=config) as lab:
+        checkout(lab.workspace, FILES)
+        [shown] = await outputs(lab, "guest")
+    assert f'"GIVEN": "{MARK}"' in shown and leaked(shown, BODY) == []
+
+
+async def test_a_key_that_goes_on_on_the_next_page_is_hidden_there_too(tmp_path: Path) -> None:
+    lines = KEY.split("\n")
+    calls: list[Call] = [("read_file", {"path": "two.pdf", "offset": 2}), ("search_and_read", {"query": "pump manual"})]
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
+        first, second = "\n".join(lines[:12]), "\n".join([*lines[12:], "manual of the pump"])
+        (lab.workspace / "two.pdf").write_bytes(pdf(first, second))
+        shown = await outputs(lab)
+    assert all(MARK in output and leaked(output, BODY) == [] for output in shown)
+    assert "manual of the pump" in shown[0] and "manual of the pump" in shown[1]
 
 
 async def test_a_public_key_of_the_same_pair_stays_readable(tmp_path: Path) -> None:

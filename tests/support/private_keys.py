@@ -18,7 +18,7 @@ CHARS = {"EC PRIVATE KEY": 164, "OPENSSH PRIVATE KEY": 1_700}
 
 def body_of(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> list[str]:
     """The lines of a key between its first and its last."""
-    some = random.Random(f"{kind} {seed}")  # noqa: S311
+    some = random.Random(f"{kind} {seed}")
     start = BEGINNINGS[kind]
     data = start + "".join(some.choices(LETTERS, k=CHARS.get(kind, 1_590) - len(start))) + "="
     width = 70 if "OPENSSH" in kind else 64
