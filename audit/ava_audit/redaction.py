@@ -311,7 +311,7 @@ def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
     return _end(_TOKEN_REST, text, match.end(4))
 
 
-_ENVIRONMENT_NAME = re.compile(r"(?:\A|[\s\"'])[A-Z0-9_]{0,40}\Z")
+_ENVIRONMENT_NAME = re.compile(r"(?<![^\s\"'])[A-Z0-9_]{0,40}+\Z")
 _LETTERS = re.compile(r"([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"']|\Z)")
 
 
@@ -375,7 +375,10 @@ _JDBC_ORACLE = re.compile(r"oracle:(?:thin|oci8?):([^/@]{1,100}+)/([^@]{3,200}+)
 
 def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords in JDBC URLs."""
+    end = 0
     for address in _matches_after(text, "jdbc:", _JDBC):
+        if address.start() < end:  # an address inside an address
+            continue
         start, end = address.span()
         user = _JDBC_USER.search(text, start, end)
         oracle = _JDBC_ORACLE.match(text, start, end)
@@ -575,7 +578,8 @@ class Redactor:
 _PIECE, _SHORTEST_PIECE_RUN = 8, 16
 _PIECE_CHARS = 6
 """A piece of a private key has so many different characters at least: `AAAAAAAA` is in many texts."""
-_MOST_PIECES = 400_000
+_MOST_KEYS = 100
+"""Private keys that a run learns at most."""
 _BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
 _BASE64_ONLY = re.compile(r"[^A-Za-z0-9+/]+")
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?![A-Z0-9 ]{0,30}PRIVATE)[^-\n]{1,60}-----[^-]{0,20000}+-----END ")
@@ -596,6 +600,7 @@ class RunRedactor(Redactor):
     def __init__(self, shared: Redactor) -> None:
         self._shared = shared
         self._pieces: frozenset[str] = frozenset()
+        self._learned: set[str] = set()
         super().__init__({})
 
     def learn(self, values: Mapping[str, str]) -> None:
@@ -606,10 +611,13 @@ class RunRedactor(Redactor):
         """Replace every part of the PEM private keys in a text from now on."""
         pieces: set[str] = set()
         for found in find_private_keys(text):
+            if text[found.start : found.end] in self._learned or len(self._learned) >= _MOST_KEYS:
+                continue
+            self._learned.add(text[found.start : found.end])
             header = text.find("-----", found.start + len(_PEM_BEGIN)) + len("-----")
             footer = text.rfind(_PEM_END, header, found.end)
             pieces |= _pieces_of(text[header : footer if footer >= 0 else found.end])
-        if not pieces <= self._pieces and len(self._pieces) < _MOST_PIECES:
+        if pieces:
             self._pieces |= pieces
 
     def redact_lines(self, text: str) -> tuple[str, int]:
