@@ -609,16 +609,15 @@ class RunRedactor(Redactor):
 
     def learn_private_keys(self, text: str) -> None:
         """Replace every part of the PEM private keys in a text from now on."""
-        pieces: set[str] = set()
         for found in find_private_keys(text):
-            if text[found.start : found.end] in self._learned or len(self._learned) >= _MOST_KEYS:
-                continue
-            self._learned.add(text[found.start : found.end])
-            header = text.find("-----", found.start + len(_PEM_BEGIN)) + len("-----")
-            footer = text.rfind(_PEM_END, header, found.end)
-            pieces |= _pieces_of(text[header : footer if footer >= 0 else found.end])
-        if pieces:
-            self._pieces |= pieces
+            key = text[found.start : found.end]
+            with self._learn_lock:
+                if key in self._learned or len(self._learned) >= _MOST_KEYS:
+                    continue
+                self._learned.add(key)
+                header = key.index("-----", len(_PEM_BEGIN)) + len("-----")
+                footer = key.rfind(_PEM_END)
+                self._pieces |= _pieces_of(key[header : footer if footer >= 0 else len(key)])
 
     def redact_lines(self, text: str) -> tuple[str, int]:
         """Return the text as `redact` does, but with as many lines; learn the private keys in it."""
