@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -20,6 +21,8 @@ from support.runtime import Lab, hand_over, open_lab
 from ava_audit.events import ToolResult
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
+from ava_server.config.secrets import set_secret
+from ava_server.runs.result import unwrap_output
 
 MARK = "[redacted:private-key]"
 BODY = body_of()
@@ -203,3 +206,40 @@ async def test_reading_from_the_middle_hides_every_kind_of_key(tmp_path: Path, k
         shown = await outputs(lab)
         assert all(MARK in output and leaked(output, body, 12) == [] for output in shown)
         assert json.dumps(shown).count(f"of {len(body) + 2}") == len(calls)
+
+
+async def test_invisible_characters_protect_no_key_and_are_counted_where_they_are_shown(tmp_path: Path) -> None:
+    hidden = "\n".join("\u200b".join(line) for line in KEY.split("\n"))
+    calls: list[Call] = [
+        ("read_file", {"path": "k", "offset": 9, "limit": 4}),
+        ("read_file", {"path": "k", "offset": LINES + 2}),
+        ("read_file", {"path": "k", "limit": 1}),
+    ]
+    async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
+        (lab.workspace / "k").write_text(f"se\u200ben\r\n{hidden}\n\x0cplain\n")
+        body, plain, first = await outputs(lab)
+    assert f"of {LINES + 2}\n\n" + "\n".join([MARK] * 4) in body and "invisible" not in body
+    assert "plain" in plain and 'invisible_characters_removed="1"' in plain
+    assert "seen" in first and 'invisible_characters_removed="1"' in first
+
+
+async def test_a_key_stored_meanwhile_is_hidden_in_an_older_result_that_is_read_on(tmp_path: Path) -> None:
+    value = "correct-horse-battery-staple-" + "z" * 60
+    stored = tmp_path / "data" / "secrets" / "secrets.toml"
+
+    def script(asked: dict[str, Any]) -> Say:
+        results = [unwrap_output(message["content"]) for message in asked["messages"] if message["role"] == "tool"]
+        if not results:
+            return Say(calls=[("read_file", {"path": "notes.txt"})])
+        if len(results) > 1:
+            return hand_over()
+        set_secret("LATE", value, [], stored)
+        result_id = f"R-{hashlib.sha256(results[0].encode()).hexdigest()[:8]}"
+        offset = results[0].index(value) + 30
+        return Say(calls=[("read_tool_result", {"id": result_id, "offset": offset})])
+
+    async with open_lab(tmp_path, script) as lab:
+        (lab.workspace / "notes.txt").write_text(f"it is {value} and so on\n")
+        stored.parent.mkdir(mode=0o700, exist_ok=True)
+        _first, again = await outputs(lab)
+    assert "z" * 20 not in again

@@ -271,6 +271,7 @@ class ToolCalls:
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
         place = replace(self.place, secrets=injected, hide=hide.in_lines, say=self._say_hidden)
+        await self._context.secret_injection.refresh()  # for what the tool hides itself, and below for the rest
         if (tool.spec.commands or tool.spec.foreign is not None) and not self._keys_known and place.files is not None:
             await learn_private_keys(self._context.redactor, place.files)
             self._keys_known = True
