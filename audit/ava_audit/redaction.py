@@ -1,8 +1,9 @@
 """Redaction of secrets in text, before a model sees it and before it is stored.
 
 First come the configured values, as they are, URL-quoted, in base64 and JSON-escaped; then everything that looks like
-a key. Whole texts are redacted, never chunks of a stream: a secret that is cut in two is not found. The time to search
-a text grows linearly with its length, whatever the text is.
+a key. Whole texts are redacted, never chunks of a stream: a secret that is cut in two is not found. Where only a part
+of a text can be had, such as the output of a command, a run knows the private keys of its files (`RunRedactor`). The
+time to search a text grows linearly with its length, whatever the text is.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 from urllib.parse import quote, quote_plus
 
 
@@ -39,6 +40,12 @@ def _shape(name: str, literals: str, rest: str) -> KeyPattern:
 
 
 _END = r"(?![A-Za-z0-9])"
+_LONG_LINES = r"[A-Za-z0-9+/]{16,}+(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,}+)*+={0,2}"
+_KEY_LINES = (
+    r"(?:[A-Za-z0-9+/]{16,100}+(?![A-Za-z0-9+/=])(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,100}+)*+"
+    r"(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{1,100}+={0,2}(?![^\s\"'\\,<])|" + _LONG_LINES + ")"
+)
+"""What follows the beginning of a private key: long lines and a last one, or lines without a short last one."""
 KEY_PATTERNS = (
     _shape("anthropic-key", "sk-ant-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
@@ -64,6 +71,27 @@ KEY_PATTERNS = (
     _shape("npm-token", "npm_", r"[A-Za-z0-9]{36}" + _END),
     _shape("pypi-token", "pypi-AgE", r"[A-Za-z0-9_-]{50,}+"),
     _shape("jwt", "eyJ", r"[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]{10,}+"),
+    _shape("sendgrid-key", "SG.", r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),
+    _shape("digitalocean-token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}" + _END),
+    _shape("vault-token", "hv", r"[sbr]\.(?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24,}+"),
+    _shape("xai-key", "xai-", r"[A-Za-z0-9]{60,}+"),
+    _shape("replicate-token", "r8_", r"[A-Za-z0-9]{37}" + _END),
+    _shape("age-key", "AGE-SECRET-KEY-", r"(?:PQ-)?1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58,}+"),
+    # The beginning of the data of a private key whose BEGIN line is missing: RSA, DSA and EC; EC; Ed25519; OpenSSH.
+    _shape(
+        "private-key",
+        "MI",
+        r"(?:I[A-Za-z0-9+/]{2}[AQgw]IBA(?:AJB|AK[BC]|DANBgkqhkiG9w0BAQEF)|GkAgEBBD|HcAgEBBEI"
+        r"|[GH][A-Za-z0-9+/]AgEAMB[AM]GByqGSM49AgEG)" + _KEY_LINES,
+    ),
+    _shape("private-key", "MH", r"[cQ]CAQEEI" + _KEY_LINES),
+    _shape("private-key", "MC4CAQAwBQYDK2V b3BlbnNzaC1rZXktdjE", _KEY_LINES),
+    # The BEGIN lines of RSA, PKCS #8, EC and OpenSSH keys in base64, as in a kubeconfig.
+    _shape(
+        "private-key",
+        "LS0tLS1CRUdJTi",
+        r"(?:BSU0EgUFJJVkFURSBLRVkt|BQUklWQVRFIEtFWS0t|BFQyBQUklWQVRFIEtFWS|BPUEVOU1NIIFBSSVZBVEUgS0VZ)" + _LONG_LINES,
+    ),
 )
 _WORD = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
 
@@ -127,6 +155,50 @@ def _pem(text: str, start: int, after: int, end: int) -> SecretSpan | None:
     return SecretSpan("private-key", start, body.end())
 
 
+_KEY_TOKEN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
+_NEXT_LINE = re.compile(r"[\r\n]|\\[nr]")
+_LINE_WIDTH = 40
+"""A line of a private key, except for the last, has at least so many characters."""
+_BETWEEN_LINES = 40
+"""The most characters between two lines of a private key: line ends, quotes, a line number."""
+
+
+def find_key_ends(text: str) -> Iterator[SecretSpan]:
+    """Find the end of a PEM private key whose beginning is missing: lines of one width before an END line."""
+    done = 0
+    at = text.find(_PEM_END)
+    while at >= 0:
+        after = at + len(_PEM_END)
+        kind = _PEM_KIND.match(text, after)
+        if kind is not None:
+            after = kind.end()
+            start = _key_start(text, max(done, at - _PEM_LONGEST), at)
+            if start is not None:
+                yield SecretSpan("private-key", start, after)
+            done = after
+        at = text.find(_PEM_END, after)
+
+
+def _key_start(text: str, low: int, end: int) -> int | None:
+    """Return where the lines of a key that ends at `end` begin; None where there are none."""
+    width, start, next_start = 0, None, end
+    for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
+        size = len(token[0])
+        between = text[token.end() : next_start]
+        if len(between) > _BETWEEN_LINES or not _NEXT_LINE.search(between) or "---" in between:
+            break
+        if start is None and not _is_mixed(token[0]):
+            break
+        if start is not None:
+            if not width and size >= max(_LINE_WIDTH, end - start - _BETWEEN_LINES):
+                width = size
+            elif size != width:
+                # The first line of an output may begin in the middle of a line of the key.
+                return token.start() if width and size < width and _is_mixed(token[0]) else start
+        start = next_start = token.start()
+    return start
+
+
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 
@@ -140,13 +212,13 @@ def find_url_passwords(text: str) -> Iterator[SecretSpan]:
         at = text.find("://", at + 3)
 
 
-_OPENING = r"\\?[\"']?\s{0,3}[:=,]\s{0,3}[fbru]{0,2}\\?[\"'`]?"
+_OPENING = r"(?:\"\"|\\?[\"'])?\s{0,3}[:=,]\s{0,3}[fbru]{0,2}(?:\"\"|\\?[\"'`])?"  # CSV doubles quotes
 _AUTHORIZATION = re.compile(
     _OPENING
     + r"(?:([Bb]earer|[Bb]asic|[Tt]oken|[Dd]igest|[Aa]pi[Kk]ey)\s{1,3})?"
     + r"([A-Za-z0-9._~+/=-]{8,128}+)(?![(\[{])"
 )
-_COOKIE = re.compile(r"\\?[\"']?:\s{0,3}\\?[\"']?([A-Za-z0-9_.-]{1,64}+=[^\r\n\"'`<>{}\\]{8,128}+)")
+_COOKIE = re.compile(r"(?:\"\"|\\?[\"'])?:\s{0,3}(?:\"\"|\\?[\"'])?([A-Za-z0-9_.-]{1,64}+=[^\r\n\"'`<>{}\\]{8,128}+)")
 
 
 _TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
@@ -185,15 +257,18 @@ _NAMES = {
         "secret": ("ecret", "ECRET"),
         "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "PWD"),
         "credential": ("redential", "REDENTIAL"),
+        "pass": ("_PASS",),
+        "jwt": ("JWT",),
+        "salt": ("SALT",),
     }.items()
     for literal in literals
 }
 _KEY_OF = re.compile(r"(?:api|access|secret|private|auth|account|signing|encryption|master)[_ -]?\Z", re.IGNORECASE)
 _NO_TOKEN_OF = re.compile(r"(?:next|page|continuation|csrf|xsrf|sync|nextpage|cursor)[_-]?t?\Z", re.IGNORECASE)
 _ASSIGNED = re.compile(
-    r"(?:s|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?\\?[\"'`]?\]?"
+    r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
     r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( ))"
-    r"(?:[fbruFBRU]{0,2}\\?([\"'`])([^\s\"'`\\]{8,}+)\\?\2|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
+    r"(?:[fbruFBRU]{0,2}\\?(\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?\2|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
 )
 _FLAG = re.compile(r"--[A-Za-z-]{0,24}\Z")
 _QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
@@ -212,10 +287,14 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
                 continue
             if name == "token" and _NO_TOKEN_OF.search(before) is not None:
                 continue
+            if name in ("jwt", "salt") and before[-1:].isalpha():  # a part of another word
+                continue
             # After a space without `=` or `:`, only the value of a command-line flag counts.
             if match[1] is not None and _FLAG.search(before) is None:
                 continue
-            shortest = 8 if name == "password" else 12
+            if literal == "PWD" and (match[3] or match[4]).startswith("/"):  # the working folder
+                continue
+            shortest = 8 if name in ("password", "pass", "salt") else 12
             if match[3] is not None:
                 if _is_random(match[3], max(shortest, 16 if name == "token" else 0)):
                     done = match.end(3)
@@ -232,6 +311,94 @@ def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
     return _end(_TOKEN_REST, text, match.end(4))
 
 
+_ENVIRONMENT_NAME = re.compile(r"(?<![^\s\"'])[A-Z0-9_]{0,40}+\Z")
+_LETTERS = re.compile(r"([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"']|\Z)")
+
+
+def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find passwords without digits in the environment: `DB_PASSWORD=correcthorse`, `SMTP_PASS='correcthorse'`."""
+    for literal in ("PASSWORD=", "_PASS=", "PASSPHRASE="):
+        at = text.find(literal)
+        while at >= 0:
+            after = at + len(literal)
+            match = _LETTERS.match(text, after)
+            if (
+                match is not None
+                and _ENVIRONMENT_NAME.search(text[max(0, at - 41) : at]) is not None
+                and not _is_stock_phrase(match[2])
+            ):
+                yield SecretSpan("password", match.start(2), match.end(2))
+            at = text.find(literal, after)
+
+
+_CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
+_LINE_BREAK = re.compile(r"(?<![\\^`])\r?\n")
+_COMMAND_CHARS = 400
+
+
+def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the password in `curl -u user:password`."""
+    for literal in (" -u", " --user"):
+        at = text.find(literal)
+        while at >= 0:
+            after = at + len(literal)
+            match = _CURL.match(text, after)
+            if match is not None and not _is_no_password(match[2], match[1]) and _in_curl(text, at):
+                yield SecretSpan("password", match.start(2), match.end(2))
+            at = text.find(literal, after)
+
+
+def _in_curl(text: str, at: int) -> bool:
+    """Tell whether an option belongs to a command of curl, which may go on over several lines."""
+    start = text.rfind("curl", max(0, at - _COMMAND_CHARS), at)
+    return start >= 0 and _LINE_BREAK.search(text, start, at) is None
+
+
+_NETRC = re.compile(
+    r"\s{1,8}[^\s]{1,200}+\s{1,8}login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?"
+    r"password\s{1,8}([^\s\"'`]{3,200}+)"
+)
+
+
+def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords of a netrc file."""
+    for match in _matches_after(text, "machine", _NETRC):
+        if not _is_no_password(match[2], match[1]):
+            yield SecretSpan("password", match.start(2), match.end(2))
+
+
+_JDBC = re.compile(r"[^\s\"'<>`\\]{1,600}+")
+_JDBC_USER = re.compile(r"[?&;](?:user|username|uid)=([^&;]{1,100}+)", re.IGNORECASE)
+_JDBC_PASSWORD = re.compile(r"[?&;](?:password|passwd|pwd)=([^&;]{3,200}+)", re.IGNORECASE)
+_JDBC_ORACLE = re.compile(r"oracle:(?:thin|oci8?):([^/@]{1,100}+)/([^@]{3,200}+)@")
+
+
+def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords in JDBC URLs."""
+    end = 0
+    for address in _matches_after(text, "jdbc:", _JDBC):
+        if address.start() < end:  # an address inside an address
+            continue
+        start, end = address.span()
+        user = _JDBC_USER.search(text, start, end)
+        oracle = _JDBC_ORACLE.match(text, start, end)
+        for match in _JDBC_PASSWORD.finditer(text, start, end):
+            if not _is_no_password(match[1], user[1] if user else ""):
+                yield SecretSpan("password", match.start(1), match.end(1))
+        if oracle is not None and not _is_no_password(oracle[2], oracle[1]):
+            yield SecretSpan("password", oracle.start(2), oracle.end(2))
+
+
+_SIGNATURE = re.compile(r"((?:[A-Za-z0-9+/]|%2[BbFf]){43}(?:=|%3[Dd]))(?![A-Za-z0-9%])")
+
+
+def find_signatures(text: str) -> Iterator[SecretSpan]:
+    """Find signatures of shared access to Azure: `&sig=…`, 32 bytes in base64."""
+    for match in _matches_after(text, "sig=", _SIGNATURE):
+        if text[match.start() - 5 : match.start() - 4] in ("?", "&", ";"):
+            yield SecretSpan("signature", match.start(), match.end())
+
+
 def _matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
     at = text.find(literal)
     while at >= 0:
@@ -243,13 +410,21 @@ def _matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterato
 
 
 _PLACEHOLDERS = """
-a access an and api apikey auth bar baz change changeit changeme client demo dummy enter env example
+a access an and api apikey auth bar baz bit change changeit changeme client demo dummy enter env example
 fake fill foo from goes here hidden id in insert is it key me my mypassword mysecret none not null
 of optional or pass passphrase passwd password placeholder private put redacted replace required
 sample secret set some string test testing the this to todo token undefined unset user username
 value with your yourpassword
 """
 _PLACEHOLDER_WORDS = frozenset(_PLACEHOLDERS.split())
+_STOCK_PHRASES = """
+admin administrator always app application ask contrasena database db default development disabled enabled encrypted
+external false file generate guest heslo hidden inherit input kennwort local localhost mariadb masked mongo mongodb
+mysql never new old own passwort pg plain plaintext postgres postgresql prod production prompt pw pwd rabbit rabbitmq
+random read redis root same scott secure senha server service staging stdin strong super temp temporary tiger true
+unused vault very wachtwoord web wordpress yes
+"""
+_STOCK_WORDS = _PLACEHOLDER_WORDS | frozenset(_STOCK_PHRASES.split())
 _REFERENCE = ("$", "{", "<", "%", "[", "(", "#", "*", "&lt;", "@")
 _SPLIT = re.compile(r"[^A-Za-z0-9]+")
 
@@ -261,6 +436,22 @@ def is_placeholder(value: str) -> bool:
         return True
     words = (word.rstrip("0123456789").lower() for word in _SPLIT.split(value))
     return all(not word or word in _PLACEHOLDER_WORDS or len(set(word)) == 1 for word in words)
+
+
+def _is_stock_phrase(value: str) -> bool:
+    """Tell whether letters are words that stand for a password, in a row: `mysecretpassword`, `postgres`."""
+    word = value.lower()
+    reached = {0}
+    for end in range(1, len(word) + 1):
+        if any(word[start:end] in _STOCK_WORDS for start in reached):
+            reached.add(end)
+    return len(word) in reached or len(set(word)) == 1
+
+
+def _is_no_password(value: str, user: str) -> bool:
+    """Tell whether a value in the place of a password is a placeholder, a word such as `postgres`, or the user."""
+    words = (word.rstrip("0123456789") for word in _SPLIT.split(value))
+    return value == user or is_placeholder(value) or all(not word or _is_stock_phrase(word) for word in words)
 
 
 _DIGIT = re.compile(r"[0-9]")
@@ -340,7 +531,22 @@ class Redactor:
 
     def redact(self, text: str) -> tuple[str, int]:
         """Return the text with all secrets replaced, and the number of replacements."""
-        return _replace_spans(text, _merge_spans(chain(self._configured(text), _find_by_pattern(text))))
+        return _replace_spans(text, self._all(text))
+
+    def redact_lines(self, text: str) -> tuple[str, int]:
+        """Return the text as `redact` does, but with as many lines: each line of a secret gets the mark."""
+        return _replace_spans(text, self._all(text), lines=True)
+
+    def redact_json(self, value: Any) -> Any:
+        """Return a JSON-like value with all secrets in its texts replaced."""
+        if isinstance(value, str):
+            return self.redact(value)[0]
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {self.redact_json(str(key)): self.redact_json(item) for key, item in members.items()}
+        if isinstance(value, list | tuple):
+            return [self.redact_json(item) for item in cast("list[Any]", value)]
+        return value
 
     def redact_values(self, text: str) -> tuple[str, int]:
         """Return the text with only the configured values replaced, and the number of replacements."""
@@ -358,6 +564,9 @@ class Redactor:
             if not any(known.start < found.end and found.start < known.end for known in configured)
         ]
 
+    def _all(self, text: str) -> list[SecretSpan]:
+        return _merge_spans(chain(self._configured(text), _find_by_pattern(text)))
+
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         for form, name in self._forms.items():
             at = text.find(form)
@@ -366,9 +575,101 @@ class Redactor:
                 at = text.find(form, at + 1)
 
 
+_PIECE, _SHORTEST_PIECE_RUN = 8, 16
+_PIECE_CHARS = 6
+"""A piece of a private key has so many different characters at least: `AAAAAAAA` is in many texts."""
+_MOST_KEYS = 100
+"""Private keys that a run learns at most."""
+_BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
+_BASE64_ONLY = re.compile(r"[^A-Za-z0-9+/]+")
+_PUBLIC_BLOCK = re.compile(r"-----BEGIN (?![A-Z0-9 ]{0,30}PRIVATE)[^-\n]{1,60}-----[^-]{0,20000}+-----END ")
+_COMMON_BEGINNINGS = {"MII": 44, "b3Bl": 96}
+"""By the first letters of a private key, how many of its characters are in public keys and other keys, too."""
+
+
+class RunRedactor(Redactor):
+    """Knows, besides everything that another redactor knows, the private keys in the files of one run.
+
+    A command can print any part of a file. So every part of such a key with 16 characters of one line is replaced, also
+    in base64.
+
+    Args:
+        shared: The redactor whose values are replaced, too; what is learned here is learned there.
+    """
+
+    def __init__(self, shared: Redactor) -> None:
+        self._shared = shared
+        self._pieces: frozenset[str] = frozenset()
+        self._learned: set[str] = set()
+        super().__init__({})
+
+    def learn(self, values: Mapping[str, str]) -> None:
+        """Replace these values too from now on, wherever the shared redactor is used."""
+        self._shared.learn(values)
+
+    def learn_private_keys(self, text: str) -> None:
+        """Replace every part of the PEM private keys in a text from now on."""
+        for found in find_private_keys(text):
+            key = text[found.start : found.end]
+            with self._learn_lock:
+                if key in self._learned or len(self._learned) >= _MOST_KEYS:
+                    continue
+                self._learned.add(key)
+                header = key.index("-----", len(_PEM_BEGIN)) + len("-----")
+                footer = key.rfind(_PEM_END)
+                self._pieces |= _pieces_of(key[header : footer if footer >= 0 else len(key)])
+
+    def redact_lines(self, text: str) -> tuple[str, int]:
+        """Return the text as `redact` does, but with as many lines; learn the private keys in it."""
+        self.learn_private_keys(text)
+        return super().redact_lines(text)
+
+    def _configured(self, text: str) -> Iterator[SecretSpan]:
+        return chain(self._shared._configured(text), self._parts_of_keys(text))
+
+    def _parts_of_keys(self, text: str) -> Iterator[SecretSpan]:
+        if not (pieces := self._pieces):
+            return
+        public = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
+        for run in _BASE64_RUN.finditer(text):
+            word = run[0]
+            if any(word[at : at + _PIECE] in pieces for at in range(0, len(word) - _PIECE + 1, _PIECE)) and not any(
+                start <= run.start() < end for start, end in public
+            ):
+                yield SecretSpan("private-key", run.start(), run.end())
+
+
+def _pieces_of(body: str) -> set[str]:
+    """Return the parts by which the data of a PEM private key is recognised, wherever its lines are broken."""
+    data = _BASE64_ONLY.sub("", body.replace("\\n", "\n").replace("\\r", "\r"))
+    skipped = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
+    data = data[skipped:]
+    forms = [data, *_base64_forms(body.strip()[skipped:].encode("utf-8", "replace"))]
+    return {
+        piece
+        for form in forms
+        for at in range(len(form) - _PIECE + 1)
+        if len(set(piece := form[at : at + _PIECE])) >= _PIECE_CHARS
+    }
+
+
+_FINDERS = (
+    find_prefixed,
+    find_private_keys,
+    find_key_ends,
+    find_url_passwords,
+    find_headers,
+    find_assignments,
+    find_plain_passwords,
+    find_curl_passwords,
+    find_netrc_passwords,
+    find_jdbc_passwords,
+    find_signatures,
+)
+
+
 def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
-    finders = (find_prefixed, find_private_keys, find_url_passwords, find_headers, find_assignments)
-    return chain.from_iterable(find(text) for find in finders)
+    return chain.from_iterable(find(text) for find in _FINDERS)
 
 
 def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
@@ -388,13 +689,14 @@ def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
     return merged
 
 
-def _replace_spans(text: str, places: list[SecretSpan]) -> tuple[str, int]:
+def _replace_spans(text: str, places: list[SecretSpan], *, lines: bool = False) -> tuple[str, int]:
     if not places:
         return text, 0
     parts: list[str] = []
     done = 0
     for name, start, end in places:
-        parts += (text[done:start], f"[redacted:{name}]")
+        mark = f"[redacted:{name}]"
+        parts += (text[done:start], "\n".join([mark] * (text.count("\n", start, end) + 1)) if lines else mark)
         done = end
     parts.append(text[done:])
     return "".join(parts), len(places)

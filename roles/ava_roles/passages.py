@@ -86,6 +86,12 @@ def query_words(query: str) -> list[str]:
     return ([word for word in words if word not in _COMMON] or words)[:_MAX_WORDS]
 
 
+def split_lines(text: str) -> list[str]:
+    """Return the lines of a text as editors and `grep -n` count them; a form feed, for one, ends no line."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def split_passages(text: str) -> Generator[Passage]:
     """Yield a text as passages of whole lines, about 1,200 characters each, split at empty lines if possible.
 
@@ -97,7 +103,7 @@ def split_passages(text: str) -> Generator[Passage]:
     def passage() -> Passage:
         return Passage(_lines(start, start + len(taken) - 1), "\n".join(taken))
 
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(split_lines(text), 1):
         if len(line) > 2 * _PASSAGE_CHARS:
             if taken:
                 yield passage()

@@ -2,6 +2,7 @@ import base64
 import json
 import re
 import threading
+from pathlib import Path
 from re import _parser as sre  # type: ignore[attr-defined]
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -9,9 +10,10 @@ from urllib.parse import quote, quote_plus
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.private_keys import BEGINNINGS, body_of, leaked, private_key
 
 from ava_audit import redaction
-from ava_audit.redaction import Redactor
+from ava_audit.redaction import Redactor, RunRedactor
 
 LETTERS = "Ab3Cd4Ef5Gh6Ij7Kl8Mn9Op0Qr1St2Uv3Wx4Yz5"
 """Stands where a real key has its random part: long, mixed, and obviously nobody's."""
@@ -39,6 +41,19 @@ KEYS = [
     ("npm-token", "npm_" + LETTERS[:36]),
     ("pypi-token", "pypi-AgEIcHlwaS5vcmc" + LETTERS + LETTERS),
     ("jwt", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0." + LETTERS),
+    ("sendgrid-key", "SG." + LETTERS[:22] + "." + LETTERS + "-_Ab"),
+    ("digitalocean-token", "dop_v1_" + HEX + HEX[:24]),
+    ("digitalocean-token", "doo_v1_" + HEX + HEX[:24]),
+    ("vault-token", "hvs." + LETTERS[:24]),
+    ("vault-token", "hvb.AAAAAQ" + LETTERS * 3),
+    ("xai-key", "xai-" + LETTERS * 2),
+    ("replicate-token", "r8_" + LETTERS[:37]),
+    ("age-key", "AGE-SECRET-KEY-1" + "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L" + "GF2TVDW0S3JN54KHCE6MUA7LQP"),
+    ("private-key", "".join(body_of())),
+    ("private-key", "".join(body_of("PRIVATE KEY"))),
+    ("private-key", "".join(body_of("EC PRIVATE KEY"))),
+    ("private-key", "".join(body_of("OPENSSH PRIVATE KEY"))),
+    ("private-key", base64.b64encode(private_key().encode()).decode()),
     ("private-key", PEM),
     ("private-key", PEM.replace("\n", "\\n")),
     ("private-key", PEM.replace("RSA ", "OPENSSH ")),
@@ -72,6 +87,29 @@ PLACED = [
     ("token", '{{"refresh_token": "{}"}}', "1" + LETTERS),
     ("token", "https://example.org/feed?token={}&page=2", HEX),
     ("credential", "credentials={}", LETTERS),
+    ("credential", "DB_CREDENTIALS={}", LETTERS),
+    ("password", '7,"{{""user"": ""fred"", ""password"": ""{}""}}"', "Tr0ub4dor&3"),
+    ("authorization", '1,"{{""Authorization"": ""Bearer {}""}}"', LETTERS),
+    ("pass", "SMTP_PASS={}", "hunter22!x"),
+    ("pass", "DB_PASS: '{}'", "hunter22!x"),
+    ("password", "DB_PASSWORD={}", "correcthorsebattery"),
+    ("password", "export PGPASSWORD='{}'", "correcthorsebattery"),
+    ("password", "docker run -e MYSQL_ROOT_PASSWORD={} mysql", "TroubadorTree"),
+    ("password", "MAIL_PASS={}", "correcthorsebattery"),
+    ("jwt", "SERVICE_JWT={}", LETTERS),
+    ("salt", "HASHIDS_SALT={}", "x7hD2-Zr4q"),
+    ("salt", 'AUTH_SALT = "{}"', LETTERS),
+    ("password", "curl -u fred:{} https://example.org/", "hunter"),
+    ("password", "curl -s --user 'fred:{}' https://example.org/", "hunter22"),
+    ("password", "curl -X POST \\\n  -H 'Accept: */*' \\\n  -u fred:{} \\\n  https://example.org/", "hunter"),
+    ("url-password", "https://fred:{}@example.org/feed", "correcthorse"),
+    ("password", "machine example.org login fred password {}", "correcthorse"),
+    ("password", "machine example.org\n\tlogin fred\n\tpassword {}\n", "Tr0ub4dor"),
+    ("password", "jdbc:postgresql://db/app?user=fred&password={}&ssl=true", "correcthorse"),
+    ("password", "jdbc:sqlserver://db:1433;databaseName=app;user=sa;password={};encrypt=true", "Str0ng!Pass"),
+    ("password", "jdbc:oracle:thin:fred/{}@db:1521:app", "correcthorse"),
+    ("signature", "https://a.blob.example.net/c?sv=2022-11-02&sr=c&sig={}&se=2026", LETTERS[:38] + "%2BZr4q%3D"),
+    ("signature", "?sv=2022-11-02&amp;sig={}", LETTERS[:38] + "/Zr4q="),
 ]
 """Values that only what stands around them makes a secret."""
 
@@ -139,6 +177,80 @@ def test_replaces_only_the_value_where_the_context_marks_a_secret(name: str, fra
 @pytest.mark.parametrize("line", HARMLESS)
 def test_leaves_a_harmless_line_unchanged(line: str) -> None:
     assert Redactor({}).redact(line) == (line, 0)
+
+
+BENIGN = (Path(__file__).parents[1] / "data" / "benign_lines.txt").read_text().splitlines()
+"""Lines like those of real projects: settings, lock files, code, documentation, keys that are public."""
+
+
+def test_leaves_lines_like_those_of_real_projects_unchanged() -> None:
+    assert len(BENIGN) > 200
+    assert [line for line in BENIGN if Redactor({}).redact(line)[1]] == []
+    together = "\n".join(BENIGN)
+    assert Redactor({}).redact(together) == (together, 0)
+
+
+def test_a_run_that_knows_a_private_key_leaves_such_lines_unchanged() -> None:
+    redactor = RunRedactor(Redactor({}))
+    for kind in BEGINNINGS:
+        redactor.learn_private_keys(private_key(kind))
+    assert [line for line in BENIGN if redactor.redact(line)[1]] == []
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_replaces_the_end_of_a_private_key_whose_beginning_is_missing(kind: str) -> None:
+    lines = private_key(kind).split("\n")
+    for prefix in ("", "+", "   12\t", "> "):
+        for start in range(1, len(lines) - 1):
+            text = "\n".join(prefix + line for line in lines[start:])
+            shown, _count = Redactor({}).redact(f"[exit code 0]\n{text}\ndone")
+            assert leaked(shown, body_of(kind)) == [], (prefix, start)
+            assert shown.startswith("[exit code 0]\n") and shown.endswith("\ndone")
+
+
+def test_keeps_the_lines_before_the_end_of_a_private_key_that_is_not_there() -> None:
+    prose = "It is\nimplementationDependent12345\n-----END PUBLIC KEY-----\nand -----END PRIVATE KEY----- ends it."
+    assert Redactor({}).redact(prose) == (prose, 0)
+
+
+def test_replaces_each_line_of_a_secret_where_lines_are_to_be_kept() -> None:
+    text, count = Redactor({}).redact_lines(f"a\n{PEM}\nb")
+    assert (text, count) == ("\n".join(["a", *["[redacted:private-key]"] * len(PEM.split("\n")), "b"]), 1)
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_a_run_replaces_every_part_of_a_private_key_in_its_files(kind: str) -> None:
+    redactor, data = RunRedactor(Redactor({})), "".join(body_of(kind))
+    redactor.redact_lines(f"[server]\n{private_key(kind)}\n")
+    for line in (*body_of(kind)[1:-1], *(data[at : at + 20] for at in range(100, len(data) - 20, 7))):
+        assert redactor.redact(f"x: {line}, y") == ("x: [redacted:private-key], y", 1)
+        assert Redactor({}).redact(line)[1] <= 1
+    encoded = base64.b64encode(private_key(kind).encode()).decode()
+    for at in range(200, len(encoded) - 80, 31):
+        assert redactor.redact(encoded[at : at + 30])[1] == 1
+
+
+def test_a_run_learns_nothing_from_the_word_private_key_in_prose() -> None:
+    redactor = RunRedactor(Redactor({}))
+    words = "documentation authentication implementation " * 40
+    redactor.redact_lines(f"-----BEGIN PRIVATE KEY-----\n{words}\n-----END PRIVATE KEY-----")
+    assert redactor.redact("see documentation/authentication/implementation") == (
+        "see documentation/authentication/implementation",
+        0,
+    )
+
+
+def test_what_a_run_learns_as_a_value_is_known_to_all() -> None:
+    shared = Redactor({})
+    RunRedactor(shared).learn({"mine": "the-key-of-all-keys"})
+    assert shared.redact("the-key-of-all-keys") == ("[redacted:mine]", 1)
+
+
+def test_replaces_secrets_in_json_and_keeps_its_form() -> None:
+    key = "ghp_" + LETTERS[:36]
+    given = {"a": [key, 1, None, True], f"b {key}": {"c": f"x {key}"}}
+    mark = "[redacted:github-token]"
+    assert Redactor({}).redact_json(given) == {"a": [mark, 1, None, True], f"b {mark}": {"c": f"x {mark}"}}
 
 
 def test_replaces_a_private_key_with_a_missing_end() -> None:
@@ -311,6 +423,16 @@ HOSTILE = [
     "token=1",
     "Cookie: a=1",
     "uthorization=1",
+    "-----END PRIVATE KEY-----",
+    "A" * 64 + "\n-----END PRIVATE KEY-----",
+    "MIIEpAIBAAKCAQEA",
+    "PASSWORD=abcdefgh\n",
+    "curl -u a:b1c2d3 ",
+    "machine a login b password ",
+    "jdbc:a?password=",
+    "&sig=" + "a1" * 21 + "=",
+    "_PASS=",
+    "SALT=",
 ]
 
 

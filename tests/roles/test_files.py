@@ -169,3 +169,32 @@ async def test_refuses_paths_outside_the_workspace_and_reports_a_missing_workspa
             await read(at, path)
     with pytest.raises(ToolFailed, match="no workspace"):
         await read(ToolContext(), "x")
+
+
+async def test_hides_a_secret_before_a_cell_is_cut(tmp_path: Path) -> None:
+    import docx
+    import openpyxl
+
+    secret, cell = "s3cret-" + "z" * 20, "x" * 490 + " s3cret-" + "z" * 20
+    book = openpyxl.Workbook()
+    assert book.active is not None
+    book.active.append(["a", cell])
+    book.save(tmp_path / "a.xlsx")
+    document = docx.Document()
+    document.add_table(1, 1).cell(0, 0).text = cell
+    document.save(str(tmp_path / "a.docx"))
+    (tmp_path / "a.csv").write_text(f"a,{cell}\n")
+    root = Root.open(tmp_path)
+    at = ToolContext(files=root, hide=lambda text: text.replace(secret, "[redacted:X]"))
+    for name in ("a.xlsx", "a.docx", "a.csv"):
+        got = await ReadFile()(ReadFileArgs(path=name), at)
+        assert "[redacte" in got.text and "s3cret" not in got.text, name
+    root.close()
+
+
+async def test_counts_lines_as_editors_do(tmp_path: Path) -> None:
+    (tmp_path / "a.c").write_bytes(b"one\r\ntwo\x0cstill two\rthree\n\xe2\x80\xa8still four\n")
+    root = Root.open(tmp_path)
+    got = await ReadFile()(ReadFileArgs(path="a.c", offset=3), ToolContext(files=root))
+    assert "lines 3 to 4 of 4\n\nthree\n" in got.text
+    root.close()

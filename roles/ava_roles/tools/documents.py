@@ -6,7 +6,7 @@ import csv
 import io
 import time
 import zipfile
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +17,7 @@ from xml.parsers import expat
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
+from ava_roles.passages import split_lines
 from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
@@ -211,9 +212,20 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
         return Pdf(tuple(pages), total, title, first + len(pages) - 1 < last)
 
 
+def hide_pages(pages: Sequence[tuple[int, str]], hide: Callable[[str], str]) -> list[tuple[int, str]]:
+    """Return pages with their secrets hidden, also one that goes on from page to page."""
+    texts = ["\n".join(split_lines(text)) for _, text in pages]
+    lines = iter(hide("\n".join(texts)).split("\n"))
+    return [(page[0], "\n".join(islice(lines, text.count("\n") + 1))) for page, text in zip(pages, texts, strict=True)]
+
+
 @_parsing("Word document")
-def read_docx(data: bytes) -> str:
+def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
     """Return a Word document as text: headings marked, tables as rows, in their order.
+
+    Args:
+        data: The file.
+        hide: Replaces secrets in its text, before cells are cut.
 
     Raises:
         ToolFailed: It cannot be read.
@@ -232,7 +244,7 @@ def read_docx(data: bytes) -> str:
             parts.append("(cut here: the rest is too long to read)")
             break
         if isinstance(block, Table):
-            text = render_table(_rows(block), room)
+            text = render_table(_rows(block), room, hide)
             room -= len(text)
         else:
             style = block._p.style  # pyright: ignore[reportPrivateUsage]  # finding a style's name takes long
@@ -243,7 +255,7 @@ def read_docx(data: bytes) -> str:
         if text:
             parts.append(text)
             size += len(text)
-    return "\n\n".join(parts)
+    return hide("\n\n".join(parts))
 
 
 def _mark(style: str) -> str:
@@ -262,8 +274,12 @@ def _rows(of: Table) -> Iterable[list[str]]:
 
 
 @_parsing("workbook")
-def read_xlsx(data: bytes) -> str:
+def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
     """Return a workbook as one table per sheet: values as last calculated, at most 2,000 rows each.
+
+    Args:
+        data: The file.
+        hide: Replaces secrets in its text, before cells are cut.
 
     Raises:
         ToolFailed: It cannot be read.
@@ -286,16 +302,20 @@ def read_xlsx(data: bytes) -> str:
                 [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
                 for row in sheet.iter_rows(max_col=_MAX_COLUMNS + 1, values_only=True)
             )
-            parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room)}")
+            parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room, hide)}")
             room -= len(parts[-1])
-        return "\n\n".join(parts)
+        return hide("\n\n".join(parts))
     finally:
         book.close()
 
 
 @_parsing("CSV file")
-def read_csv(data: bytes) -> str:
+def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
     """Return a CSV file as a table; its cells are separated by `,`, `;`, tab or `|`.
+
+    Args:
+        data: The file.
+        hide: Replaces secrets in its text.
 
     Raises:
         ToolFailed: It is not text.
@@ -304,7 +324,7 @@ def read_csv(data: bytes) -> str:
     if text is None:
         raise ToolFailed("this file is named like a CSV but is not text; choose another file")
 
-    beginning = text[:_CSV_CHARS]
+    beginning = hide(text)[:_CSV_CHARS]
     shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
     if len(text) > len(beginning):
         shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
@@ -317,11 +337,11 @@ def _separator(text: str) -> str:
     return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
 
 
-def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str:
+def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS, hide: Callable[[str], str] = str) -> str:
     """Return rows as a Markdown table, with notes about what is not shown.
 
     Empty rows are left out. The table has at most 2,000 rows, 200 columns and `room` characters, and what can be read
-    in 20 s. Short rows are not padded.
+    in 20 s. Short rows are not padded. `hide` replaces secrets in cells that are cut.
     """
     until = time.monotonic() + _SECONDS
     lines: list[str] = []
@@ -331,7 +351,7 @@ def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str
         if room <= 0 or scanned > _ROWS_SCANNED or time.monotonic() > until:
             notes.append("(cut here: the rest is too long to read)")
             break
-        cells = [_clean_cell(cell) for cell in islice(row, _MAX_COLUMNS + 1)]
+        cells = [_clean_cell(cell, hide) for cell in islice(row, _MAX_COLUMNS + 1)]
         while cells and not cells[-1]:
             cells.pop()
         if not cells:
@@ -355,7 +375,9 @@ def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS) -> str
     return "\n".join([*lines, *notes])
 
 
-def _clean_cell(cell: str) -> str:
+def _clean_cell(cell: str, hide: Callable[[str], str]) -> str:
+    if len(cell) > _MAX_CELL_CHARS:
+        cell = hide(cell)
     return " ".join(cell[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS]
 
 
@@ -395,10 +417,10 @@ class ReadFile:
         """Read the file."""
         root = need_files(at)
         room = self.spec.max_chars - _HEAD_CHARS
-        return await run_sync(_read, root, args, room)
+        return await run_sync(_read, root, args, room, at.hide)
 
 
-def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
+def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str]) -> ToolOutput:
     name = "/".join(root.parts(args.path))
     if root.kind(args.path) == "folder":
         return _list_folder(name, root.entries(args.path), args)
@@ -406,14 +428,14 @@ def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
     size = f"{len(data):,} bytes" if not more else f"more than {_MAX_BYTES:,} bytes, only the first are read"
     suffix = PurePosixPath(name).suffix.lower()
     if is_pdf(data):
-        return _read_pdf(name, size, data, args, room)
+        return _read_pdf(name, size, data, args, room, hide)
     try:
-        what, text = _text(suffix, data, more)
+        what, text = _text(suffix, data, more, hide)
     except ToolFailed as error:
         raise ToolFailed(f"{shown(name)}: {error}") from None
     if text is None:
         return ToolOutput(f"{shown(name)}: binary ({size}), cannot be shown as text", success=False, count=0)
-    lines = text.splitlines()
+    lines = split_lines(text)
     if args.offset > max(len(lines), 1):
         raise ToolFailed(f"{shown(name)} has {len(lines):,} lines; give an offset up to that")
     part = take_lines(lines, args.offset, args.limit, room)
@@ -426,29 +448,34 @@ def _read(root: Root, args: ReadFileArgs, room: int) -> ToolOutput:
     return ToolOutput(f"{head}\n\n{part.text}{tail}", count=1, sources=(Source(name),))
 
 
-def _text(suffix: str, data: bytes, cut: bool) -> tuple[str, str | None]:
-    """Return the kind of a file and its text; None if it has no text."""
+def _text(suffix: str, data: bytes, cut: bool, hide: Callable[[str], str]) -> tuple[str, str | None]:
+    """Return the kind of a file and its text without secrets; None if it has no text."""
     if suffix == ".docx":
-        return "Word document", read_docx(data)
+        return "Word document", read_docx(data, hide)
     if suffix in (".xlsx", ".xlsm"):
-        return "workbook", read_xlsx(data)
+        return "workbook", read_xlsx(data, hide)
     if suffix in (".csv", ".tsv"):
-        return "CSV as a table", read_csv(data)
-    return "text", decode_text(data, cut=cut)
+        return "CSV as a table", read_csv(data, hide)
+    text = decode_text(data, cut=cut)
+    return "text", text and hide(text)
 
 
-def _read_pdf(name: str, size: str, data: bytes, args: ReadFileArgs, room: int) -> ToolOutput:
+def _read_pdf(
+    name: str, size: str, data: bytes, args: ReadFileArgs, room: int, hide: Callable[[str], str]
+) -> ToolOutput:
     try:
         pdf = read_pdf(data, args.offset, args.limit, room)
+        before = read_pdf(data, args.offset - 1, 1).pages if args.offset > 1 else ()
     except ToolFailed as error:
         raise ToolFailed(f"{shown(name)}: {error}") from None
     if args.offset > pdf.total:
         raise ToolFailed(f"{shown(name)} has {pdf.total:,} pages; give an offset up to that")
     last = args.offset + len(pdf.pages) - 1
     head = f"{shown(name)} (PDF, {size}): pages {args.offset} to {last} of {pdf.total}"
-    if not any(text for _, text in pdf.pages):
+    pages = hide_pages((*before, *pdf.pages), hide)[len(before) :]
+    if not any(text for _, text in pages):
         head += "; they contain no text: they may be scanned images, which cannot be read here"
-    text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
+    text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pages)
     tail = f"\n\n[goes on: offset {last + 1}]" if last < pdf.total else ""
     return ToolOutput(f"{head}\n\n{text}{tail}", count=1, sources=(Source(name, pdf.title),))
 

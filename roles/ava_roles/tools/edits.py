@@ -6,7 +6,8 @@ import heapq
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import groupby
 
@@ -221,7 +222,7 @@ class EditFile:
 
     async def __call__(self, args: EditFileArgs, at: ToolContext) -> ToolOutput:
         """Edit the file."""
-        return await run_sync(_edit, need_edits(at), args, abandon_on_cancel=False)
+        return await run_sync(_edit, need_edits(at), args, at.hide, abandon_on_cancel=False)
 
 
 class WriteFileArgs(ToolArgs):
@@ -254,10 +255,10 @@ class WriteFile:
 
     async def __call__(self, args: WriteFileArgs, at: ToolContext) -> ToolOutput:
         """Write the file."""
-        return await run_sync(_write, need_edits(at), args, abandon_on_cancel=False)
+        return await run_sync(_write, need_edits(at), args, at.hide, abandon_on_cancel=False)
 
 
-def _edit(edits: Edits, args: EditFileArgs) -> ToolOutput:
+def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolOutput:
     name = edits.allowed(args.path)
     old, new = normalize_line_ends(args.old), normalize_line_ends(args.new)
     _require_text(new)
@@ -266,10 +267,12 @@ def _edit(edits: Edits, args: EditFileArgs) -> ToolOutput:
     if old == new:
         raise ToolFailed("old and new are the same (line endings are kept as the file has them); nothing was changed")
     document = _document(name, edits.read(name))
+    seen = _seen(document, hide)
     _refuse_redaction_marks(new, old, name)
+    _refuse_quoted_marks(old, document.text, name)
     starts = document.places(old)
     if not starts:
-        raise ToolFailed(_describe_not_found(name, document.text, old))
+        raise ToolFailed(_describe_not_found(name, seen.text, old))
     if len(starts) > 1 and not args.replace_all:
         raise ToolFailed(_describe_places(name, document, starts))
     if args.replace_all:
@@ -283,11 +286,11 @@ def _edit(edits: Edits, args: EditFileArgs) -> ToolOutput:
     edits.write(name, edited.data())
     places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
     head = f"edited {shown(name)}: {places}, {describe_counts(document.lines, edited.lines, regions)}"
-    text = render_changes(document.lines, edited.lines, regions) + _note_on_last_line(document, edited)
+    text = render_changes(seen.lines, _seen(edited, hide).lines, regions) + _note_on_last_line(document, edited)
     return ToolOutput(f"{head}\n{text}", count=len(starts))
 
 
-def _write(edits: Edits, args: WriteFileArgs) -> ToolOutput:
+def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> ToolOutput:
     name = edits.allowed(args.path)
     _require_text(args.content)
     try:
@@ -315,7 +318,7 @@ def _write(edits: Edits, args: WriteFileArgs) -> ToolOutput:
     head = f"wrote {shown(name)}: {_lines(len(after.lines))} in place of {_lines(len(before.lines))}"
     if after.data() != data:
         head += "; the file's line endings and mark at its beginning are kept"
-    changed = render_change(before.lines, after.lines, whole)
+    changed = render_change(_seen(before, hide).lines, _seen(after, hide).lines, whole)
     counts = describe_counts(before.lines, after.lines, (whole,))
     return ToolOutput(f"{head}; {counts}\n{changed}{_note_on_last_line(before, after)}", count=1)
 
@@ -327,6 +330,11 @@ def _document(name: str, data: bytes) -> Document:
         raise ToolFailed(
             f"{shown(name)} cannot be edited: {why}; leave it as it is, or replace it as a whole"
         ) from None
+
+
+def _seen(document: Document, hide: Callable[[str], str]) -> Document:
+    """Return a document as the model may see it: with the same lines, and without secrets."""
+    return replace(document, text=hide(document.text))
 
 
 def _require_text(text: str) -> None:
@@ -346,6 +354,16 @@ def _refuse_redaction_marks(text: str, before: str, name: str) -> None:
             raise ToolFailed(
                 f"{mark} is not text of {shown(name)}: it stands for something hidden from you, and would replace"
                 " it; edit only the lines around it"
+            )
+
+
+def _refuse_quoted_marks(old: str, text: str, name: str) -> None:
+    """Refuse to look for the mark that stands for a hidden value."""
+    for mark in set(_REDACTED.findall(old)):
+        if mark not in text:
+            raise ToolFailed(
+                f"{mark} in old is not text of {shown(name)}: it stands for something hidden from you; quote only the"
+                " lines around it"
             )
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import faulthandler
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ava_roles.errors import ToolFailed
+from ava_roles.passages import split_lines
 from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
@@ -25,6 +26,8 @@ MAX_FILE_BYTES = 2_000_000
 MAX_ENTRIES = 20_000
 CHILD_SECONDS = 30
 _LINE_CHARS = 240
+HEAD_BYTES = 8
+"""Bytes before each message between the server and the child: its length."""
 TOO_SLOW = b"Timeout ("
 """How the error output of a child begins that ended at its time limit."""
 
@@ -67,8 +70,16 @@ class GrepResult:
     cut: bool = False
 
 
-def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -> GrepResult:
+def search(
+    root: Root, query: Query, hide: Callable[[str], str] = str, check: Callable[[], None] = lambda: None
+) -> GrepResult:
     """Return the lines that match, by path and line; stop after the most.
+
+    Args:
+        root: The workspace.
+        query: What to search for. What `hide` replaces is not found.
+        hide: Replaces secrets in a whole file, and keeps its lines.
+        check: Called for each file; raises to stop.
 
     Raises:
         ToolFailed: The expression, the glob or the path cannot be used.
@@ -87,7 +98,9 @@ def search(root: Root, query: Query, check: Callable[[], None] = lambda: None) -
             found.skipped += 1
             continue
         found.files += 1
-        for number, line in matching(text):
+        if next(matching(text), None) is None:  # most files: nothing has to be hidden
+            continue
+        for number, line in matching(hide(text)):
             if len(found.hits) >= query.most:
                 found.more = True
                 return found
@@ -112,7 +125,7 @@ def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:
 
         def literally(text: str) -> Generator[tuple[int, str]]:
             if literal in text.lower():
-                for number, line in enumerate(text.splitlines(), 1):
+                for number, line in enumerate(split_lines(text), 1):
                     if (at := line.lower().find(literal)) >= 0:
                         yield number, _around(line, at)
 
@@ -125,7 +138,7 @@ def _matcher(query: Query) -> Callable[[str], Generator[tuple[int, str]]]:
         ) from None
 
     def by_expression(text: str) -> Generator[tuple[int, str]]:
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(split_lines(text), 1):
             if match := expression.search(line):
                 yield number, _around(line, match.start())
 
@@ -142,15 +155,39 @@ def _around(line: str, at: int) -> str:
 
 
 def main() -> None:
-    """Run the child: read a request from stdin, search the inherited folder, write the result."""
+    """Run the child: read a request from stdin, search the inherited folder, write the result.
+
+    The server hides secrets: it gets the text of each file with a match, and returns it without them.
+    """
     _limit_lifetime()
-    order = json.loads(sys.stdin.buffer.read())
+    order = _receive()
     root = Root.adopt(Path(order["path"]), order["descriptor"])
     try:
-        answer: dict[str, object] = asdict(search(root, Query(**order["query"])))
+        answer: dict[str, object] = asdict(search(root, Query(**order["query"]), _hide))
     except ToolFailed as failed:
         answer = {"failed": str(failed)}
-    os.write(1, json.dumps(answer).encode())
+    _send(answer)
+
+
+def message(value: object) -> bytes:
+    """Return a value as a message between the server and the child."""
+    data = json.dumps(value).encode()
+    return len(data).to_bytes(HEAD_BYTES) + data
+
+
+def _hide(text: str) -> str:
+    _send({"hide": text})
+    return str(_receive())
+
+
+def _send(value: object) -> None:
+    sys.stdout.buffer.write(message(value))
+    sys.stdout.buffer.flush()
+
+
+def _receive() -> Any:
+    size = int.from_bytes(sys.stdin.buffer.read(HEAD_BYTES))
+    return json.loads(sys.stdin.buffer.read(size))
 
 
 def _limit_lifetime() -> None:

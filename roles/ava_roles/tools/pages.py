@@ -144,6 +144,7 @@ def page_words(html: str) -> tuple[str, bool]:
     return text, scripted and (len(text) < _HOLLOW_CHARS or _NEEDS_SCRIPTS.search(html) is not None)
 
 
+_META_CHARS = 2_000  # of a title or a date
 _SHORT_CHARS = 200  # an article that is shorter was probably missed, so the whole page is read
 _MAX_TAGS = 100_000  # with more, finding the article takes minutes and gigabytes
 _HUGE_CHARS = 2_000_000  # how much of such a page is read
@@ -236,4 +237,4 @@ def _html(got: Response) -> Page:
 
 def _text(found: object, name: str) -> str | None:
     value = getattr(found, name, None)
-    return " ".join(value.split())[:200] if isinstance(value, str) and value.strip() else None
+    return " ".join(value.split())[:_META_CHARS] if isinstance(value, str) and value.strip() else None

@@ -54,7 +54,7 @@ class SaveArtifact:
     async def __call__(self, args: SaveArtifactArgs, at: ToolContext) -> ToolOutput:
         """Save the file."""
         folder = need_artifacts(at)
-        return await run_sync(_save, folder, args, abandon_on_cancel=False)
+        return await run_sync(_save, folder, args, at.hide, abandon_on_cancel=False)
 
 
 def is_artifact_name(name: str) -> bool:
@@ -62,13 +62,16 @@ def is_artifact_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and _RESERVED.fullmatch(name) is None
 
 
-def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
+def _save(folder: Root, args: SaveArtifactArgs, hide: Callable[[str], str]) -> ToolOutput:
+    if hide(args.name) != args.name:
+        raise AccessRefused(f"{shown(args.name)!r} contains what looks like a key; give another name")
     if not is_artifact_name(args.name):
         raise AccessRefused(
             f"{shown(args.name)!r} cannot be an artifact's name; give a plain file name such as prices.csv"
         )
     try:
-        data = args.content.encode()
+        content = hide(args.content)
+        data = content.encode()
     except UnicodeEncodeError:
         raise ToolFailed("the content contains half characters (lone surrogates); leave them out") from None
     if len(data) > _MAX_BYTES:
@@ -81,7 +84,8 @@ def _save(folder: Root, args: SaveArtifactArgs) -> ToolOutput:
         raise ToolFailed(f"there are {_MAX_FILES} artifacts already; put more into one, or replace one by its name")
     folder.replace(args.name, data)
     digest = hashlib.sha256(data).hexdigest()
-    return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}", count=1)
+    note = "" if content == args.content else "; what looks like a key in it is hidden"
+    return ToolOutput(f"saved {args.name}: {len(data):,} bytes, sha256 {digest}{note}", count=1)
 
 
 NOTE_CHARS = 4_000

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import anyio
+from anyio.abc import Process
 from anyio.from_thread import check_cancelled
+from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
 from ava_roles.passages import FileMatch, Passage, PassageIndex, query_words, split_passages
-from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
@@ -66,9 +69,9 @@ class SearchCodebase:
         root.parts(args.path)
         query = grep.Query(args.query, args.path, args.regex, args.glob, args.max_results)
         if args.regex:
-            found = await _in_child(root, query, at.run_id)
+            found = await _in_child(root, query, at.run_id, at.hide)
         else:
-            found = await run_sync(grep.search, root, query, check_cancelled)
+            found = await run_sync(grep.search, root, query, at.hide, check_cancelled)
         lines = [f"{shown(path)}:{number}: {line}" for path, number, line in found.hits]
         files = tuple(Source(path) for path in dict.fromkeys(path for path, _, _ in found.hits))
         head = f"{len(lines)} lines match in {len(files)} files ({found.files:,} searched)"
@@ -85,33 +88,54 @@ def _limits_of(found: grep.GrepResult) -> str:
     return "".join(notes)
 
 
-async def _in_child(root: Root, query: grep.Query, run_id: str) -> grep.GrepResult:
-    """Search in a child process that has only the folder's descriptor and ends with the call."""
+async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[str], str]) -> grep.GrepResult:
+    """Search in a child process that has only the folder's descriptor and ends with the call.
+
+    It knows no secrets, so it returns each file with a match, and searches what this process makes of it.
+    """
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
     with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
         try:
             with anyio.fail_after(grep.CHILD_SECONDS + 5):
-                done = await anyio.run_process(
+                async with await anyio.open_process(
                     command,
-                    input=json.dumps(order).encode(),
-                    check=False,
+                    stderr=subprocess.PIPE,
                     env=child_environment(run_id),
                     pass_fds=() if descriptor is None else (descriptor,),
-                )
+                ) as child:
+                    answer = await _answer(child, order, hide)
+                    errors = b"".join([piece async for piece in child.stderr]) if child.stderr else b""
+                    code = await child.wait()
         except TimeoutError:
             raise _too_slow() from None
-    if done.returncode < 0 or done.stderr.startswith(grep.TOO_SLOW):
+    if answer is None and (code < 0 or errors.startswith(grep.TOO_SLOW)):
         raise _too_slow()
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if answer is None:
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise ToolFailed(f"the search failed ({last[:200]}); search for a literal text instead")
-    answer = json.loads(done.stdout)
     if "failed" in answer:
         raise ToolFailed(answer["failed"])
     hits = [(str(path), int(number), str(line)) for path, number, line in answer.pop("hits")]
     return grep.GrepResult(hits=hits, **answer)
+
+
+async def _answer(child: Process, order: object, hide: Callable[[str], str]) -> dict[str, Any] | None:
+    """Return the result of a child, and hide secrets in each text that it sends; None if it ends before that."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    sent = BufferedByteReceiveStream(child.stdout)
+    try:
+        await child.stdin.send(grep.message(order))
+        while True:
+            size = int.from_bytes(await sent.receive_exactly(grep.HEAD_BYTES))
+            answer: dict[str, Any] = json.loads(await sent.receive_exactly(size))
+            if "hide" not in answer:
+                return answer
+            await child.stdin.send(await run_sync(lambda text: grep.message(hide(text)), answer["hide"]))
+    except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return None
 
 
 def _too_slow() -> ToolFailed:
@@ -150,7 +174,7 @@ class SearchAndRead:
     async def __call__(self, args: SearchAndReadArgs, at: ToolContext) -> ToolOutput:
         """Search, rank and quote."""
         root = need_files(at)
-        found = await run_sync(search_passages, root, args.query, args.path, args.max_files, check_cancelled)
+        found = await run_sync(search_passages, root, args.query, args.path, args.max_files, at.hide, check_cancelled)
         head = f"{len(found.files)} files fit best ({found.searched:,} searched)"
         if found.cut:
             head += "; not all files were searched, there are too many: give a path"
@@ -196,7 +220,9 @@ class SearchResult:
     cut: bool
 
 
-def search_passages(root: Root, query: str, path: str, max_files: int, check: Callable[[], None]) -> SearchResult:
+def search_passages(
+    root: Root, query: str, path: str, max_files: int, hide: Callable[[str], str], check: Callable[[], None]
+) -> SearchResult:
     """Return the files whose passages match a query's words best. Blocks.
 
     Args:
@@ -204,6 +230,7 @@ def search_passages(root: Root, query: str, path: str, max_files: int, check: Ca
         query: Words or a question.
         path: The folder to search.
         max_files: The most files to return.
+        hide: Replaces secrets in a whole file, and keeps its lines.
         check: Called for each file; raises to stop.
 
     Raises:
@@ -218,31 +245,54 @@ def search_passages(root: Root, query: str, path: str, max_files: int, check: Ca
             if size > _MAX_TOTAL_BYTES:
                 cut = True
                 break
-            is_document = PurePosixPath(entry.name).suffix.lower() in (".pdf", ".docx")
-            read_documents += is_document
+            read_documents += _is_document(entry.name)
             if not words or read_documents > _MAX_DOCUMENTS:
                 cut = cut or bool(words)
                 continue
-            if found := _passages_of(root, entry, is_document):
+            if found := _passages_of(root, entry.name, entry.size):
                 searched += 1
                 size += sum(len(passage.text) for passage in found)
                 index.add(entry.name, found)
-        files = index.best(words, max_files)
+        files = tuple(_hidden(root, file, words, hide) for file in index.best(words, max_files))
+    files = tuple(file for file in files if file.passages)
     return SearchResult(files, tuple(words), searched, cut or walk.asked >= _MAX_ENTRIES)
 
 
-def _passages_of(root: Root, entry: Entry, is_document: bool) -> list[Passage]:
+def _hidden(root: Root, file: FileMatch, words: Sequence[str], hide: Callable[[str], str]) -> FileMatch:
+    """Return a file's best passages with its secrets hidden; without passages if no other words match."""
+    changed = False
+
+    def noted(text: str) -> str:
+        nonlocal changed
+        shown = hide(text)
+        changed = changed or shown != text
+        return shown
+
+    found = _passages_of(root, file.path, 0, noted)
+    if not changed:
+        return file
+    with closing(PassageIndex()) as index:
+        index.add(file.path, found)
+        return next(iter(index.best(words, 1)), FileMatch(file.path, ()))
+
+
+def _passages_of(root: Root, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage]:
     """Return the passages of a file; none if it cannot be read."""
+    is_document = _is_document(name)
     limit = _MAX_DOCUMENT_BYTES if is_document else _MAX_FILE_BYTES
-    if entry.size > limit:
+    if size > limit:
         return []
     try:
-        data, more = root.read(entry.name, limit)
+        data, more = root.read(name, limit)
         if not is_document:
-            return list(split_passages((None if more else decode_text(data)) or ""))
+            return list(split_passages(hide((None if more else decode_text(data)) or "")))
         if not documents.is_pdf(data):
-            return list(split_passages(documents.read_docx(data)))
-        pages = documents.read_pdf(data, count=100).pages
+            return list(split_passages(documents.read_docx(data, hide)))
+        pages = documents.hide_pages(documents.read_pdf(data, count=100).pages, hide)
         return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
     except ToolFailed:
         return []
+
+
+def _is_document(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in (".pdf", ".docx")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,6 +75,34 @@ def take_lines(lines: Sequence[str], offset: int, limit: int | None, max_chars: 
 
 
 _HIDDEN = frozenset({".git", ".hg", ".svn"})
+_PACKAGES = frozenset({".venv", "venv", "node_modules", "__pypackages__", "vendor", "bower_components"})
+_MAX_KEY_FILE = 200_000
+_MAX_KEY_ENTRIES = 50_000
+_PRIVATE_KEY = "PRIVATE KEY"
+
+
+def files_with_private_keys(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Yield the texts of the files in which a PEM private key may be; not of installed packages. Blocks.
+
+    Args:
+        root: The workspace.
+        check: Called for each entry; raises to stop.
+    """
+
+    def keep(entry: Entry) -> bool:
+        check()
+        folder = entry.name.rpartition("/")[2]
+        return entry.kind == "file" or (entry.kind == "folder" and folder not in _HIDDEN | _PACKAGES)
+
+    for entry in root.walk(limit=_MAX_KEY_ENTRIES, keep=keep):
+        if len(_PRIVATE_KEY) < entry.size <= _MAX_KEY_FILE:
+            with suppress(ToolFailed):
+                data, _more = root.read(entry.name, _MAX_KEY_FILE)
+                text = decode_text(data) if _PRIVATE_KEY.encode() in data or data[:1] in b"\xff\xfe" else None
+                if text is not None and _PRIVATE_KEY in text:
+                    yield text
+
+
 _MAX_STARS = 6  # a pattern becomes a regular expression, and many stars can make that take forever
 
 

@@ -100,6 +100,7 @@ def _listed(found: SearchResults) -> str:
 _ACCEPT = "text/html,application/xhtml+xml,application/pdf,text/plain;q=0.9,*/*;q=0.5"
 _PAGE_BYTES = 5_000_000
 _PAGE_CHARS = 100_000
+_TITLE_CHARS = 200
 _DEADLINE_S = 45.0  # for one page, with the wait for its host and robots.txt; the tool has 60
 _HEAD_CHARS = 700  # reserved for the lines around one page's text
 
@@ -208,7 +209,8 @@ class ReadWebpages:
 
 def _readable(got: Response, hide: Callable[[str], str]) -> Page:
     page = read_page(got)
-    return replace(page, text=hide(page.text))  # before the text is cut below
+    title = page.title and hide(page.title)[:_TITLE_CHARS]
+    return replace(page, text=hide(page.text), title=title)  # before the text is cut below
 
 
 def _status(got: Response) -> str:

@@ -297,8 +297,15 @@ def remove_worktree(path: Path) -> None:
         folder.close()
 
 
-def branch_diff(repository: Path, base: str, head: str, home: Path) -> str:
+def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3) -> str:
     """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
+
+    Args:
+        repository: The repository.
+        base: The older commit.
+        head: The newer commit.
+        home: The user's home folder.
+        context: Unchanged lines to show around each change.
 
     Raises:
         NoRepository: The repository is gone.
@@ -308,4 +315,4 @@ def branch_diff(repository: Path, base: str, head: str, home: Path) -> str:
         if not commit or not all(char in "0123456789abcdef" for char in commit):
             raise WorktreeFailed(f"{commit!r:.80} is not the id of a commit")
     with UserRepository.at(repository, home).joined() as git:
-        return unified_diff(git, base, head)
+        return unified_diff(git, base, head, context)

@@ -25,6 +25,7 @@ from ava_server.service.logs import arguments_text, entry_line, is_trouble
 from ava_server.service.responses import RunAnswer
 
 if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
     from ava_server.runs.costs import Attempt, Costs
 
 _CHANNELS = {
@@ -35,6 +36,8 @@ _CHANNELS = {
     "http": "by a person over HTTP (http)",
 }
 _COST_COLUMNS = 80
+_WHOLE_FILES = 1_000_000
+"""Lines around each change with which a diff has the whole files."""
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
 _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
@@ -140,18 +143,28 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
     return changes
 
 
-def diff_of(changes: Mapping[str, Any], home: Path) -> str:
-    """Return a run's changes as a unified diff that steers no terminal. Blocking.
+def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
+    """Return a run's changes as a unified diff without secrets that steers no terminal. Blocking.
+
+    Args:
+        changes: What the result tells of its branch.
+        home: The user's home folder.
+        known: Replaces the stored keys and secrets.
 
     Raises:
         Refused: They are gone.
     """
+    from ava_audit.redaction import RunRedactor
     from ava_roles.worktree.session import branch_diff  # loads the sandbox
 
     try:
-        return clean(branch_diff(Path(changes["repository"]), changes["base"], changes["head"], home))[0]
+        of = Path(changes["repository"]), changes["base"], changes["head"], home
+        text, whole = branch_diff(*of), branch_diff(*of, context=_WHOLE_FILES)
     except RolesError as error:
         raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
+    redactor = RunRedactor(known)
+    redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
+    return redactor.redact_lines(clean(text)[0])[0]
 
 
 # -- --cost -----------------------------------------------------------------------------------------------------------

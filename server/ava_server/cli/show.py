@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import anyio.to_thread
@@ -14,7 +15,10 @@ from ava_server.cli.options import RunId, Utc
 from ava_server.cli.results import results_json, show_results
 from ava_server.cli.terminal import heading, present, say_json, write
 from ava_server.core.data_root import DataRoot, find_data_root, home_folder
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import AvaError, BadInput
+
+if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
 
 
 def register(app: typer.Typer) -> None:
@@ -51,8 +55,9 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
         run, answer = await whole_answer(store, found.id, Instances(root.instances).alive)
         if screen == "diff":
             changes = changes_in(run, answer)
+            known = await anyio.to_thread.run_sync(_known_secrets, root)
             with temporary_files_in(root.temporary):
-                text = await anyio.to_thread.run_sync(diff_of, changes, home_folder())
+                text = await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known)
             if as_json:
                 return say_json({"data_root": str(root.path), "subagent_id": run.id, "changes": changes, "diff": text})
             heading(root)
@@ -74,3 +79,16 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
         if not as_json:
             show_results([answer])
         await note_shown(store, "ava show", [(run, answer)])
+
+
+def _known_secrets(root: DataRoot) -> Redactor:
+    """Return what replaces the stored keys and secrets, as far as they can be read. Blocking."""
+    from ava_server.config.credentials import Credentials
+    from ava_server.config.settings import load_settings
+
+    credentials = Credentials(load_settings(root.path))
+    with contextlib.suppress(AvaError):
+        _models = credentials.models
+    with contextlib.suppress(AvaError):
+        _secrets = credentials.secrets
+    return credentials.redactor

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
-from ava_audit.redaction import Redactor
+from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
 from ava_roles.errors import RolesError, WorktreeFailed
 from ava_roles.tool import ToolContext, status_sentence
@@ -29,6 +29,7 @@ from ava_server.approval.coding import worktree_spec
 from ava_server.budget.run_config import Coding, config_of
 from ava_server.runs.changes import LATE, KeptChanges, commit_message, describe_command
 from ava_server.runs.log import RunLog, ms_since
+from ava_server.runs.private_keys import learn_private_keys
 from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
@@ -119,7 +120,7 @@ class CodingWork:
         worktrees: The folders of all such runs.
         coding: What was approved.
         run_log: The run's own log.
-        redactor: Replaces configured secret values before the model sees them.
+        redactor: Replaces secrets before the model sees them.
         nonce: The run's own random word in the wrapper of untrusted text.
         say: Shows a sentence in the status line.
     """
@@ -130,7 +131,7 @@ class CodingWork:
         worktrees: Worktrees,
         coding: Coding,
         run_log: RunLog,
-        redactor: Redactor,
+        redactor: RunRedactor,
         nonce: str,
         say: Callable[[str], None],
     ) -> None:
@@ -149,11 +150,13 @@ class CodingWork:
         try:
             if self._history.worktree is not None:
                 await self._worktree.prepare(baseline=False, resumed=True)
+                await learn_private_keys(self._redactor, self._worktree.files)
                 self._ready = True
                 return None
             await self._log.record(Activity(activity=MAKING))
             began = time.monotonic()
             baseline = await self._worktree.prepare()
+            await learn_private_keys(self._redactor, self._worktree.files)
             self._ready = True
         except RolesError as error:
             return self._failed("the worktree could not be made", error)
@@ -212,7 +215,7 @@ class CodingWork:
         message = commit_message(
             self._log.run.id,
             self._coding,
-            summary=ended.submitted.summary if ended.submitted is not None else "",
+            summary=self._hidden(ended.submitted.summary) if ended.submitted is not None else "",
             task=task.text if task is not None else "",
             before=self._history.worktree.verify,
             passed=check.verify if ended.status == "success" and check is not None else None,

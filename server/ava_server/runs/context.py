@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 
 from ava_audit.events import RunStarted
-from ava_audit.redaction import Redactor
+from ava_audit.redaction import RunRedactor
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder, secret_names
 from ava_roles.tool import Tool, ToolContext
@@ -132,6 +132,7 @@ class RunContext:
         started: The prefix of a new run; a resumed run keeps the one in its log.
         servers: The run's MCP servers, not started yet.
         extensions: What the run may ask a person for.
+        redactor: Replaces secrets; it also knows the private keys in the run's own files.
         window: Tokens that the model's context holds.
         tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
         worktree: Where the run changes files; None for a run that changes none.
@@ -144,7 +145,7 @@ class RunContext:
     started: RunStarted
     tools: Mapping[str, Tool]
     place: ToolContext
-    redactor: Redactor
+    redactor: RunRedactor
     secret_injection: SecretInjection
     scratch: Path
     caps: DayCaps

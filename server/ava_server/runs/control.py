@@ -89,15 +89,15 @@ class RunControl:
 
     async def _files(self, run: RunRow, until: float) -> RunFiles:
         """Return what a run has handed over and changed; its changes are committed if that is done in time."""
-        artifacts = await anyio.to_thread.run_sync(self._setup.artifacts, run.id)
+        artifacts, hide = await anyio.to_thread.run_sync(self._setup.artifacts, run.id), self._setup.hide
         if config_of(run.config).coding is None:
-            return RunFiles(artifacts)
+            return RunFiles(artifacts, hide=hide)
         texts = await self._store.read(lambda view: texts_of(view, run))
         task = texts.task if texts is not None else ""
         try:
-            return RunFiles(artifacts, await _begin(until, self._setup.keep_changes, run, task))
+            return RunFiles(artifacts, await _begin(until, self._setup.keep_changes, run, task), hide)
         except TimeoutError:
-            return RunFiles(artifacts, KeptChanges(fault=LATE))
+            return RunFiles(artifacts, KeptChanges(fault=LATE), hide)
 
     async def _remove_folders(self, run: RunRow, until: float) -> None:
         with suppress(TimeoutError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from ava_audit.events import (
@@ -53,6 +53,7 @@ from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.history import History
 from ava_server.runs.result import RunResult, build_result
+from ava_server.runs.submit import Hide, hide_shapes
 
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
@@ -417,10 +418,17 @@ Artifact = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files that a run has handed over, and what became of its changes to a repository."""
+    """What of a run is not in its log.
+
+    Attributes:
+        artifacts: The files that it has handed over.
+        changes: What became of its changes to a repository.
+        hide: Hides secrets in what it wrote.
+    """
 
     artifacts: Sequence[Artifact] = ()
     changes: KeptChanges | None = None
+    hide: Hide = field(default=hide_shapes)
 
 
 @dataclass(frozen=True)
@@ -586,7 +594,16 @@ def _end_without_owner(
     # The owner's last entry ends the time in which it was active, as for a takeover.
     last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
     active_us = run.active_us + last_us
-    result = build_result(run, history, ended, list(files.artifacts), active_us / 1e6, near=False, kept=files.changes)
+    result = build_result(
+        run,
+        history,
+        ended,
+        list(files.artifacts),
+        active_us / 1e6,
+        near=False,
+        kept=files.changes,
+        hide=files.hide,
+    )
     ending = ending_events(run, result, ended, agent, None, active_us)
     return (*settled, *(() if claimed is None else (claimed,)), *ending)
 

@@ -87,6 +87,7 @@ class AgentRun:
             self._log,
             self._config,
             context.model,
+            context.redactor,
             self.say,
             lambda: self._config.timeout_s - self.active_s,
             self._tool_calls.begun,
@@ -271,7 +272,8 @@ class AgentRun:
         """
         submit = next((call for call in completion.calls if call.name == SUBMIT), None)
         if submit is not None:
-            accepted = await anyio.to_thread.run_sync(accept, submit, self._config.output_schema)
+            hide = self._context.redactor.redact_json
+            accepted = await anyio.to_thread.run_sync(accept, submit, self._config.output_schema, hide)
             if isinstance(accepted, SubmitArgs):
                 return await self._check_result(completion, accepted, submit.call_id)
             said = self._history.answer
@@ -394,7 +396,16 @@ class AgentRun:
         if kept is not None and kept.fault and ended.status == "success":
             ended = fail_unkept(ended, kept)
         result = await anyio.to_thread.run_sync(
-            partial(build_result, run, self._history, ended, artifacts, self.active_s, kept=kept),
+            partial(
+                build_result,
+                run,
+                self._history,
+                ended,
+                artifacts,
+                self.active_s,
+                kept=kept,
+                hide=self._context.redactor.redact_json,
+            ),
             abandon_on_cancel=True,
         )
         events = list(ending_events(run, result, ended, self._log.who, self._log.fence, round(self.active_s * 1e6)))

@@ -15,6 +15,7 @@ import anyio.lowlevel
 
 from ava_audit.errors import EntryTooLarge
 from ava_audit.events import AssistantMessage, ErrorOccurred, Event, ExtendedThinking, Fact, RunPaused, Settlement
+from ava_audit.redaction import RunRedactor
 from ava_audit.units import US_PER_S, format_duration, iso_second, iso_utc, now_us
 from ava_server import telemetry
 from ava_server.budget.caps import Reservation, settlement_event
@@ -87,13 +88,18 @@ SETTLE_S = 3.0
 
 
 class ModelCalls:
-    """Makes the model calls of one run."""
+    """Makes the model calls of one run.
+
+    The provider's own message is recorded as it came, because it is sent back. Everything else that is recorded of an
+    answer, and whatever becomes of its text, is without secrets.
+    """
 
     def __init__(
         self,
         run_log: RunLog,
         config: RunConfig,
         model: Model,
+        redactor: RunRedactor,
         say: Callable[[str], None],
         left_s: Callable[[], float],
         begun: Callable[[Sequence[ToolUse]], Sequence[Fact]],
@@ -102,6 +108,7 @@ class ModelCalls:
         self._config = config
         self._price = config.price
         self._model = model
+        self._redactor = redactor
         self._say = say
         self._left_s = left_s
         self._begun = begun
@@ -137,6 +144,7 @@ class ModelCalls:
         held, original = reserved.fact, completion
         if held.phase is None:
             completion = self._with_printed_calls(completion, held.turn, self._model.assistant_message)
+        completion = replace(completion, text=self._hidden(completion.text))
         settlement = self._settlement(
             reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
         )
@@ -151,11 +159,11 @@ class ModelCalls:
             stop_reason=completion.stop_reason,
             request_id=completion.request_id,
             notes=completion.notes,
-            printed=completion is not original or None,
+            printed=completion.calls != original.calls or None,
         )
         events = [settlement, self._log.event(said, model=self._config.model)]
         if completion.thinking:
-            events.append(self._log.event(ExtendedThinking(thinking=completion.thinking, turn=held.turn)))
+            events.append(self._log.event(ExtendedThinking(thinking=self._hidden(completion.thinking), turn=held.turn)))
         # A last turn and planning call no tools; and the last call of an answer that was cut may be incomplete.
         if held.last is None and held.phase is None and completion.stop_reason not in CUT:
             events += [self._log.event(fact) for fact in self._begun(completion.calls)]
@@ -181,8 +189,9 @@ class ModelCalls:
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
         held = reserved.fact
         thinking_dropped = self._log.history.thinking_dropped  # before this error is folded, which may set it
+        said = self._hidden(str(error))
         fact = ErrorOccurred(
-            error=str(error), kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
+            error=said, kind=error.kind, what_to_do=error.what_to_do, turn=held.turn, attempt=held.attempt,
             request_id=error.request_id,
         )  # fmt: skip
         await self._log.append([self._settlement(reserved, settlement, took_ms), self._log.event(fact)])
@@ -206,7 +215,10 @@ class ModelCalls:
         if again and wait_s is not None and wait_s > PAUSE_MOST_S:
             until_us = now_us() + round(wait_s * US_PER_S)
             reason = f"{self._config.provider} takes no more calls until {iso_second(until_us)}; no run waits so long"
-        return RunResult("error", reason, error_kind=error.kind, error_message=str(error), what_to_do=error.what_to_do)
+        return RunResult("error", reason, error_kind=error.kind, error_message=said, what_to_do=error.what_to_do)
+
+    def _hidden(self, text: str) -> str:
+        return self._redactor.redact(text)[0]
 
     def _pause(self, wait_s: float) -> Paused:
         # Spread out: runs that one limit stopped would otherwise meet it again together.

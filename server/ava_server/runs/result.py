@@ -21,7 +21,7 @@ from ava_server.models.prices import COST_PARTS
 from ava_server.runs.changes import KeptChanges, build_changes
 from ava_server.runs.history import History
 from ava_server.runs.submit import NAME as SUBMIT
-from ava_server.runs.submit import Finding, SubmitArgs, accept, cut, findings_in
+from ava_server.runs.submit import Finding, Hide, SubmitArgs, accept, cut, findings_in, hide_shapes
 
 NEAR = 0.1
 """The share of a `near` quote's characters that may differ from the source."""
@@ -222,27 +222,28 @@ def build_result(
     artifacts: list[dict[str, Any]],
     active_s: float,
     *,
+    hide: Hide = hide_shapes,
     near: bool = True,
     kept: KeptChanges | None = None,
 ) -> dict[str, Any]:
     """Return the complete result of a run, as `SubagentComplete` stores it.
 
-    Everything that the subagent wrote is under `untrusted_result` and nowhere else. Money in cents, durations in
-    seconds.
+    Everything that the subagent wrote is under `untrusted_result` and nowhere else, with its secrets hidden. Money in
+    cents, durations in seconds.
     """
-    submitted = ended.submitted or _partial_result(history)
+    submitted = ended.submitted or _partial_result(history, hide)
     quotes = check_quotes(submitted.findings, history.outputs, near=near)
     untrusted = {**_untrusted(submitted, quotes), "artifacts": artifacts}
     error = None
     if ended.error_kind is not None:
-        untrusted["error_text"] = ended.error_message
+        untrusted["error_text"] = hide(ended.error_message)
         error = {"kind": ended.error_kind, "message": f"see untrusted_result.error_text ({ended.error_kind})",
                  "what_to_do": ended.what_to_do}  # fmt: skip
     coding, changes = config_of(run.config).coding, None
     if coding is not None:
         verified = ended.status == "success"
         changes, theirs = build_changes(coding, history.worktree, history.last_check, kept, verified=verified)
-        untrusted["changed"] = theirs
+        untrusted["changed"] = hide(theirs)
     calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
     return {
         "status": ended.status,
@@ -294,18 +295,18 @@ def _cost_by(run: RunRow, history: History) -> dict[str, int]:
     return {name: micros for name, micros in parts.items() if micros}
 
 
-def _partial_result(history: History) -> SubmitArgs:
+def _partial_result(history: History, hide: Hide) -> SubmitArgs:
     """Return the best answer there is, with a draft's findings, or the sources that were read."""
     handed_over = next((call for call in history.open_calls() if call.name == SUBMIT), None)
-    if handed_over is not None and isinstance(given := accept(handed_over, None), SubmitArgs):
+    if handed_over is not None and isinstance(given := accept(handed_over, None, hide), SubmitArgs):
         return given.model_copy(update={"caveats": [*given.caveats, JUST_THEN]})
     if history.drafts and (check := history.last_check) is not None and check.call_id is not None:
         with suppress(ValidationError):
-            draft = SubmitArgs.model_validate(history.drafts[-1])
+            draft = SubmitArgs.model_validate(hide(history.drafts[-1]))
             return draft.model_copy(update={"caveats": [*draft.caveats, UNPASSED]})
     read, found = _sources(history)
-    partial = _best_answer(history, list(read))
-    findings = findings_in(history.drafts[-1]) if history.drafts else []
+    partial = _best_answer(history, list(read), hide)
+    findings = findings_in(hide(history.drafts[-1])) if history.drafts else []
     listed = [*_source_findings(read, LOOKED_AT), *_source_findings(found, FOUND)]
     return partial.model_copy(update={"findings": findings or listed[:SOURCES]})
 
@@ -330,7 +331,7 @@ def _source_findings(titles: Mapping[str, str | None], claim: str) -> list[Findi
     return [Finding(claim=claim, source_url=location, source_name=title) for location, title in titles.items()]
 
 
-def _best_answer(history: History, sources: list[str]) -> SubmitArgs:
+def _best_answer(history: History, sources: list[str], hide: Hide) -> SubmitArgs:
     """Return the best answer there is: a draft, else the notes, the model's texts, or the sources."""
     words = [text.strip() for text in history.words if text.strip()]
     caveats = ["The run ended before it handed over a result; this is what it had."]
@@ -338,7 +339,7 @@ def _best_answer(history: History, sources: list[str]) -> SubmitArgs:
         more = f" and {len(sources) - SOURCES} more" if len(sources) > SOURCES else ""
         caveats.append("Read: " + ", ".join(sources[:SOURCES]) + more)
     if history.drafts:
-        draft = history.drafts[-1]
+        draft = hide(history.drafts[-1])
         text = draft if isinstance(draft, str) else json.dumps(draft, ensure_ascii=False, default=str)
         return SubmitArgs(summary=cut(text), output=draft, caveats=[*caveats, "A draft that was not accepted."])
     if history.notes:

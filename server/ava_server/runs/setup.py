@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.events import RunStarted
+from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
 from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
@@ -199,7 +200,7 @@ class RunSetup:
                 sandbox=sandbox if bench is not None or worktree is not None else None,
                 bench=bench,
             ),
-            redactor=self._resources.credentials.redactor,
+            redactor=RunRedactor(self._resources.credentials.redactor),
             secret_injection=SecretInjection(config.role, config.secrets, self._resources.credentials),
             scratch=scratch,
             servers=servers,
@@ -405,6 +406,10 @@ class RunSetup:
         """Return name, size in bytes and sha256 of each file that a run has handed over. Blocks."""
         found = list_artifacts(self._resources.settings.paths.artifacts / run_id)
         return [{**file, "name": self._resources.credentials.redactor.redact(file["name"])[0]} for file in found]
+
+    def hide(self, value: Any) -> Any:
+        """Return a JSON-like value with the secrets in its texts replaced."""
+        return self._resources.credentials.redactor.redact_json(value)
 
     def keep_changes(self, run: RunRow, task: str) -> KeptChanges | None:
         """Commit the changes of a run without an owner to its branch; None for a run that changes no files. Blocks."""

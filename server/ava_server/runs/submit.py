@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from ava_audit.redaction import Redactor
 from ava_server.approval.output_schema import embed_schema, find_mismatch
 from ava_server.models.base import ToolSchema, ToolUse
 from ava_server.models.json_text import object_fault
@@ -17,6 +19,12 @@ SUMMARY_CHARS = 500
 FINDINGS, CAVEATS = 100, 50
 """Most findings and caveats of a result; the rest is left out, and a caveat says so."""
 CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_000
+
+
+Hide = Callable[[Any], Any]
+"""Returns a JSON-like value with the secrets in its texts replaced. It comes before any cut."""
+hide_shapes: Hide = Redactor({}).redact_json
+"""Hides what looks like a key, where no stored keys are at hand."""
 
 
 class Finding(BaseModel):
@@ -75,12 +83,12 @@ def _free_form() -> dict[str, Any]:
     return SubmitArgs.model_json_schema()
 
 
-def accept(call: ToolUse, output_schema: dict[str, Any] | None) -> SubmitArgs | str:
-    """Return what was handed over, or what is wrong with it, for the model to fix."""
+def accept(call: ToolUse, output_schema: dict[str, Any] | None, hide: Hide = hide_shapes) -> SubmitArgs | str:
+    """Return what was handed over, without secrets, or what is wrong with it, for the model to fix."""
     if call.args is None:
         return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send them again as one object"
     try:
-        submitted = SubmitArgs.model_validate(call.args)
+        submitted = SubmitArgs.model_validate(hide(dict(call.args)))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])[:120]

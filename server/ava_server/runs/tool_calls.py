@@ -18,7 +18,7 @@ import anyio.to_thread
 from pydantic import ValidationError
 
 from ava_audit.events import Activity, Fact, GuardrailTripped, ToolCall, ToolResult
-from ava_audit.redaction import Redactor, redact_fragments
+from ava_audit.redaction import RunRedactor, redact_fragments
 from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.sandbox.path_access import make_folders
@@ -32,6 +32,7 @@ from ava_server.runs.context import RunContext, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.log import RunLog, ms_since
+from ava_server.runs.private_keys import learn_private_keys
 
 MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
@@ -62,14 +63,26 @@ class _Ready:
 class _Redaction:
     """Cleans and redacts the texts of one call, and counts the invisible characters that it removes."""
 
-    redactor: Redactor
+    redactor: RunRedactor
     counts: list[int] = field(default_factory=list[int])
 
     def __call__(self, text: str) -> str:
         """Return a text that may be stored and shown."""
         seen, removed = clean(text)
-        self.counts.append(removed)  # not summed here: tools call this from several threads at once
+        self.counts.append(removed)
         return self.redactor.redact(seen)[0]
+
+    def in_lines(self, text: str) -> str:
+        """Return a whole text with its secrets hidden, line by line; a line without any stays as it is."""
+        seen, removed = clean(text)
+        shown, found = self.redactor.redact_lines(seen)
+        if not found or not removed:
+            return shown if found else text
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        return "\n".join(
+            line if after == before else after
+            for line, before, after in zip(lines, seen.split("\n"), shown.split("\n"), strict=True)
+        )
 
 
 class ToolCalls:
@@ -104,6 +117,7 @@ class ToolCalls:
         self._say = say
         self._tasks = tasks
         self._ready: dict[str, _Ready] = {}
+        self._keys_known = False
 
     async def run(self, calls: Sequence[ToolUse]) -> None:
         """Run each call of an answer that has no result yet: concurrently when all only read, else in order.
@@ -192,7 +206,8 @@ class ToolCalls:
         return seen.count + 1 if seen is not None and seen.count + 1 >= REFUSED_FROM else 0
 
     def _begins(self, call: ToolUse) -> ToolCall:
-        return ToolCall(tool=call.name, args=dict(call.args or {}), call_id=call.call_id, turn=self._history.turn)
+        args = self._context.redactor.redact_json(dict(call.args or {}))  # the tool itself gets what the model wrote
+        return ToolCall(tool=call.name, args=args, call_id=call.call_id, turn=self._history.turn)
 
     async def _together(self, calls: Sequence[ToolUse]) -> None:
         if len(calls) == 1:  # most answers call one tool, which needs no task of its own
@@ -255,7 +270,11 @@ class ToolCalls:
     async def _work(
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
-        place = replace(self.place, secrets=injected, hide=hide, say=self._say_hidden)
+        place = replace(self.place, secrets=injected, hide=hide.in_lines, say=self._say_hidden)
+        await self._context.secret_injection.refresh()  # for what the tool hides itself, and below for the rest
+        if (tool.spec.commands or tool.spec.foreign is not None) and not self._keys_known and place.files is not None:
+            await learn_private_keys(self._context.redactor, place.files)
+            self._keys_known = True
         try:
             with telemetry.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
                 output = await run_apart(self._tasks, lambda: tool(args, place), tool.spec.timeout_s)
@@ -359,7 +378,7 @@ class ToolCalls:
 
     def _result(self, call: ToolUse, text: str, *, success: bool, unusable: bool = False) -> ToolResult:
         return ToolResult(
-            tool=call.name[:100],
+            tool=self._hidden(call.name)[:100],
             success=success,
             output=self._hidden(text),
             call_id=call.call_id,

@@ -27,6 +27,7 @@ from ava_audit.events import (
     ToolResult,
     UserMessage,
 )
+from ava_audit.redaction import Redactor
 from ava_audit.search import LogQuery, search
 from ava_audit.units import format_ts, format_usd, micros_from_cents, parse_time
 from ava_audit.view import View
@@ -40,6 +41,7 @@ from ava_server.service.responses import Answer, LogAnswer
 from ava_server.service.run_view import json_chars
 
 VALUE_CHARS = 80
+_SHAPES = Redactor({})
 _NO_NAMES: Mapping[str, str] = {}
 _ID = re.compile(r"(?<!\()\bS-[0-9a-f]{6}\b")
 """The id of a run without its name; an id in parentheses has its name before it."""
@@ -131,7 +133,9 @@ def _what(entry: Entry) -> str:
         case UserMessage() as said:
             return f"({said.kind}) {said.text}"
         case AssistantMessage() as answer:
-            calls = ", ".join(str(call.get("name")) for call in answer.calls)
+            calls = _SHAPES.redact(", ".join(str(call.get("name")) for call in answer.calls))[
+                0
+            ]  # as the model wrote it
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.search_text()

@@ -108,9 +108,7 @@ class Service:
                 await self._store.do(called)
             self._access.refuse_without(spec.scope)
             self._refuse_keys(given)
-            answer = await handler(
-                cast("dict[str, Any]", self._redacted(given)), CallContext(progress, person, degraded)
-            )
+            answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded))
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._access.explained(error))
@@ -188,7 +186,8 @@ class Service:
 
     def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
         """Return the command that records a call; its header names a run only if that is this user's."""
-        args, _changes = sanitize_json(self._redacted(given))  # what is too long to store is also too long to accept
+        # What is too long to store is also too long to accept.
+        args, _changes = sanitize_json(self._redactor.redact_json(given))
         fact = ToolCall(tool=tool, args=args)
 
         def command(view: View, _now_us: int) -> Outcome[None]:
@@ -218,17 +217,6 @@ class Service:
                     " its provider nor the log may have it: a person can store it with `ava secret set NAME --for"
                     " HOST`; then write {{secret:NAME}} in its place, for a role whose file lists NAME under secrets"
                 )
-
-    def _redacted(self, value: Any) -> Any:
-        if isinstance(value, str):
-            text, _count = self._redactor.redact(value)
-            return text
-        if isinstance(value, dict):
-            members = cast("dict[str, Any]", value)
-            return {self._redacted(str(key)): self._redacted(item) for key, item in members.items()}
-        if isinstance(value, list):
-            return [self._redacted(item) for item in cast("list[Any]", value)]
-        return value
 
 
 def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
