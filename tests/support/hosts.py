@@ -128,7 +128,8 @@ class Text:
         return ended[1] if ended else "going on"
 
     def output(self, result: Mapping[str, Any]) -> str:
-        return _text(result).partition("\nOutput:\n")[2].partition("\n</subagent_result>")[0]
+        framed = _text(result).partition("\n│ Output:\n")[2].partition("\n</subagent_result>")[0]
+        return "\n".join(line.removeprefix("│ ") for line in framed.split("\n"))
 
     def failure(self, result: Mapping[str, Any]) -> str | None:
         text = _text(result)
