@@ -209,17 +209,17 @@ class Runtime(RunResources):
         except (AuditError, OSError, ValueError) as error:  # the next start tries again; nothing depends on it
             log.warning("the files of dead processes were not removed completely: %s", error)
 
-    async def sweep_processes(self) -> None:
+    async def sweep_leftovers(self) -> None:
         """Remove what else dead processes left: temporary folders and lock files."""
         try:
-            await anyio.to_thread.run_sync(self._sweep_processes, await self._unended())
+            await anyio.to_thread.run_sync(self._sweep_leftovers, await self._unended())
         except (AuditError, OSError) as error:  # the next time tries again
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
     async def _unended(self) -> Sequence[RunRow]:
         return await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
 
-    def _sweep_processes(self, rows: Sequence[RunRow]) -> None:
+    def _sweep_leftovers(self, rows: Sequence[RunRow]) -> None:
         paths = self.settings.paths
         for place in (paths.temporary, paths.sandbox):
             remove_leftovers(place)
@@ -282,7 +282,7 @@ async def _open(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
-                keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_processes)
+                keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
@@ -290,7 +290,7 @@ async def _open(
                         if runs:
                             running.start_soon(own)
                             running.start_soon(runtime.sweep)
-                            running.start_soon(runtime.sweep_processes)
+                            running.start_soon(runtime.sweep_leftovers)
                         yield runtime
                         running.cancel_scope.cancel()
                 finally:
