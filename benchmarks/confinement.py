@@ -38,7 +38,7 @@ Run = Callable[[], Awaitable[object]]
 
 def ways(folder: Path) -> dict[str, Run]:
     """Each way to run `true` that works here, by its name."""
-    uid = (selection.free_uid() or 0) if linux.is_root() else 0
+    uid = (selection.pick_uid(folder) or 0) if linux.is_root() else 0
     bwrap = shutil.which("bwrap")
     found: dict[str, Run] = {FLOOR: lambda: anyio.run_process([TRUE])}
     if bwrap is not None:

@@ -3,7 +3,7 @@
 AuditError
 ├── StoreUnavailable   the store did not answer in time, or its disk is full; nothing was written
 │   ├── OutcomeUnknown the store started a command and did not finish; it may have been written
-│   └── LogMoved       the open file is not the one at its path any more; nothing was written
+│   └── LogMoved       the log was removed, moved or replaced while it was open; nothing was written
 ├── SchemaNewer        a newer program has migrated the database; restart this one
 ├── StaleOwner         an event of an older generation, or of a run that is not running; nothing was written
 ├── Contradiction      an event that contradicts the log; nothing was written

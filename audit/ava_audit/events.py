@@ -108,8 +108,8 @@ class AssistantMessage(Fact):
     """What a model wrote (agent `S-…`), or the text of a proposal that was shown (agent `ava`).
 
     `raw` is the provider's message, stored and sent back unchanged. `calls` lists its tool calls in order, each with
-    `call_id`, `name` and `raw_args`, unchanged too. `text` is without secrets. If `printed` is set, the model had
-    written the calls into its text; they were parsed from there, and `raw` is the message built from them.
+    `call_id`, `name` and `raw_args`, also unchanged. In `text`, secrets are replaced. If `printed` is set, the model
+    had written the calls into its text; they were parsed from there, and `raw` is the message built from them.
     """
 
     transcript = True

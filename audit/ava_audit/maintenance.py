@@ -54,6 +54,7 @@ REFUSED_S = (0.1, 1.6)
 ERASE_EVERY_S = 3_600.0
 """How often expired content is looked for."""
 SWEEP_EVERY_S = 300.0
+"""How often leftovers of dead processes are removed."""
 ERASE_BATCHES = 50
 """Batches of expired content between two checks for a run that somebody wants erased now."""
 
@@ -76,7 +77,7 @@ async def run_maintenance(
         root: The data root.
         mirror: Write the JSONL mirror too.
         retention: How long content is kept; None erases nothing.
-        sweep: Removes what dead processes left; called at once, and then every `SWEEP_EVERY_S`.
+        sweep: Removes what dead processes left; called at once, then every `SWEEP_EVERY_S`.
     """
     with await hold_when_free(root / "keeper.lock", TAKE_OVER_S):
         async with anyio.create_task_group() as tasks:

@@ -1,13 +1,17 @@
 """The JSONL mirror: one file for each UTC day of agent `ava`, and one for each run's subagent, in order of `seq`.
 
-The log stores the full length of each file. A file of another length (a crash, a torn line, a file that was cut or
-removed) is repaired: compared line by line with the log, cut at the first difference, and completed. So is, at the
-start, a file whose last line differs from the log, and a file whose entries were erased; the transaction that erased
-them has marked it. A file with entries that the log lacks comes from a log that was removed or restored from an older
-copy. It is the only record left, so it is quarantined under another name (`….set-aside-1.jsonl`).
+The log stores the full length of each file. A damaged file is repaired: compared line by line with the log, cut at the
+first difference, and completed. Damaged means one of these:
 
-Only background maintenance writes these files. If two processes do, e.g. because somebody removed the lock's file, each
-note of progress fails that does not continue the last one, and its files are repaired.
+- Its length is wrong, after a crash or because it was cut or removed.
+- At the start, its last line differs from the log.
+- Its entries were erased; the transaction that erased them has marked it.
+
+A file with entries that the log lacks comes from a log that was removed or restored from an older copy. It is the only
+record left, so it is quarantined under another name (`….set-aside-1.jsonl`).
+
+Only background maintenance writes these files. If two processes do so, e.g. because somebody removed the lock file, the
+log accepts only a note of progress that continues the last one. The files of the other process are repaired.
 """
 
 from __future__ import annotations
@@ -60,10 +64,10 @@ class Mirror:
         self._lock = anyio.Lock()
 
     async def repair_all(self) -> None:
-        """Repair each file with a wrong length or end. A process does this before its first `catch_up`."""
+        """Repair each file with a wrong length or last line. A process does this before its first `catch_up`."""
         async with self._lock:
             await anyio.to_thread.run_sync(self._make_folders)
-            await self._repair(await self._store.read(self._find_spoiled))
+            await self._repair(await self._store.read(self._find_damaged))
             self._checked = True
 
     async def repair_erased(self, *, create: bool) -> None:
@@ -100,20 +104,20 @@ class Mirror:
                 batch = await self._store.read(_next_batch)
                 if not batch.lines:
                     return
-                if damaged := await anyio.to_thread.run_sync(self._find_damaged, batch.sizes):
+                if damaged := await anyio.to_thread.run_sync(self._find_wrong_lengths, batch.sizes):
                     # Then read again: an unfinished note, e.g. of a cancelled call, may be the cause.
                     await self._repair(damaged)
                     continue
                 sizes = await anyio.to_thread.run_sync(self._append, batch.lines)
                 note = partial(note_mirrored, after=batch.after, upto=batch.upto, before=batch.sizes, sizes=sizes)
                 noted = await self._store.maintain(note)
-                damaged = await anyio.to_thread.run_sync(self._find_damaged, sizes)
+                damaged = await anyio.to_thread.run_sync(self._find_wrong_lengths, sizes)
                 await self._repair(damaged if noted else sizes)
 
     async def _repair(self, files: Iterable[str]) -> None:
         for file in files:
             noted = False
-            while not noted:  # refused if the log or the progress changed meanwhile
+            while not noted:  # False if the log or the progress has changed meanwhile
                 repaired = await self._store.read(partial(_repaired, folder=self.folder, file=file))
                 noted = await self._store.maintain(partial(note_repaired, file=file, repaired=repaired))
 
@@ -124,13 +128,13 @@ class Mirror:
         for folder in (self.folder, self.folder / "ava", self.folder / "subagents"):
             folder.mkdir(mode=0o700, exist_ok=True)
 
-    def _find_damaged(self, sizes: Mapping[str, int]) -> list[str]:
+    def _find_wrong_lengths(self, sizes: Mapping[str, int]) -> list[str]:
         return [file for file, size in sizes.items() if file_size(self.folder / file) != size]
 
-    def _find_spoiled(self, view: View) -> list[str]:
-        """Return the files of the wrong length, and those whose last line is not the log's."""
+    def _find_damaged(self, view: View) -> list[str]:
+        """Return the files whose length or last line is wrong."""
         sizes = view.mirrored()
-        damaged = self._find_damaged(sizes)
+        damaged = self._find_wrong_lengths(sizes)
         whole = sizes.keys() - set(damaged) - {file for file, size in sizes.items() if size == 0}
         return damaged + [
             file for file in whole if not _is_line_of(view, file, _last_line(self.folder / file, torn=True))
@@ -213,7 +217,7 @@ def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The next lines of each file, the `seq`s around them, and the files' noted lengths."""
+    """The next lines of each file, the range of their `seq`s, and the files' stored lengths."""
 
     after: int
     upto: int
@@ -258,16 +262,16 @@ def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
 def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
     """Return a fault for each file with a line that differs from the log.
 
-    A file that only ends too early is none: a server completes it. Nor is one whose erasure is not finished.
+    A file that only ends too early is no fault: a server completes it. Nor is a file whose erasure is not finished.
     """
     faults: list[Fault] = []
     for path in _files(folder):
         seq = _first_difference(view, path)
         if seq is not None:
-            time.sleep(RECHECK_S)  # a server may just be repairing it
+            time.sleep(RECHECK_S)  # a server may be repairing it right now
             seq = _first_difference(view, path)
         if seq is not None:
-            text = f"{_name(path)} differs from the log at entry {seq}; remove it, and the next server writes it again"
+            text = f"{_name(path)} differs from the log at entry {seq}; remove it: the next server to start rewrites it"
             faults.append(Fault("mirror", seq, text))
         if len(faults) == MAX_FAULTS:
             break
@@ -275,7 +279,7 @@ def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
 
 
 def _files(folder: Path | None) -> list[Path]:
-    """Return all files of the mirror, without those that were set aside."""
+    """Return all files of the mirror except quarantined ones."""
     found = [] if folder is None else sorted(folder.glob("*/*.jsonl"))
     return [path for path in found if f".{QUARANTINE_MARK}-" not in path.name]
 
@@ -285,7 +289,7 @@ def _name(path: Path) -> str:
 
 
 def _first_difference(view: View, path: Path) -> int | None:
-    """Return the `seq` of the first entry whose line in a file differs from the log, None without one."""
+    """Return the `seq` of the first entry whose line in a file differs from the log; None if all match."""
     file = "/".join(path.parts[-2:])
     seq = 0
     with path.open("rb") as lines:
@@ -303,7 +307,7 @@ def _first_difference(view: View, path: Path) -> int | None:
 
 
 def _is_line_of(view: View, file: str, line: bytes, *, after: int = 0) -> bool:
-    """Tell whether a line is the log's, in the file where it belongs, and newer than an entry."""
+    """Tell whether a line matches the log, is in the right file, and is newer than the entry `after`."""
     found = _LINE_END.search(line)
     row = None if found is None else next(view.rows("seq = ? AND seq > ?", int(found[1]), after), None)
     return row is not None and file_of(row[_AGENT], row[_TS]) == file and mirror_line(row) == line
@@ -330,7 +334,7 @@ def _foreign_entry(view: View | None, line: bytes) -> int | None:
 
 
 def _last_line(path: Path, *, torn: bool = False) -> bytes:
-    """Return the last whole line of a file; with `torn`, its last line, whole or not."""
+    """Return the last whole line of a file; with `torn`, its last line even if it is incomplete."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         wanted = _CHUNK

@@ -343,11 +343,11 @@ def note_mirrored(
         db: The writer's connection.
         after: The `seq` up to which the mirror had the entries.
         upto: The `seq` up to which it has them now.
-        before: The noted length (bytes) of each changed file before it was changed.
-        sizes: Its length now.
+        before: The stored length (bytes) of each changed file before the change.
+        sizes: The new lengths.
 
     Returns:
-        False if another process has noted something else meanwhile. Nothing is noted then.
+        False if another process has noted progress meanwhile; then nothing is noted.
     """
     of_file = "SELECT coalesce(max(bytes), 0) FROM mirrored WHERE file = ?"
     if _progress(db, "mirror") != after or any(
@@ -364,7 +364,7 @@ def note_mirrored(
 
 
 class Repaired(NamedTuple):
-    """The length (bytes) of a repaired file, with the mirror's progress and the newest `LogErased` it was made from."""
+    """The length (bytes) of a repaired file, and the mirror's progress and newest `LogErased` at that time."""
 
     size: int
     upto: int
@@ -372,7 +372,7 @@ class Repaired(NamedTuple):
 
 
 def note_repaired(db: sqlite3.Connection, file: str, repaired: Repaired) -> bool:
-    """Note the length of a repaired file; False if its content was erased, or the mirror went on, meanwhile."""
+    """Note the length of a repaired file; False if content was erased or the mirror has progressed meanwhile."""
     newest = db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()[0] or 0
     if (_progress(db, "mirror"), newest) != (repaired.upto, repaired.erasure):
         return False

@@ -1,9 +1,9 @@
 """Redaction of secrets in text, before a model sees it and before it is stored.
 
 First come the configured values, as they are, URL-quoted, in base64 and JSON-escaped; then everything that looks like
-a key. Whole texts are redacted, never chunks of a stream: a secret that is cut in two is not found. Where only a part
-of a text can be had, such as the output of a command, a run knows the private keys of its files (`RunRedactor`). The
-time to search a text grows linearly with its length, whatever the text is.
+a key. Redact whole texts, never chunks of a stream: a secret that is cut in two is not found. The output of a command
+may be only a part of a text; for that case, a run knows the private keys in its files (`RunRedactor`). The time to
+search a text grows linearly with its length, whatever the text is.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _KEY_LINES = (
     r"(?:[A-Za-z0-9+/]{16,100}+(?![A-Za-z0-9+/=])(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,100}+)*+"
     r"(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{1,100}+={0,2}(?![^\s\"'\\,<])|" + _LONG_LINES + ")"
 )
-"""What follows the beginning of a private key: long lines and a last one, or lines without a short last one."""
+"""What follows the beginning of a private key: long lines, with or without a shorter last one."""
 KEY_PATTERNS = (
     _shape("anthropic-key", "sk-ant-", r"[A-Za-z0-9_-]{20,}+"),
     _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
@@ -158,7 +158,7 @@ def _pem(text: str, start: int, after: int, end: int) -> SecretSpan | None:
 _KEY_TOKEN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
 _NEXT_LINE = re.compile(r"[\r\n]|\\[nr]")
 _LINE_WIDTH = 40
-"""A line of a private key, except for the last, has at least so many characters."""
+"""The fewest characters of a line of a private key, except for the last line."""
 _BETWEEN_LINES = 40
 """The most characters between two lines of a private key: line ends, quotes, a line number."""
 
@@ -180,7 +180,7 @@ def find_key_ends(text: str) -> Iterator[SecretSpan]:
 
 
 def _key_start(text: str, low: int, end: int) -> int | None:
-    """Return where the lines of a key that ends at `end` begin; None where there are none."""
+    """Return where the lines of a key that ends at `end` begin; None if there is no key."""
     width, start, next_start = 0, None, end
     for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
         size = len(token[0])
@@ -316,7 +316,7 @@ _LETTERS = re.compile(r"([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"']|\Z)")
 
 
 def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find passwords without digits in the environment: `DB_PASSWORD=correcthorse`, `SMTP_PASS='correcthorse'`."""
+    """Find passwords without digits in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS='correcthorse'`."""
     for literal in ("PASSWORD=", "_PASS=", "PASSPHRASE="):
         at = text.find(literal)
         while at >= 0:
@@ -343,13 +343,13 @@ def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
         while at >= 0:
             after = at + len(literal)
             match = _CURL.match(text, after)
-            if match is not None and not _is_no_password(match[2], match[1]) and _in_curl(text, at):
+            if match is not None and _is_password(match[2], match[1]) and _in_curl(text, at):
                 yield SecretSpan("password", match.start(2), match.end(2))
             at = text.find(literal, after)
 
 
 def _in_curl(text: str, at: int) -> bool:
-    """Tell whether an option belongs to a command of curl, which may go on over several lines."""
+    """Tell whether an option belongs to a curl command, which may span several lines."""
     start = text.rfind("curl", max(0, at - _COMMAND_CHARS), at)
     return start >= 0 and _LINE_BREAK.search(text, start, at) is None
 
@@ -363,7 +363,7 @@ _NETRC = re.compile(
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords of a netrc file."""
     for match in _matches_after(text, "machine", _NETRC):
-        if not _is_no_password(match[2], match[1]):
+        if _is_password(match[2], match[1]):
             yield SecretSpan("password", match.start(2), match.end(2))
 
 
@@ -383,9 +383,9 @@ def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
         user = _JDBC_USER.search(text, start, end)
         oracle = _JDBC_ORACLE.match(text, start, end)
         for match in _JDBC_PASSWORD.finditer(text, start, end):
-            if not _is_no_password(match[1], user[1] if user else ""):
+            if _is_password(match[1], user[1] if user else ""):
                 yield SecretSpan("password", match.start(1), match.end(1))
-        if oracle is not None and not _is_no_password(oracle[2], oracle[1]):
+        if oracle is not None and _is_password(oracle[2], oracle[1]):
             yield SecretSpan("password", oracle.start(2), oracle.end(2))
 
 
@@ -393,7 +393,7 @@ _SIGNATURE = re.compile(r"((?:[A-Za-z0-9+/]|%2[BbFf]){43}(?:=|%3[Dd]))(?![A-Za-z
 
 
 def find_signatures(text: str) -> Iterator[SecretSpan]:
-    """Find signatures of shared access to Azure: `&sig=…`, 32 bytes in base64."""
+    """Find the signatures of Azure shared access: `&sig=…`, 32 bytes in base64."""
     for match in _matches_after(text, "sig=", _SIGNATURE):
         if text[match.start() - 5 : match.start() - 4] in ("?", "&", ";"):
             yield SecretSpan("signature", match.start(), match.end())
@@ -439,7 +439,7 @@ def is_placeholder(value: str) -> bool:
 
 
 def _is_stock_phrase(value: str) -> bool:
-    """Tell whether letters are words that stand for a password, in a row: `mysecretpassword`, `postgres`."""
+    """Tell whether letters are only stock words of passwords and examples: `mysecretpassword`, `postgres`."""
     word = value.lower()
     reached = {0}
     for end in range(1, len(word) + 1):
@@ -448,10 +448,10 @@ def _is_stock_phrase(value: str) -> bool:
     return len(word) in reached or len(set(word)) == 1
 
 
-def _is_no_password(value: str, user: str) -> bool:
-    """Tell whether a value in the place of a password is a placeholder, a word such as `postgres`, or the user."""
+def _is_password(value: str, user: str) -> bool:
+    """Tell whether a value is more than a placeholder, the user's name, or stock words such as `postgres`."""
     words = (word.rstrip("0123456789") for word in _SPLIT.split(value))
-    return value == user or is_placeholder(value) or all(not word or _is_stock_phrase(word) for word in words)
+    return value != user and not is_placeholder(value) and any(word and not _is_stock_phrase(word) for word in words)
 
 
 _DIGIT = re.compile(r"[0-9]")
@@ -534,7 +534,7 @@ class Redactor:
         return _replace_spans(text, self._all(text))
 
     def redact_lines(self, text: str) -> tuple[str, int]:
-        """Return the text as `redact` does, but with as many lines: each line of a secret gets the mark."""
+        """Return the text as `redact` does, but keep its number of lines: each line of a secret becomes a mark."""
         return _replace_spans(text, self._all(text), lines=True)
 
     def redact_json(self, value: Any) -> Any:
@@ -577,24 +577,24 @@ class Redactor:
 
 _PIECE, _SHORTEST_PIECE_RUN = 8, 16
 _PIECE_CHARS = 6
-"""A piece of a private key has so many different characters at least: `AAAAAAAA` is in many texts."""
+"""The fewest different characters in a piece of a private key: `AAAAAAAA` is in many texts."""
 _MOST_KEYS = 100
-"""Private keys that a run learns at most."""
+"""The most private keys that a run learns."""
 _BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
 _BASE64_ONLY = re.compile(r"[^A-Za-z0-9+/]+")
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?![A-Z0-9 ]{0,30}PRIVATE)[^-\n]{1,60}-----[^-]{0,20000}+-----END ")
 _COMMON_BEGINNINGS = {"MII": 44, "b3Bl": 96}
-"""By the first letters of a private key, how many of its characters are in public keys and other keys, too."""
+"""By a private key's first letters: how many of its characters also begin public keys and other keys."""
 
 
 class RunRedactor(Redactor):
-    """Knows, besides everything that another redactor knows, the private keys in the files of one run.
+    """Knows everything that a shared redactor knows, and the private keys in the files of one run.
 
-    A command can print any part of a file. So every part of such a key with 16 characters of one line is replaced, also
-    in base64.
+    A command can print any part of a file. So every part of such a key with at least 16 characters of one line is
+    replaced, also in base64.
 
     Args:
-        shared: The redactor whose values are replaced, too; what is learned here is learned there.
+        shared: The shared redactor. It also learns the values given to `learn`, but no private keys.
     """
 
     def __init__(self, shared: Redactor) -> None:
@@ -604,7 +604,7 @@ class RunRedactor(Redactor):
         super().__init__({})
 
     def learn(self, values: Mapping[str, str]) -> None:
-        """Replace these values too from now on, wherever the shared redactor is used."""
+        """Replace these values too from now on, also wherever the shared redactor is used."""
         self._shared.learn(values)
 
     def learn_private_keys(self, text: str) -> None:
@@ -620,7 +620,7 @@ class RunRedactor(Redactor):
                 self._pieces |= _pieces_of(key[header : footer if footer >= 0 else len(key)])
 
     def redact_lines(self, text: str) -> tuple[str, int]:
-        """Return the text as `redact` does, but with as many lines; learn the private keys in it."""
+        """Learn the private keys in a text, then redact it as the base class does."""
         self.learn_private_keys(text)
         return super().redact_lines(text)
 
@@ -640,7 +640,7 @@ class RunRedactor(Redactor):
 
 
 def _pieces_of(body: str) -> set[str]:
-    """Return the parts by which the data of a PEM private key is recognised, wherever its lines are broken."""
+    """Return the pieces by which a PEM private key's data is recognised, wherever its lines break."""
     data = _BASE64_ONLY.sub("", body.replace("\\n", "\n").replace("\\r", "\r"))
     skipped = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
     data = data[skipped:]

@@ -61,8 +61,8 @@ def verify(
         head: The hash (hex) of an entry that was noted elsewhere; the log must still have it.
         since: The hash (hex) of an entry that was noted elsewhere; the check starts there. Everything before it is
             trusted, and the projections, which depend on the whole log, are not compared.
-        mirror: The folder of the mirror; the log must have the last entry of each file, and, without `since`, every
-            line must match the log.
+        mirror: The folder of the mirror; the log must have the last entry of each file. Without `since`, every line
+            must match the log too.
         on_progress: Called after each slice with the number of checked entries, and of all entries.
 
     Raises:

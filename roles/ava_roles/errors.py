@@ -4,7 +4,7 @@ RolesError
 ├── RoleFileError      a role file cannot be read as a role; names file, line and key
 ├── UnknownRole        no role of that name; names the known ones
 ├── WorkspaceRefused   a folder may not be a workspace; says why and what may be given
-├── FolderReplaced     a folder is not the one that was approved; says what stands there now
+├── FolderReplaced     a folder is not the one that was approved; says what is there now
 ├── BadNamespace       the paths that a run may change cannot be used; says why
 ├── WorktreeFailed     a worktree cannot be created, checked or published; says what to do
 │   └── NoRepository   a folder has no commit to start from; says what to do

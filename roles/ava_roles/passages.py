@@ -87,7 +87,7 @@ def query_words(query: str) -> list[str]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of a text as editors and `grep -n` count them; a form feed, for one, ends no line."""
+    """Return the lines of a text as editors and `grep -n` count them: a form feed, for example, does not end a line."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return lines if lines[-1] else lines[:-1]
 

@@ -184,8 +184,8 @@ class ToolContext:
         say: Takes a sentence of at most 80 characters about what is being done this second.
         run_id: The run that calls; marks every child process that it starts.
         secrets: The secrets that this call names and may send.
-        hide: Replaces secrets in a text, and changes no line without one; the text keeps its number of lines. Call it
-            with a whole file or page before a part of it is taken: half a secret is not recognised.
+        hide: Replaces secrets in a text. It keeps the number of lines, and changes no line without a secret. Give it a
+            whole file or page before you take part of it: half a secret is not recognised.
     """
 
     files: Root | None = None

@@ -8,8 +8,8 @@ import unicodedata
 TAGS = ("tool_output", "subagent_result")
 """Names of the tags that mark untrusted text; nothing inside may look like one of them."""
 
-FRAME = "│ "
-"""Stands before each line of untrusted text that is shown beside Ava's own."""
+BAR = "│ "
+"""Begins each line of untrusted text that is shown beside Ava's own."""
 
 _NONCE = re.compile(r"[0-9A-Za-z]{8,64}")
 _SOURCE_CHARS = 300
@@ -114,8 +114,8 @@ def escape_result(text: str) -> str:
     return _escape(clean(text)[0])
 
 
-def framed(text: str, bar: str = FRAME) -> str:
-    """Return untrusted text with a bar before each line, so that none of its lines can pass for one of Ava's."""
+def add_bars(text: str, bar: str = BAR) -> str:
+    """Return untrusted text with a bar at the start of each line, so that none can pass for one of Ava's."""
     return "\n".join(f"{bar}{line}".rstrip() for line in text.splitlines() or [""])
 
 

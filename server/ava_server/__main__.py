@@ -3,7 +3,7 @@
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
-    # `python -m` without `-P`: this is the working folder. A project's module must not stand in for one that Ava needs.
+    # `python -m` without `-P` puts the working folder here. A project's module must not replace one that Ava needs.
     del sys.path[0]
 
 import os

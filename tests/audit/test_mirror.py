@@ -299,7 +299,7 @@ async def test_a_file_rewritten_after_an_erasure_has_no_content_and_still_verifi
 async def test_two_processes_that_write_the_mirror_lose_no_line(
     log: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, when: str
 ) -> None:
-    """Such as when somebody removes `keeper.lock`: one works while the other is between two of its steps."""
+    """This happens if somebody removes `keeper.lock`: one works while the other is between two of its steps."""
     async with Store.open(tmp_path) as other_log:
         one, other = Mirror(log, tmp_path / "logs"), Mirror(other_log, tmp_path / "logs")
         await write_texts(log, ["a", "b"])

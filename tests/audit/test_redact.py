@@ -208,12 +208,12 @@ def test_replaces_the_end_of_a_private_key_whose_beginning_is_missing(kind: str)
             assert shown.startswith("[exit code 0]\n") and shown.endswith("\ndone")
 
 
-def test_keeps_the_lines_before_the_end_of_a_private_key_that_is_not_there() -> None:
+def test_keeps_lines_before_an_end_line_without_a_private_key() -> None:
     prose = "It is\nimplementationDependent12345\n-----END PUBLIC KEY-----\nand -----END PRIVATE KEY----- ends it."
     assert Redactor({}).redact(prose) == (prose, 0)
 
 
-def test_replaces_each_line_of_a_secret_where_lines_are_to_be_kept() -> None:
+def test_redact_lines_replaces_each_line_of_a_secret() -> None:
     text, count = Redactor({}).redact_lines(f"a\n{PEM}\nb")
     assert (text, count) == ("\n".join(["a", *["[redacted:private-key]"] * len(PEM.split("\n")), "b"]), 1)
 
@@ -240,7 +240,7 @@ def test_a_run_learns_nothing_from_the_word_private_key_in_prose() -> None:
     )
 
 
-def test_what_a_run_learns_as_a_value_is_known_to_all() -> None:
+def test_a_value_that_one_run_learns_is_known_to_all_runs() -> None:
     shared = Redactor({})
     RunRedactor(shared).learn({"mine": "the-key-of-all-keys"})
     assert shared.redact("the-key-of-all-keys") == ("[redacted:mine]", 1)

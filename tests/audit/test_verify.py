@@ -504,7 +504,7 @@ async def test_reports_mirror_files_that_differ_from_the_log(
     assert (fault.kind, fault.text) == (
         "mirror",
         f"logs/subagents/S-aaaaaa.jsonl differs from the log at entry {seq}; "
-        "remove it, and the next server writes it again",
+        "remove it: the next server to start rewrites it",
     )
     file.unlink()
     async with Store.open(path.parent) as log:

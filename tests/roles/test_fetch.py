@@ -481,7 +481,7 @@ async def test_a_slow_page_does_not_make_other_pages_of_its_host_fail(monkeypatc
                 assert failed == [], "the slow page is still being read"
 
 
-async def test_says_so_when_a_page_was_not_requested_at_all() -> None:
+async def test_reports_a_page_that_was_never_requested() -> None:
     async def slow(stream: anyio.abc.ByteStream) -> None:
         await anyio.sleep_forever()
 
@@ -489,7 +489,7 @@ async def test_says_so_when_a_page_was_not_requested_at_all() -> None:
         group.start_soon(web.fetcher.get, web.url("/slow"))
         while "/slow" not in web.paths:  # noqa: ASYNC110
             await anyio.sleep(0.01)
-        with pytest.raises(ToolFailed, match=rf"/next was not requested: other requests to {HOST} took the 0\.2 s"):
+        with pytest.raises(ToolFailed, match=rf"/next was not requested: other requests to {HOST} took all 0\.2 s"):
             await web.fetcher.get(web.url("/next"), deadline_s=0.2)
         group.cancel_scope.cancel()
 

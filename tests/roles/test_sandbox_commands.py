@@ -58,20 +58,20 @@ async def test_a_command_can_use_its_folder_inside_a_private_home(confined: Kind
 
 def test_each_data_root_has_its_own_user_for_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = [Path(f"/srv/{name}/sandbox") for name in ("ava", "ben", "kim")]
-    users = [selection.free_uid(state) for state in states]
+    users = [selection.pick_uid(state) for state in states]
     assert None not in users and len(set(users)) == 3
-    assert users == [selection.free_uid(state) for state in states], "always the same"
+    assert users == [selection.pick_uid(state) for state in states], "always the same"
     (tmp_path / "linked").symlink_to("/srv/ava")
-    assert selection.free_uid(tmp_path / "linked" / "sandbox") == users[0], "whatever leads there"
+    assert selection.pick_uid(tmp_path / "linked" / "sandbox") == users[0], "also through a link"
     monkeypatch.setattr(selection, "_ids_in", lambda _path: {users[0]})
-    assert selection.free_uid(states[0]) not in (None, users[0])
+    assert selection.pick_uid(states[0]) not in (None, users[0])
     monkeypatch.setattr(selection, "_ids_in", lambda _path: set(USERS))
-    assert selection.free_uid(states[0]) is None
+    assert selection.pick_uid(states[0]) is None
 
 
 @pytest.mark.skipif(not linux.is_root(), reason="needs root")
 async def test_a_folder_left_by_another_user_of_commands_is_taken_over(confined: Kind, here: Path) -> None:
-    """Such as a coder's worktree of an earlier version, which had one user for all."""
+    """For example a coder's worktree from an earlier version, which had one user for all data roots."""
     own = how(confined)
     before, stranger = next(uid for uid in USERS if uid != own.uid), 4_242
     (here / "sub").mkdir()

@@ -137,7 +137,7 @@ def test_accepts_home_paths_uris_and_relative_paths(world: World) -> None:
 def test_refuses_a_folder_outside_the_default_and_says_what_is_allowed(world: World) -> None:
     for asked in (world.plain, world.repo / "../plain", "../plain"):
         message = world.refusal(asked, cwd=world.repo)
-        assert f"{world.plain} is outside of the folders that may be given" in message
+        assert f"{world.plain} is outside the allowed folders" in message
         assert f"give a folder beneath {world.repo}" in message
 
 
@@ -145,7 +145,7 @@ def test_configured_roots_limit_both_default_and_requested_folders(world: World)
     assert world.resolve(asked=str(world.plain), roots=[world.home], cwd=world.repo).path == world.plain
     assert world.resolve(roots=[world.plain], cwd=world.repo).path is None
     found = world.resolve(roots=[world.plain], client_roots=[world.repo.as_uri()], cwd=world.repo)
-    assert (found.path, "outside of the folders that may be given" in found.why) == (None, True)
+    assert (found.path, "outside the allowed folders" in found.why) == (None, True)
     assert f"beneath {world.plain}" in world.refusal(world.repo, roots=[world.plain], cwd=world.repo)
 
 
@@ -201,12 +201,12 @@ def test_refuses_forbidden_folders_with_or_without_roots_and_through_links(world
 CLOSED = ("/etc", "/run", "/var", "/var/lib", "/var/log", "/run/lock/..")
 
 
-def test_refuses_folders_of_the_system_however_they_are_given(world: World) -> None:
+def test_refuses_system_folders_however_they_are_given(world: World) -> None:
     for number, asked in enumerate(CLOSED):
-        told = "a folder of the system, and no setting names it"
+        told = "a system folder, and no setting names it"
         assert told in world.refusal(asked), asked
         assert told in world.refusal(asked, roots=[Path("/")]), asked
-        assert told in world.refusal(asked, allow=[Path("/")]), "the whole file system names nothing"
+        assert told in world.refusal(asked, allow=[Path("/")]), "`/` opens no folder"
         assert told in world.refusal(asked, allow=[world.plain]), asked
         assert told in world.resolve(env=asked).why, asked
         link = world.plain / f"link{number}"
@@ -215,7 +215,7 @@ def test_refuses_folders_of_the_system_however_they_are_given(world: World) -> N
         assert told in world.resolve(client_roots=[link.as_uri()]).why, asked
 
 
-def test_a_setting_opens_a_folder_of_the_system_and_what_lies_in_it(world: World) -> None:
+def test_a_setting_opens_a_system_folder_with_its_subfolders(world: World) -> None:
     for allowed, asked in (("/var", "/var/lib"), ("/var/lib", "/var/lib"), ("/etc", "/etc"), ("/run", "/run")):
         assert world.resolve(asked=asked, allow=[Path(allowed)]).path == Path(asked).resolve()
     world.refusal("/var", allow=[Path("/var/lib")])
@@ -224,32 +224,32 @@ def test_a_setting_opens_a_folder_of_the_system_and_what_lies_in_it(world: World
 
 def test_applies_the_same_rule_again_when_a_run_starts(world: World) -> None:
     places: dict[str, Any] = {"roots": None, "data_root": world.data, "home": world.home}
-    with pytest.raises(WorkspaceRefused, match="a folder of the system, and no setting names it"):
+    with pytest.raises(WorkspaceRefused, match="a system folder, and no setting names it"):
         recheck_workspace(Path("/etc"), **places, allow=())
     recheck_workspace(Path("/etc"), **places, allow=(Path("/etc"),))
     recheck_workspace(world.plain, **places, allow=())
 
 
-def test_no_setting_opens_what_is_always_refused(world: World) -> None:
+def test_no_setting_opens_folders_that_are_always_refused(world: World) -> None:
     for asked, told in forbidden(world):
         assert told in world.refusal(asked, allow=[Path("/"), Path("/home"), Path("/root"), world.base, world.home])
 
 
 @pytest.fixture
 def neighbour(world: World, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project in the home of another user."""
+    """Return a project in another user's home."""
     monkeypatch.setattr(workspace, "HOMES", (world.home.parent,))
     folder = world.home.parent / "ben/project"
     folder.mkdir(parents=True)
     return folder
 
 
-def test_refuses_a_project_in_the_home_of_another_user(
+def test_refuses_a_project_in_another_users_home(
     world: World, neighbour: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nobody = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: nobody)
-    told = f"{neighbour} lies in {neighbour.parent}, the home of another user, and no setting names it"
+    told = f"{neighbour} lies in {neighbour.parent}, another user's home, and no setting names it"
     assert told in world.refusal(neighbour)
     assert told in world.refusal(neighbour, roots=[world.home.parent])
     assert told in world.resolve(env=str(neighbour)).why
@@ -259,26 +259,26 @@ def test_refuses_a_project_in_the_home_of_another_user(
     assert "is a home folder" in world.refusal(neighbour.parent, allow=[neighbour.parent])
 
 
-def test_a_home_folder_that_belongs_to_this_user_is_no_other_users(world: World, neighbour: Path) -> None:
+def test_accepts_a_home_folder_that_belongs_to_this_user(world: World, neighbour: Path) -> None:
     assert world.resolve(asked=str(neighbour)).path == neighbour
 
 
-def test_allows_the_user_s_own_home_and_temporary_folders_in_a_folder_of_the_system(
+def test_allows_the_users_own_home_and_temporary_folders_in_a_system_folder(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace, "SYSTEM", (world.base,))
-    assert "a folder of the system" in world.refusal(world.base / "other")
+    assert "a system folder" in world.refusal(world.base / "other")
     assert world.resolve(asked=str(world.plain)).path == world.plain
     monkeypatch.setattr(workspace, "OPEN", (world.base / "folders",))
     (world.base / "folders/x").mkdir(parents=True)
     assert world.resolve(asked=str(world.base / "folders/x")).path == world.base / "folders/x"
-    for home in (world.base, Path("/")):  # a home that contains the system is no exception for it
-        assert "a folder of the system" in world.refusal(world.base / "other", home=home)
+    for home in (world.base, Path("/")):  # a home that contains the system folders does not open them
+        assert "a system folder" in world.refusal(world.base / "other", home=home)
 
 
 def test_resolves_a_link_before_checking_it_against_the_roots(world: World) -> None:
     (world.repo / "out").symlink_to(world.plain)
-    assert "outside of the folders that may be given" in world.refusal(world.repo / "out", roots=[world.repo])
+    assert "outside the allowed folders" in world.refusal(world.repo / "out", roots=[world.repo])
 
 
 def test_the_data_root_may_be_in_a_hidden_folder_of_the_home(world: World) -> None:

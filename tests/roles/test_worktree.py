@@ -231,7 +231,7 @@ async def test_a_check_runs_the_new_file_and_no_stale_bytecode(
             assert (await shop.check()).passed == (text == FIXED)
 
 
-async def test_caches_of_tools_are_not_committed_unless_the_repository_tracks_them(kind: Kind, tmp_path: Path) -> None:
+async def test_commits_tool_caches_only_if_the_repository_tracks_them(kind: Kind, tmp_path: Path) -> None:
     tracked = {"__pycache__/kept.txt": "kept\n", "data/frozen.pyc": "old\n"}
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": "*.local\n", **tracked})
     async with working(kind, tmp_path, order(repository, namespace=(".",)), baseline=False) as shop:
@@ -264,7 +264,7 @@ async def test_commands_write_no_bytecode_and_keep_caches_out_of_the_project(kin
         assert shop.keep("Nothing") is None
 
 
-async def test_a_namespace_command_hears_nothing_of_removed_caches(kind: Kind, tmp_path: Path) -> None:
+async def test_a_command_with_a_namespace_is_not_told_of_removed_caches(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project", {**PROJECT, ".gitignore": ""})
     async with working(kind, tmp_path, order(repository), baseline=False) as shop:
         done, said = await run(

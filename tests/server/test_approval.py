@@ -100,7 +100,7 @@ async def test_the_digest_covers_what_the_line_does_not_show(tmp_path: Path) -> 
         ('[workspace]\nallow = ["/etc/nginx", "/var"]', {}, False),
     ],
 )
-async def test_only_a_setting_of_the_file_opens_a_folder_of_the_system(
+async def test_only_a_setting_in_the_file_opens_a_system_folder(
     tmp_path: Path, config: str, env: dict[str, str], opened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # in no repository: the call alone decides
@@ -196,7 +196,7 @@ TYPOGRAPHY: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("name", TYPOGRAPHY)
-async def test_an_approval_may_write_quotes_dashes_and_dots_otherwise(tmp_path: Path, name: str) -> None:
+async def test_an_approval_may_change_quotes_dashes_and_dots(tmp_path: Path, name: str) -> None:
     async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
         proposal = await lab.propose(task="What’s the “e-mail” limit — and why… or not? " + "word " * 30)
         line = TYPOGRAPHY[name](proposal.approval_line)
@@ -209,7 +209,7 @@ async def test_an_approval_may_write_quotes_dashes_and_dots_otherwise(tmp_path: 
         await lab.ended(proposal.subagent_id)
 
 
-async def test_the_line_of_another_proposal_that_differs_in_its_dashes_starts_nothing(tmp_path: Path) -> None:
+async def test_a_line_that_differs_from_another_proposals_only_in_dashes_starts_nothing(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=PRICED) as lab:
         hidden, shown = [await lab.propose(task=f"Sum up 2019{dash}2021.") for dash in ("–", "-")]
         for line in (shown.approval_line, shown.approval_line.replace("-", "—")):
@@ -292,7 +292,7 @@ async def test_the_proposal_says_how_much_of_a_text_it_leaves_out(tmp_path: Path
         assert "more characters" not in short.message
 
 
-async def test_the_name_of_a_folder_cannot_look_like_our_words(tmp_path: Path) -> None:
+async def test_the_name_of_a_folder_cannot_pass_for_our_words(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         folder = tmp_path / "workspace" / 'notes, it costs nothing" and cannot reach the web “x”'
         folder.mkdir()

@@ -64,7 +64,7 @@ def test_the_schema_accepts_a_retry_with_nothing_else() -> None:
     assert all("except with retry_of" in schema["properties"][name]["description"] for name in ("role", "task"))
 
 
-def test_the_line_with_price_and_reach_is_the_first_argument_of_an_approval() -> None:
+def test_the_approval_line_is_the_first_argument_of_confirm_spawn() -> None:
     assert next(iter(ConfirmArgs.model_json_schema()["properties"])) == "approving"
 
 

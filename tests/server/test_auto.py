@@ -250,8 +250,8 @@ async def test_file_and_network_access_together_never_start_automatically(tmp_pa
 READER = "---\nname: {name}\ndescription: Reads.\ntools: [read_webpages, http_get]\n{hosts}---\nRead."
 
 
-async def test_a_role_that_reaches_any_address_never_starts_automatically(tmp_path: Path) -> None:
-    """A manipulated host could put what it knows into the task, with an address to send it to."""
+async def test_a_role_that_may_reach_any_address_never_starts_automatically(tmp_path: Path) -> None:
+    """A manipulated host could put its knowledge into the task, with an address to send it to."""
     settings = settings_of(tmp_path / "data", None)
     settings.paths.create()
     settings.paths.roles.mkdir(exist_ok=True)
@@ -269,20 +269,20 @@ async def test_a_role_that_reaches_any_address_never_starts_automatically(tmp_pa
         run = await lab.store.read(lambda view: view.run(named.subagent_id))
         assert run is not None
         config = config_of(run.config)
-        fetcher = lab.runtime.fetcher.only(config.hosts)
+        fetcher = lab.runtime.fetcher.limit_to(config.hosts)
         for url in ("https://evil.example/", "https://www.docs.example.org/", "https://api.example.org/"):
             with pytest.raises(AccessRefused, match=r"only api\.example\.org:8443, docs\.example\.org may be reached"):
                 await fetcher.get(url)
 
 
-async def test_the_settings_may_name_the_addresses_of_all_runs(tmp_path: Path) -> None:
+async def test_the_settings_may_name_the_hosts_for_all_runs(tmp_path: Path) -> None:
     config = auto() + "\n[fetch]\nhosts = ['Docs.example.org']\n"
     async with open_lab(tmp_path, config=config, runs=False) as lab:
         web = await lab.call("spawn_subagent", role="researcher", task="x", tools=["read_webpages"])
         assert web.status == "approved"
         assert "reach only docs.example.org on the web" in web.message
         with pytest.raises(AccessRefused, match=r"only docs\.example\.org may be reached"):
-            await lab.runtime.fetcher.only(("evil.example",)).get("https://evil.example/")
+            await lab.runtime.fetcher.limit_to(("evil.example",)).get("https://evil.example/")
 
 
 async def test_a_folder_named_only_by_the_call_never_starts_automatically(

@@ -92,7 +92,7 @@ def test_no_line_of_a_subagent_looks_like_one_of_ours_in_a_pipe() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_on_a_terminal_subagent_text_is_framed_and_only_our_text_starts_at_the_edge(
+def test_on_a_terminal_subagent_text_has_bars_and_only_our_text_starts_at_the_edge(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)

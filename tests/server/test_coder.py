@@ -154,7 +154,7 @@ async def test_lists_symbolic_links_as_links(tmp_path: Path) -> None:
     assert "Added: users.txt is a symbolic link to /etc/passwd" in inside
     assert "Changed: README.md is a symbolic link to nowhere" in inside
     outside = text[text.index("</subagent_result>") :]
-    assert "2 symbolic links were added or changed: look where they lead" in outside and "/etc/passwd" not in outside
+    assert "2 symbolic links were added or changed: check the target" in outside and "/etc/passwd" not in outside
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What Ava tells a person to type works when it is pasted: from any folder, without a PATH, on this data root."""
+"""Commands that Ava tells a person to type work when pasted: from any folder, without a PATH, on this data root."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def command_in(text: str) -> str:
 
 
 def pasted(command: str) -> str:
-    """Paste a command into a shell that knows nothing of Ava, without a terminal; return what it says."""
+    """Paste a command into a shell that knows nothing of Ava and has no terminal; return its output."""
     done = subprocess.run(
         ["/bin/sh", "-c", command], cwd="/", env={"HOME": "/nonexistent"}, capture_output=True, text=True, timeout=60
     )
@@ -70,7 +70,7 @@ async def test_the_hourly_limit_names_the_whole_command(tmp_path: Path) -> None:
 async def test_a_person_on_another_machine_gets_the_address_and_no_path(tmp_path: Path) -> None:
     async with open_lab(tmp_path) as lab:
         access = Access(lab.runtime, Session(user="ana", transport="http", url="https://ava.example.org"))
-        told = access.for_session(f"`ava approve P-1` or `ava reject P-1` in {lab.root}")
+        told = access.adapt_text(f"`ava approve P-1` or `ava reject P-1` in {lab.root}")
         assert told == (
             "`ava --url https://ava.example.org approve P-1` or `ava --url https://ava.example.org reject P-1` in the"
             " data root"
@@ -86,7 +86,7 @@ def test_names_the_data_root_only_where_it_is_not_the_default(tmp_path: Path, mo
     assert terminal_command(find_data_root(env={}).path, "approve").startswith(f"AVA_DATA_ROOT={tmp_path}/")
 
 
-async def test_ten_looks_at_an_ended_run_are_one_in_the_log(tmp_path: Path) -> None:
+async def test_ten_checks_of_an_ended_run_are_logged_once(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [Say("It costs twelve cents.")], config=PRICED) as lab:
         run_id = await lab.start()
         await lab.ended(run_id)

@@ -201,7 +201,7 @@ async def test_an_invalid_key_in_a_variable_stops_only_what_would_use_it(
         assert (await lab.call("cancel_subagent", pending_id=proposal.pending_id)).status == "cancelled"
 
 
-async def test_a_gateway_s_placeholder_stops_no_spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_placeholder_key_stops_no_spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "dummy")
     monkeypatch.setenv("OPENAI_API_KEY", "placeholder")
     async with open_lab(tmp_path) as lab:
@@ -209,10 +209,10 @@ async def test_a_gateway_s_placeholder_stops_no_spawn(tmp_path: Path, monkeypatc
         assert proposal.model == "custom:test" and "a placeholder" in proposal.approval_line
         given = {"role": "researcher", "task": "look", "workspace": str(lab.workspace)}
         refused = await lab.call("spawn_subagent", **given, model="anthropic:claude-opus-5-5")
-        assert "ANTHROPIC_API_KEY is not used, because it holds no key" in refused.message
+        assert "ANTHROPIC_API_KEY is not used, because its value is no key" in refused.message
 
 
-async def test_a_gateway_s_key_is_never_a_provider_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateways_key_is_never_sent_to_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = f"{SECOND}-4471"
     monkeypatch.setenv("ANTHROPIC_API_KEY", theirs)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://gateway.example:4000")

@@ -1,4 +1,4 @@
-"""A data root that is removed, moved or replaced under a running server: nothing is written, and nothing is paid."""
+"""While a running server's data root is removed, moved or replaced, nothing is written and nothing is paid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def moved(root: Path) -> None:
 
 
 def replaced(root: Path) -> None:
-    """As by a second server: another log at the same path."""
+    """Put another log at the same path, as a second server would."""
     moved(root)
     root.mkdir(mode=0o700)
     (root / "ava.db").touch()
@@ -84,7 +84,7 @@ async def test_no_command_runs_and_no_model_is_called_after_the_data_root_is_gon
             assert files(lab.root) == there, "nothing is created in its place"
 
 
-async def test_a_run_goes_on_when_the_data_root_is_back_and_loses_no_paid_answer(tmp_path: Path) -> None:
+async def test_a_run_continues_when_the_data_root_is_back_and_loses_no_paid_answer(tmp_path: Path) -> None:
     gate = Gate()
     with running_model_server([NOTE, Say("kept", calls=NOTE.calls, gate=gate), hand_over()]) as server:
         async with open_lab(tmp_path, server=server) as lab:
@@ -114,7 +114,7 @@ async def test_a_host_and_stderr_are_told(tmp_path: Path, way: Way) -> None:
         assert await wire.exited() == 0
 
 
-async def test_a_log_that_is_idle_notices_too_and_says_when_it_is_back(
+async def test_an_idle_log_also_notices_and_says_when_it_is_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = tmp_path / "data"

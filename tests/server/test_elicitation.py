@@ -331,20 +331,20 @@ async def test_the_form_of_a_free_run_has_no_cost_field(tmp_path: Path, era: str
         assert (await at.started_once(made)).changes == {}
 
 
-async def test_a_host_that_shows_no_form_is_not_invited_to_fill_one_in(tmp_path: Path, era: str) -> None:
+async def test_the_question_mentions_no_form_where_the_host_shows_none(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(), name="codex-mcp-client") as at:
         made = await at.propose()
         assert (await at.confirm(made))["status"] == "approved"
         [asked] = at.person.asked
         assert "below" not in asked.message and asked.requested_schema["properties"] == {}
-        assert asked.message.endswith("Start it? For lower limits, decline, and tell your assistant which.")
+        assert asked.message.endswith("Start it? To lower limits, decline and tell your assistant which.")
         assert (await at.started_once(made)).changes == {}
 
 
 @pytest.mark.parametrize(
     ("name", "status"), [("codex-mcp-client", "approved"), ("claude-code", "approved"), ("x", "refused")]
 )
-async def test_a_host_that_waits_longer_gives_the_person_longer(
+async def test_the_person_has_longer_where_the_host_waits_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, status: str
 ) -> None:
     monkeypatch.setattr(elicitation, "ASK_S", 0.2)
@@ -358,13 +358,13 @@ async def test_a_host_that_waits_longer_gives_the_person_longer(
         assert answer["status"] == status, answer
 
 
-async def test_a_no_and_no_answer_have_different_advice(tmp_path: Path) -> None:
+async def test_gives_different_advice_after_a_no_and_after_silence(tmp_path: Path) -> None:
     nexts: list[str] = []
     for answers in (decline, cancel):
         async with host(tmp_path, "legacy", answers) as at:
             nexts.append((await at.confirm(await at.propose(task=answers.__name__)))["next"])
     said_no, unseen = nexts
-    assert "If the person has said no, ask what they want instead" in said_no
+    assert "If the person said no, ask what they want instead" in said_no
     assert "call confirm_spawn again with the same arguments" in unseen and "with the same arguments" not in said_no
 
 

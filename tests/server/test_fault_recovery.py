@@ -456,7 +456,7 @@ anyio.run(main)
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a group"])
-async def test_a_run_that_runs_out_of_file_descriptors_is_no_fault_and_continues(
+async def test_a_run_without_free_file_descriptors_continues_and_counts_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool
 ) -> None:
     tries: list[str] = []
@@ -464,7 +464,7 @@ async def test_a_run_that_runs_out_of_file_descriptors_is_no_fault_and_continues
 
     async def short(run: AgentRun, within_s: float) -> Any:
         tries.append(run.id)
-        if len(tries) <= 3:  # more often than a fault may come
+        if len(tries) <= 3:  # more often than Ava tolerates a fault
             error = OSError(errno.EMFILE, "Too many open files")
             raise ExceptionGroup("of a tool", [error]) if grouped else error
         return await starts(run, within_s)

@@ -1,4 +1,4 @@
-"""Folders that are replaced after a person approved them: the run ends, and has read nothing of what stands there."""
+"""If a folder is replaced after a person approved it, the run ends and reads nothing of the new one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def by_rename(folder: Path, elsewhere: Path) -> None:
 
 
 def by_link_above(folder: Path, elsewhere: Path) -> None:
-    """Replace the folder's parent by a link to one that has a folder of the same name."""
+    """Replace the folder's parent with a link to one that has a folder of the same name."""
     above = folder.parent
     beside = above.with_name("beside")
     beside.mkdir()
@@ -55,7 +55,7 @@ Way = Callable[[Path, Path], None]
 
 
 def made(tmp: Path) -> tuple[Path, Path]:
-    """A folder that may be read, and one that may not, in which a file has the same name."""
+    """A folder that may be read and one that may not, each with a file of the same name."""
     folder, elsewhere = tmp / "workspace" / "above" / "project", tmp / "elsewhere"
     for each, content in ((folder, "nothing"), (elsewhere, SECRET)):
         each.mkdir(parents=True)
@@ -83,7 +83,7 @@ async def test_a_workspace_replaced_between_proposal_and_approval_is_not_read(tm
         result = await check_ended(lab, proposed.subagent_id)
         assert (
             str(folder) in result["untrusted_result"]["error_text"]
-            and "propose it again" in result["error"]["what_to_do"]
+            and "propose the run again" in result["error"]["what_to_do"]
         )
         assert await lab.facts(proposed.subagent_id, CostReserved) == []
 
@@ -124,7 +124,7 @@ async def test_a_workspace_that_the_settings_no_longer_allow_is_not_read(tmp_pat
         assert ended.state == "error" and server.requests == []
 
 
-async def test_a_workspace_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
+async def test_a_run_waits_for_a_missing_workspace(tmp_path: Path) -> None:
     folder, _elsewhere = made(tmp_path)
     async with open_lab(tmp_path, [READ, hand_over()]) as lab:
         proposed = await lab.propose(workspace=str(folder))
@@ -138,7 +138,7 @@ async def test_a_workspace_that_is_not_there_is_waited_for(tmp_path: Path) -> No
         assert (await lab.result(proposed.subagent_id))["status"] == "success"
 
 
-async def test_a_workspace_that_was_left_alone_is_read(tmp_path: Path) -> None:
+async def test_an_unchanged_workspace_is_read(tmp_path: Path) -> None:
     folder, _elsewhere = made(tmp_path)
     async with open_lab(tmp_path, [READ, hand_over()]) as lab:
         proposed = await lab.propose(workspace=str(folder))
@@ -161,7 +161,7 @@ def _confined(tmp_path: Path) -> None:
 
 
 def another_checkout(tmp: Path, of: Path) -> Path:
-    """A clone: it has the approved commit too, so nothing but its identity tells it from the original."""
+    """A clone also has the approved commit, so only its identity distinguishes it from the original."""
     git(tmp, "clone", "-q", str(of), "clone")
     return tmp / "clone"
 
@@ -202,7 +202,7 @@ async def test_a_repository_replaced_during_the_work_gets_no_branch(tmp_path: Pa
         gate.released.set()
         await lab.ended(run_id, 60)
         result = await lab.result(run_id)
-    assert result["status"] == "error" and "another repository stands" in str(result), result
+    assert result["status"] == "error" and "is now a different repository" in str(result), result
     assert branches(repository) == {}
     assert list((lab.root / "worktrees").glob("S-*")), "the work is kept until it is on its branch"
 

@@ -87,11 +87,11 @@ CASES = [
          ("tools", "empty list", "leave tools out")),
     Case("no entries", "read_ava_logs", {"last_n": 0}, ("last_n", "0", "the default of 50")),
     Case("changes of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"blocked_tools": ["x"]}},
-         ("changes.blocked_tools", "'[\"x\"]'", "the pending_id first", '{"P-…": {"caps"')),
+         ("changes.blocked_tools", "'[\"x\"]'", "the pending_id as key", '{"P-…": {"caps"')),
     Case("caps of what", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": {"caps": {"timeout": 9}}},
-         ("changes.caps", "9", "the pending_id first", '{"P-…": {"caps"')),
+         ("changes.caps", "9", "the pending_id as key", '{"P-…": {"caps"')),
     Case("changes as a list", "confirm_spawn", {"pending_ids": ["P-00000000"], "changes": []},
-         ("changes:", "[]", "the pending_id first", '{"P-…": {"caps"')),
+         ("changes:", "[]", "the pending_id as key", '{"P-…": {"caps"')),
     Case("zero in changes", "confirm_spawn",
          {"pending_ids": ["P-00000000"], "changes": {"P-00000000": {"caps": {"max_cost_cents": 0}}}},
          ("max_cost_cents", "0", "leave it out for the limit of the proposal")),
@@ -151,9 +151,9 @@ async def test_each_bad_argument_error_names_field_value_and_next_step(bench: Be
     assert SECRET not in await bench.log(last_n=500, search="api_key")
 
 
-async def test_an_unknown_tool_is_an_error_of_the_protocol(bench: Bench) -> None:
+async def test_an_unknown_tool_is_a_protocol_error(bench: Bench) -> None:
     with pytest.raises(
-        MCPError, match="there is no tool 'spawn_agent'; there are spawn_subagent, confirm_spawn"
+        MCPError, match="there is no tool 'spawn_agent'; the tools are spawn_subagent, confirm_spawn"
     ) as error:
         await bench.call("spawn_agent", {})
     assert error.value.error.code == INVALID_PARAMS

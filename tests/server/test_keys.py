@@ -136,10 +136,12 @@ PLACEHOLDERS = ("dummy", "EMPTY", "x", "not-needed", "your-api-key-here", "your_
 
 
 @pytest.mark.parametrize("value", PLACEHOLDERS)
-def test_a_placeholder_in_the_usual_variable_is_no_key_and_stops_nothing(file: Path, value: str) -> None:
+def test_ignores_a_placeholder_in_the_usual_variable(file: Path, value: str) -> None:
     env = {"ANTHROPIC_API_KEY": value}
     assert find_key("anthropic", file, env) is None and list_keys(file, env) == []
-    assert (why_unused("anthropic", env) or "").startswith("ANTHROPIC_API_KEY is not used, because it holds no key: ")
+    assert (why_unused("anthropic", env) or "").startswith(
+        "ANTHROPIC_API_KEY is not used, because its value is no key: "
+    )
     set_key("anthropic", VALUE, file)
     assert value_of("anthropic", file, **env) == VALUE
 
@@ -165,7 +167,7 @@ def test_a_placeholder_in_the_usual_variable_is_no_key_and_stops_nothing(file: P
         ("anthropic", {}, "https://gateway.example/v1", True),
     ],
 )
-def test_a_gateway_s_key_goes_only_to_the_gateway(
+def test_a_gateways_key_goes_only_to_the_gateway(
     file: Path, provider: str, variables: dict[str, str], address: str | None, used: bool
 ) -> None:
     env = {f"{provider.upper()}_API_KEY": OTHER, **variables}
@@ -178,7 +180,7 @@ def test_a_gateway_s_key_goes_only_to_the_gateway(
     assert used or next(iter(variables)) in (why or "")
     set_key(provider, VALUE, file)
     stored = find_key(provider, file, env, places)
-    assert stored is not None and (stored.value == VALUE) is not used, "a key that was stored for Ava is Ava's"
+    assert stored is not None and (stored.value == VALUE) is not used, "a key stored for Ava is used"
     assert value_of(provider, file, **env, **{f"AVA_KEY_{provider.upper()}": VALUE}) == VALUE
 
 

@@ -1,4 +1,4 @@
-"""What killed processes leave is below the data root, closed to others, and removed at a start and by the keeper."""
+"""What killed processes leave is in the data root, closed to others, and removed at a start and by the keeper."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ with temporary_folder("ava-git-", Path(sys.argv[1])) as folder:
 
 
 def leave(root: Path) -> list[Path]:
-    """Leave what killed processes leave, old enough to be nobody's that is just starting."""
+    """Create what killed processes leave, too old to belong to a process that is just starting."""
     left = [root / "sandbox" / "probe-dead", root / "temporary" / "ava-git-dead", root / "instances" / "dead.lock"]
     for folder in left[:2]:
         (folder / "within").mkdir(parents=True)
@@ -88,7 +88,7 @@ def test_only_folders_of_dead_owners_are_removed(tmp_path: Path) -> None:
         owners[0].wait()
         assert dead.is_dir()
         temporary.remove_leftovers(tmp_path)
-        assert dead.is_dir(), "it may just have been made"
+        assert dead.is_dir(), "its owner may not have locked it yet"
         for folder in (dead, alive):
             os.utime(folder, (time.time() - temporary.STALE_S - 5,) * 2)
         temporary.remove_leftovers(tmp_path)

@@ -108,7 +108,7 @@ async def test_a_role_can_require_any_tool_of_a_server(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=GOOD, runs=False) as lab:
         assert "add" in foreign(await proposed(lab))
         refused = await lab.call("spawn_subagent", role="guest", task="x", blocked_tools=["mcp__lab"])
-        assert refused.status == "failed" and "which the call blocks" in refused.message
+        assert refused.status == "failed" and "which the call excludes" in refused.message
 
 
 async def test_never_auto_approves_a_run_with_mcp_server_tools(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Keys in what a model writes: they stay in the provider's own message, which is sent back, and nowhere else."""
+"""Keys that a model writes stay only in the provider's own message, which is sent back."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "ghp_" + "Ab3" * 12
 BOTH = f"{VALUE} and {TOKEN}"
 MARKS = f"[redacted:{NAME}] and [redacted:github-token]"
 LONG = 495 * "x" + f" {TOKEN}"
-"""The token stands where a summary is cut."""
+"""The token is where a summary is cut."""
 WIRE = '[providers.custom]\nwire = "messages"\n'
 PRICES = '[prices."claude-sonnet-5-5"]\ninput = 3.0\noutput = 15.0\ncache_read = 0.3\ncache_write = 3.75\n'
 
@@ -35,7 +35,7 @@ def found_in(text: str) -> list[str]:
 
 
 async def leaks(lab: Lab, run_id: str) -> list[str]:
-    """Where a key stands: in an entry, without the provider's own message, in a file, an answer or a screen."""
+    """Return where a key is found: in an entry (except the provider's own message), a file, an answer or a screen."""
     found: list[str] = []
     for entry in await lab.entries(run_id):
         fact: dict[str, Any] = json.loads(entry.content or "{}")
@@ -59,7 +59,7 @@ async def leaks(lab: Lab, run_id: str) -> list[str]:
     return found
 
 
-async def test_keys_that_a_model_writes_stand_only_in_its_own_message(tmp_path: Path) -> None:
+async def test_keys_that_a_model_writes_are_only_in_the_providers_message(tmp_path: Path) -> None:
     script: list[Step] = [
         Say(f"first {BOTH}", calls=[("scratchpad", {"note": BOTH})], reasoning=f"thought {BOTH}"),
         Say(calls=[("search_codebase", {"query": BOTH}), ("read_file", {"path": f"{TOKEN}.md"})]),
@@ -90,7 +90,7 @@ async def test_keys_that_a_model_writes_stand_only_in_its_own_message(tmp_path: 
     assert given["findings"][0]["claim"] == MARKS and "ghp_" not in given["summary"]
     assert report.startswith(f"a\n{MARKS}\n") and report.endswith("\nb\n")
     assert len(report.split("\n")) == len(f"a\n{BOTH}\n{private_key()}\nb\n".split("\n"))
-    assert "what looks like a key in it is hidden" in saved[0] and "give another name" in saved[1]
+    assert "what looks like a key in it was replaced" in saved[0] and "give another name" in saved[1]
 
 
 @pytest.mark.parametrize("ending", ["a text", "a draft that is refused", "a cancel", "a text where JSON was asked for"])
@@ -137,7 +137,7 @@ async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_messa
         assert await leaks(lab, run_id) == []
         diff = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show", run_id, "--diff").stdout)
     [branch] = branches(repository)
-    assert git(repository, "show", f"{branch}:fixture.py") == fixture, "what it was written for is a test's business"
+    assert git(repository, "show", f"{branch}:fixture.py") == fixture, "the file keeps the key, which a test may need"
     assert TOKEN not in git(repository, "log", "-1", "--format=%B", branch)
     assert '+TOKEN = "[redacted:github-token]"' in diff and "+b = 2" in diff
     assert [line for line in key.split("\n")[1:-1] if line in diff] == []

@@ -68,14 +68,14 @@ async def test_lists_a_long_interrupted_run_without_resuming_it(
 
 
 async def cut_off(tmp: Path, server: ModelServer, gate: Gate, run_id: str | None = None, **more: Any) -> str:
-    """Own a run until its call is on the way, then end."""
+    """Own a run until its call has been sent, then end."""
     async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
         run_id = run_id or await lab.start(**more)
         await arrived(gate.arrived)
     return run_id
 
 
-async def test_a_run_outlives_any_number_of_owners_that_end_during_one_call(tmp_path: Path) -> None:
+async def test_a_run_survives_any_number_of_owners_that_end_during_one_call(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(4)]
     with running_model_server([*(Say("lost", gate=gate) for gate in gates), hand_over()]) as server:
         run_id = await cut_off(tmp_path, server, gates[0], max_cost_cents=100)

@@ -1,4 +1,4 @@
-"""A private key leaves in no piece: whatever part of a file a tool returns, the whole file was looked at before."""
+"""No piece of a private key leaves: Ava checks the whole file, whatever part of it a tool returns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Call = tuple[str, dict[str, Any]]
 
 @asynccontextmanager
 async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab]:
-    """A lab whose model makes one call a turn; what was sent, stored and answered has no piece of the key."""
+    """A lab whose model makes one call a turn; nothing sent, stored or answered contains a piece of the key."""
     async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
         checkout(lab.workspace, FILES)
         yield lab
@@ -52,7 +52,7 @@ async def lab_with_keys(tmp_path: Path, calls: list[Call]) -> AsyncGenerator[Lab
 
 
 async def outputs(lab: Lab, role: str = "researcher", within_s: float = 60, **more: Any) -> list[str]:
-    """Run a subagent to its end; return what its calls brought."""
+    """Run a subagent to its end; return the results of its calls."""
     run_id = await lab.start(role=role, max_iterations=30, **more)
     row = await lab.ended(run_id, within_s=within_s)
     assert row.state == "success", await lab.result(run_id)
@@ -171,7 +171,7 @@ async def test_an_answer_of_an_mcp_server_shows_no_piece_of_a_private_key_in_the
     assert f'"GIVEN": "{MARK}"' in shown and leaked(shown, BODY) == []
 
 
-async def test_a_key_that_goes_on_on_the_next_page_is_hidden_there_too(tmp_path: Path) -> None:
+async def test_a_key_that_continues_on_the_next_page_is_hidden_there_too(tmp_path: Path) -> None:
     lines = KEY.split("\n")
     calls: list[Call] = [("read_file", {"path": "two.pdf", "offset": 2}), ("search_and_read", {"query": "pump manual"})]
     async with open_lab(tmp_path, [*(Say(calls=[call]) for call in calls), hand_over()]) as lab:
@@ -223,7 +223,7 @@ async def test_invisible_characters_protect_no_key_and_are_counted_where_they_ar
     assert "seen" in first and 'invisible_characters_removed="1"' in first
 
 
-async def test_a_key_stored_meanwhile_is_hidden_in_an_older_result_that_is_read_on(tmp_path: Path) -> None:
+async def test_a_key_stored_meanwhile_is_hidden_in_the_rest_of_an_older_result(tmp_path: Path) -> None:
     value = "correct-horse-battery-staple-" + "z" * 60
     stored = tmp_path / "data" / "secrets" / "secrets.toml"
 

@@ -58,7 +58,7 @@ def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) 
     assert not (tmp_path / "nothing-there").exists()
 
 
-def test_only_the_file_names_folders_of_the_system(tmp_path: Path) -> None:
+def test_only_the_file_opens_system_folders(tmp_path: Path) -> None:
     variables = {"AVA_WORKSPACE__ROOTS": '["/var/www/site"]'}
     assert load(tmp_path, "", **variables).named_folders == ()
     settings = load(tmp_path, '[workspace]\nroots = ["/var/www"]\nallow = ["/etc/nginx"]', **variables)

@@ -130,7 +130,7 @@ def outside(folder: Path) -> Iterator[Outside]:
 
 def how(kind: Kind, state: Path = Path("/nonexistent")) -> Machine:
     """What a sandbox of a kind is made with here."""
-    uid = (selection.free_uid(state) or 0) if linux.is_root() and kind != "none" else 0
+    uid = (selection.pick_uid(state) or 0) if linux.is_root() and kind != "none" else 0
     return Machine(uid, str(BWRAP), linux.landlock_abi())
 
 

@@ -1,4 +1,4 @@
-"""Private keys that nobody uses: their form is real, and their data is random."""
+"""Private keys that nobody uses: a real form with random data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHARS = {"EC PRIVATE KEY": 164, "OPENSSH PRIVATE KEY": 1_700}
 
 
 def body_of(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> list[str]:
-    """The lines of a key between its first and its last."""
+    """Return the lines of a key between its first and its last."""
     some = random.Random(f"{kind} {seed}")
     start = BEGINNINGS[kind]
     data = start + "".join(some.choices(LETTERS, k=CHARS.get(kind, 1_590) - len(start))) + "="
@@ -26,11 +26,11 @@ def body_of(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> list[str]:
 
 
 def private_key(kind: str = "RSA PRIVATE KEY", seed: int = 7) -> str:
-    """A whole key, without a line end after it."""
+    """Return a whole key, without a final line end."""
     return "\n".join([f"-----BEGIN {kind}-----", *body_of(kind, seed), f"-----END {kind}-----"])
 
 
 def leaked(text: str, body: list[str], chars: int = 16) -> list[str]:
-    """The pieces of a key that stand in a text."""
+    """Return the pieces of a key that a text contains."""
     data = "".join(body)
     return [data[at : at + chars] for at in range(0, len(data) - chars + 1, chars) if data[at : at + chars] in text]

@@ -278,7 +278,7 @@ async def connect(
 ) -> AsyncGenerator[tuple[Client, ModelServer]]:
     """Open the MCP server in memory, and a client of the SDK's on it.
 
-    With `asks` it can ask its person; `hears` gets what the server says unasked; `name` is what it calls itself.
+    With `asks` it can ask its person; `hears` gets the server's notifications; `name` is the client's name.
     """
     workspace = tmp / "workspace"
     workspace.mkdir(exist_ok=True)

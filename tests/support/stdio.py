@@ -35,7 +35,7 @@ MODES = ("legacy", "auto")
 MODERN = "2026-07-28"
 ANSWER_S = 20.0
 EXIT_S = 10.0
-"""The design gives a server 5 s to end; on a busy machine it may take twice as long."""
+"""A server must end within 5 s; on a busy machine it may take twice as long."""
 LONGEST_LINE = 32 * 1024 * 1024
 
 
@@ -206,7 +206,7 @@ class Wire:
         self.process.send_signal(number)
 
     async def exited(self) -> int:
-        """Wait for the end, which has to come in time, and return the exit code."""
+        """Wait for the end, which must come in time, and return the exit code."""
         with anyio.fail_after(EXIT_S):
             return await self.process.wait()
 

@@ -383,7 +383,7 @@ async def test_with_a_pin_no_tool_can_approve_but_the_right_pin_in_a_terminal_ca
         await at.succeeded(proposal)
         assert [(each["decision"], each["channel"]) for each in at.decided(proposal)] == [("approved", "terminal")]
         later = await at.propose("another one")
-        assert "/ava approve P-" in await at.confirm(later), "it was given for that session alone"
+        assert "/ava approve P-" in await at.confirm(later), "the permission was only for that session"
 
 
 async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection(tmp_path: Path) -> None:

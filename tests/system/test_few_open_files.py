@@ -13,7 +13,7 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 
 
 def at_most(files: int, soft: int | None = None) -> tuple[str, ...]:
-    """What starts a program that may open so many files."""
+    """Return the command that starts a program with a limit on open files."""
     hard = f"ulimit -Hn {files}; " if soft is None else ""
     return ("/bin/sh", "-c", f'ulimit -Sn {soft or files}; {hard}exec "$@"', "sh")
 

@@ -1,4 +1,4 @@
-"""A project's modules named like those that Ava imports: none of them runs, however Ava is started there."""
+"""A project may contain modules with the names of those that Ava imports. None of them runs, however Ava is started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = ("ava_server", "ava_audit", "ava_roles", "runpy")
 
 
 def set_trap(folder: Path, *modules: str) -> Path:
-    """Write modules that note in a file that they were imported; return that file."""
+    """Write modules that record in a file that they were imported; return that file."""
     caught = folder / "caught"
     for name in modules:
         (folder / f"{name}.py").write_text(f"open({str(caught)!r}, 'a').write({name!r} + ' ')\nraise SystemExit(9)\n")
@@ -44,7 +44,7 @@ def test_what_hosts_start_imports_nothing_from_the_working_folder(
     assert done.returncode == 0
 
 
-def test_the_module_by_its_name_imports_no_dependency_from_the_working_folder(tmp_path: Path) -> None:
+def test_python_m_ava_server_imports_no_dependency_from_the_working_folder(tmp_path: Path) -> None:
     caught = set_trap(tmp_path, *DEPENDENCIES)
     done = subprocess.run(
         [sys.executable, "-m", "ava_server", "--version"],
@@ -57,7 +57,7 @@ def test_the_module_by_its_name_imports_no_dependency_from_the_working_folder(tm
 async def test_a_worker_imports_nothing_from_the_data_root(tmp_path: Path) -> None:
     root = tmp_path / "data"
     root.mkdir(mode=0o700)
-    (root / "config.toml").write_text("enabled = maybe\n")  # the worker says so and ends at once
+    (root / "config.toml").write_text("enabled = maybe\n")  # the worker reports this and ends at once
     caught = set_trap(root, *DEPENDENCIES, *OURS)
     workers = WorkerProcesses(DataRoot(root))
     await workers()

@@ -75,7 +75,7 @@ async def test_sigterm_ends_waits_and_a_restart_continues_the_run_within_a_secon
     assert_intact(root)
 
 
-async def test_a_run_outlives_two_restarts_during_one_call(tmp_path: Path) -> None:
+async def test_a_run_survives_two_restarts_during_one_call(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     gates = [Gate(), Gate()]

@@ -50,7 +50,7 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
     assert user_limits.slots(settings).full({"lax": 2}, "lax")
 
 
-def test_only_a_user_s_own_setting_names_a_folder_of_the_system(tmp_path: Path) -> None:
+def test_only_a_users_own_setting_opens_a_system_folder(tmp_path: Path) -> None:
     def path(*roots: str) -> Path | None:
         places = tuple(map(Path, roots))
         return user_limits.workspace_over_http("/etc", places, tmp_path / "data", tmp_path).path

@@ -137,7 +137,7 @@ def held_writing(root: Path) -> bool:
     return held is None
 
 
-async def test_a_run_outlives_owners_that_are_killed_during_one_call(tmp_path: Path) -> None:
+async def test_a_run_survives_owners_that_are_killed_during_one_call(tmp_path: Path) -> None:
     gates = [Gate(), Gate(), Gate()]
     with running_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
         run_id = await approved(tmp_path, server, max_cost_cents=100)

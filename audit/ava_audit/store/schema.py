@@ -122,11 +122,11 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
     return db
 
 
-class LogPlace:
-    """Notices that an open log was removed, moved or replaced: what is written then, nobody finds.
+class LogLocation:
+    """Notices if the open log is removed, moved or replaced; anything written after that would be lost.
 
     Args:
-        path: The database file, as it is now.
+        path: The database file, which exists now.
 
     Raises:
         OSError: It cannot be read.
@@ -137,10 +137,10 @@ class LogPlace:
         self._identity = self._read()
 
     def check(self) -> None:
-        """Compare the file at the path with the one that was opened; a few microseconds.
+        """Compare the file at the path with the one that was opened; takes a few microseconds.
 
         Raises:
-            LogMoved: It is another one, or there is none.
+            LogMoved: Another file, or none, is at the path.
         """
         try:
             moved = self._read() != self._identity
@@ -161,8 +161,8 @@ class LogPlace:
         return status.st_dev, status.st_ino
 
 
-def prepare_database(root: Path, path: Path) -> tuple[WriteLock, LogPlace]:
-    """Create or migrate the database under the write lock; return the lock, and the place of the log.
+def prepare_database(root: Path, path: Path) -> tuple[WriteLock, LogLocation]:
+    """Create or migrate the database under the write lock; return the lock and the location of the log.
 
     Raises:
         DataRootRefused: The data root is not a folder, or is on a network file system.
@@ -177,7 +177,7 @@ def prepare_database(root: Path, path: Path) -> tuple[WriteLock, LogPlace]:
             with lock.held(), contextlib.closing(connect(path)) as db:
                 db.execute("PRAGMA journal_mode = WAL")
                 migrate(db)
-                place = LogPlace(path)
+                location = LogLocation(path)
         except BaseException:
             lock.close()
             raise
@@ -185,7 +185,7 @@ def prepare_database(root: Path, path: Path) -> tuple[WriteLock, LogPlace]:
         raise StoreUnavailable(
             f"the log in {root} cannot be opened: {error}; fix that, or choose another AVA_DATA_ROOT"
         ) from error
-    return lock, place
+    return lock, location
 
 
 def translate_error(error: BaseException) -> BaseException:

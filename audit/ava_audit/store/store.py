@@ -26,7 +26,7 @@ import anyio.to_thread
 
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import DAMAGED, LogPlace, connect, is_damaged, prepare_database
+from ava_audit.store.schema import DAMAGED, LogLocation, connect, is_damaged, prepare_database
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
@@ -153,15 +153,17 @@ class Store:
         path: The database file.
     """
 
-    def __init__(self, path: Path, write_lock: WriteLock, place: LogPlace, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, path: Path, write_lock: WriteLock, location: LogLocation, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.path = path
-        self._place = place
+        self._location = location
         self._moved: LogMoved | None = None
         self._loop = loop
         self._head = 0
         self._new_head = anyio.Event()
         self._waiting: set[Job] = set()
-        self._writer = Writer(path, write_lock, place, self._on_done)
+        self._writer = Writer(path, write_lock, location, self._on_done)
         self._readers = Readers(path, loop)
         self._closed = False
 
@@ -176,8 +178,8 @@ class Store:
             StoreUnavailable: The log cannot be opened.
         """
         path = root / "ava.db"
-        lock, place = await anyio.to_thread.run_sync(prepare_database, root, path)
-        store = Store(path, lock, place, asyncio.get_running_loop())
+        lock, location = await anyio.to_thread.run_sync(prepare_database, root, path)
+        store = Store(path, lock, location, asyncio.get_running_loop())
         store._writer.start()
         try:
             store._head = await store.read(View.head)
@@ -277,7 +279,7 @@ class Store:
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         if self._moved is not None:
-            self._look_for_log()  # it may be back since the last check
+            self._check_location()  # it may be back since the last check
         if self._moved is not None:
             raise LogMoved(str(self._moved))
         return await self._readers.read(query, interrupt=interrupt)
@@ -358,7 +360,7 @@ class Store:
         try:
             seen = -1
             while True:
-                self._look_for_log()
+                self._check_location()
                 try:
                     version = db.execute("PRAGMA data_version").fetchone()[0]
                     if version != seen:
@@ -370,10 +372,10 @@ class Store:
         finally:
             db.close()
 
-    def _look_for_log(self) -> None:
-        """Notice, also while nothing is written, that the log was moved, or is back."""
+    def _check_location(self) -> None:
+        """Notice even while nothing is written if the log was moved, or is back."""
         try:
-            self._place.check()
+            self._location.check()
         except LogMoved as error:
             if self._moved is None:
                 log.error("%s", error)

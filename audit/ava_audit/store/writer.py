@@ -28,7 +28,7 @@ from ava_audit.reducers import Header, reduce
 from ava_audit.rows import RUNNING
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, LogPlace, connect, schema_version, translate_error
+from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, LogLocation, connect, schema_version, translate_error
 from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
 
@@ -158,15 +158,15 @@ class Writer:
     Args:
         path: The database file.
         write_lock: The queue of writers of all processes on this data root. It is closed with the thread.
-        place: Tells whether the file still stands at its path.
+        location: Notices if the file is removed, moved or replaced.
         on_done: Called in this thread after each batch, with its finished jobs and the newest `seq`.
     """
 
     def __init__(
-        self, path: Path, write_lock: WriteLock, place: LogPlace, on_done: Callable[[list[Job], int], None]
+        self, path: Path, write_lock: WriteLock, location: LogLocation, on_done: Callable[[list[Job], int], None]
     ) -> None:
         self._path = path
-        self._place = place
+        self._location = location
         self._lock = write_lock
         self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -289,7 +289,7 @@ class Writer:
                     self._run(job, db, appender)
             projections.flush()
             self._write_live(db)
-            self._place.check()
+            self._location.check()
             db.execute("COMMIT")
         except BaseException as error:
             projections.evict()
@@ -334,7 +334,7 @@ class Writer:
 
     def _checkpoint(self, db: sqlite3.Connection, job: Job, how: Checkpoint) -> None:
         try:
-            self._place.check()
+            self._location.check()
             if how.rewrite:
                 db.execute("VACUUM")
             db.execute("PRAGMA busy_timeout = 0")

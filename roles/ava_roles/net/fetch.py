@@ -101,7 +101,7 @@ class _Queue:
 
 
 class HostQueue:
-    """Lets one request at a time go to each host, but none keeps the next one waiting for more than `SLOW_S`.
+    """Sends one request at a time to each host; none makes the next one wait for more than `SLOW_S`.
 
     Args:
         pause_s: Seconds between the end of a request to a host and the start of the next.
@@ -235,8 +235,8 @@ class Fetcher:
         self._allowed: tuple[frozenset[str], ...] = (frozenset(hosts),) if hosts else ()
         self._turns = HostQueue(pause_s, clock, sleep)
 
-    def only(self, hosts: Collection[str]) -> Fetcher:
-        """Return this fetcher, limited further to some hosts; no hosts limit nothing."""
+    def limit_to(self, hosts: Collection[str]) -> Fetcher:
+        """Return this fetcher, restricted further to these hosts; without hosts, unchanged."""
         if not hosts:
             return self
         limited = copy(self)
@@ -267,7 +267,7 @@ class Fetcher:
 
         Raises:
             AccessRefused: The URL, or one that it redirects to, is not of a public site.
-            NotRequested: It was still waiting for earlier requests to its host at the deadline.
+            NotRequested: At the deadline, it was still waiting for earlier requests to its host.
             ToolFailed: No complete response came; says why.
         """
         target = first = self._checked(url)
@@ -294,8 +294,8 @@ class Fetcher:
         except TimeoutError:
             if waits:
                 raise NotRequested(
-                    f"{masked(str(target))} was not requested: other requests to {target.host} took the"
-                    f" {deadline_s:g} s; try it again by itself"
+                    f"{masked(str(target))} was not requested: other requests to {target.host} took"
+                    f" all {deadline_s:g} s; request it again on its own"
                 ) from None
             raise ToolFailed(
                 f"{masked(url)} did not answer completely within {deadline_s:g} s; try again later or another source"

@@ -144,7 +144,7 @@ class CommandLayout:
                 "HOME": str(self.scratch),
                 "TMPDIR": str(self.scratch / "tmp"),
                 "GIT_CONFIG_NOSYSTEM": "1",
-                # Tools keep their caches out of the project: there a coder's branch could get them.
+                # Tools keep their caches out of the project; otherwise they could end up in a coder's branch.
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PYTEST_ADDOPTS": "-o cache_dir=${HOME}/.cache/pytest",
                 "MYPY_CACHE_DIR": str(caches / "mypy"),
@@ -223,8 +223,8 @@ class CopiedWorkspace:
             ToolFailed: It cannot be made; says what to do.
         """
         async with self._turn:
-            if self.files is not None and not await run_sync(self.files.in_place):
-                raise ToolFailed(f"{self.files.path} was moved or replaced, so no command can run; go on by reading")
+            if self.files is not None and not await run_sync(self.files.is_in_place):
+                raise ToolFailed(f"{self.files.path} was moved or replaced, so no command can run; continue without")
             if self._made is not None:
                 return self._made, False
             self._made = await run_sync(self._make, abandon_on_cancel=False)

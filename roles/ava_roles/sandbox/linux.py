@@ -70,7 +70,7 @@ def hide_from_others() -> None:
 
 
 def boot_id() -> str:
-    """Return what tells this boot of the machine from others.
+    """Return an id that changes with every boot of the machine.
 
     Raises:
         NotOnThisSystem: This is not Linux, or /proc is hidden.

@@ -50,7 +50,7 @@ def has_folder_descriptors() -> bool:
 
 
 def make_folders(path: Path, beneath: Path, mode: int = 0o700) -> None:
-    """Make a folder, and those above it up to another one, which is never made: it may have been removed or moved.
+    """Make a folder and its missing parents below `beneath`, which is never made: it may have been removed or moved.
 
     Raises:
         OSError: It cannot be made, or `beneath` is gone.
@@ -82,7 +82,7 @@ class DescriptorPaths:
         self._lock = threading.Lock()
 
     @classmethod
-    def through_no_link(cls, path: Path) -> DescriptorPaths:
+    def open_without_links(cls, path: Path) -> DescriptorPaths:
         """Open a folder by an absolute path in which no part is a link.
 
         Raises:
@@ -207,7 +207,7 @@ class PlainPaths:
             raise NotADirectoryError(errno.ENOTDIR, "not a folder", str(path))
 
     @classmethod
-    def through_no_link(cls, path: Path) -> PlainPaths:
+    def open_without_links(cls, path: Path) -> PlainPaths:
         """Open a folder by an absolute path in which no part is a link.
 
         Raises:

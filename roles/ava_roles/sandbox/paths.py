@@ -42,25 +42,25 @@ class Root:
 
     @classmethod
     def open_approved(cls, path: Path, identity: str) -> Root:
-        """Open a folder that somebody has approved, if it still is that folder.
+        """Open an approved folder, if it is still the same folder.
 
         Args:
             path: Its absolute path; no part of it was a link.
-            identity: What `folder_identity` returned then; empty if that was not recorded.
+            identity: What `folder_identity` returned at the approval; empty if that was not recorded.
 
         Raises:
-            FolderReplaced: Another folder, a link or a file stands there.
+            FolderReplaced: Another folder, a link or a file is there.
             OSError: It cannot be opened.
         """
         try:
-            access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).through_no_link(path)
+            access = (DescriptorPaths if path_access.has_folder_descriptors() else PlainPaths).open_without_links(path)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise FolderReplaced(f"{path} is, or lies behind, a link or a file that was not there") from None
+                raise FolderReplaced(f"{path}, or a folder above it, is now a link or a file") from None
             raise
         if identity and not is_same_folder(identity, identity_of(access.status)):
             access.close()
-            raise FolderReplaced(f"another folder stands at {path}")
+            raise FolderReplaced(f"{path} is now a different folder")
         return cls(path, access)
 
     @classmethod
@@ -68,8 +68,8 @@ class Root:
         """Return a root for a descriptor that was inherited from another process; by path where that is None."""
         return cls.open(path) if descriptor is None else cls(path, DescriptorPaths(descriptor))
 
-    def in_place(self) -> bool:
-        """Tell whether the folder still stands at its path, and no other folder or link."""
+    def is_in_place(self) -> bool:
+        """Tell whether this very folder, and no other folder or link, is still at its path."""
         try:
             return is_same_folder(identity_of(self._access.status), folder_identity(self.path))
         except OSError:
@@ -251,7 +251,7 @@ class Root:
 
 
 def folder_identity(path: Path) -> str:
-    """Return what tells a folder from any other that is put in its place.
+    """Return what distinguishes a folder from any other that is put in its place.
 
     Raises:
         OSError: It cannot be read.
@@ -260,7 +260,7 @@ def folder_identity(path: Path) -> str:
 
 
 def identity_of(status: os.stat_result) -> str:
-    """Return `device:inode:boot`. The system may number its devices anew when it boots."""
+    """Return `device:inode:boot`. The boot matters because device numbers may change with it."""
     boot = ""
     with suppress(NotOnThisSystem):
         boot = boot_id()
@@ -268,7 +268,7 @@ def identity_of(status: os.stat_result) -> str:
 
 
 def is_same_folder(approved: str, found: str) -> bool:
-    """Tell whether two identities are of one folder; after a reboot, the device's number does not count."""
+    """Tell whether two identities are of the same folder; after a reboot, the device number does not count."""
     device, inode, boot = approved.split(":")
     device_now, inode_now, boot_now = found.split(":")
     return inode == inode_now and (device == device_now or boot != boot_now)

@@ -61,7 +61,7 @@ def _find_sandbox(mode: str, state: Path) -> Sandbox | Unavailable:
 
     if mode == "none":
         return SupervisedSandbox("none", Machine(), state)
-    uid = free_uid(state) if linux.is_root() else 0
+    uid = pick_uid(state) if linux.is_root() else 0
     if uid is None:
         return Unavailable(
             f"no user id is free for commands ({USERS[0]} to {USERS[-1]} all have an account)",
@@ -115,10 +115,10 @@ def _advice(installed: bool, why: str) -> str:
     ) + (", or run Ava as an ordinary user" if root else "")
 
 
-def free_uid(state: Path) -> int | None:
-    """Return a user id that no account has, always the same for a data root, and mostly another for each.
+def pick_uid(state: Path) -> int | None:
+    """Return a user id without an account: always the same for one data root, usually different for two.
 
-    Commands of two data roots then run as two users, and the servers of one data root agree on its files' owner.
+    So the servers of one data root agree on its files' owner, and the commands of two data roots run as two users.
     """
     taken = _ids_in("/etc/passwd") | _ids_in("/etc/group")
     first = int.from_bytes(hashlib.sha256(os.fsencode(state.resolve())).digest()[:8]) % len(USERS)

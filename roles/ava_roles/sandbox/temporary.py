@@ -24,7 +24,7 @@ _places: list[Path] = []
 
 @contextmanager
 def temporary_files_in(place: Path) -> Generator[None]:
-    """Make this process's temporary folders in a folder of the data root, which is created when needed."""
+    """Make this process's temporary folders in `place`, a folder of the data root that is created when needed."""
     _places.append(place)
     try:
         yield
@@ -34,11 +34,12 @@ def temporary_files_in(place: Path) -> Generator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, place: Path | None = None) -> Generator[Path]:
-    """Hold a new folder for its owner alone. Blocking.
+    """Hold a new folder that only this user can open; remove it at the end. Blocking.
 
     Args:
         prefix: How its name begins.
-        place: Where it is made; None is the last `temporary_files_in` whose data root exists, else the system's folder.
+        place: Where it is made. None: in the newest `temporary_files_in` whose data root exists, else in the system's
+            folder.
 
     Raises:
         OSError: It cannot be made.
@@ -81,7 +82,7 @@ def _current_place() -> Path | None:
 
 def _try_lock(folder: Path) -> int | None:
     """Lock a folder and return its descriptor; None if somebody else holds it, or folders cannot be locked here."""
-    if sys.platform == "win32":  # it makes neither worktrees nor sandboxes
+    if sys.platform == "win32":  # there are neither worktrees nor sandboxes
         return None
     descriptor = os.open(folder, os.O_RDONLY)
     try:

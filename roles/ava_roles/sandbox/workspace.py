@@ -16,9 +16,9 @@ HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", 
 ROOT_HOMES = (Path("/root"), Path("/var/root"))
 # /proc shows the environment of running programs, and so their keys.
 KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
-# They belong to the administrator and to services: a workspace only where a setting names it.
+# They belong to the administrator and to services. A folder in them is a workspace only if a setting names it.
 SYSTEM = tuple(Path(folder) for folder in ("/etc", "/run", "/var"))
-# Open all the same: temporary folders (macOS has the user's in /var/folders), and folders for people's own data, which
+# Exceptions: temporary folders (on macOS, the user's are in /var/folders), and folders for people's own data, which
 # some systems keep in /var.
 OPEN = tuple(Path(folder) for folder in ("/var/folders", "/var/tmp", "/srv", "/mnt", "/opt"))  # noqa: S108
 _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
@@ -64,7 +64,7 @@ def resolve_workspace(
     the folder that the rule found count as roots. Without any of these, every folder is accepted that is not always
     refused, and the approval, which shows the path, decides.
 
-    `WorkspaceRule` says which folders are refused, wherever they come from.
+    `WorkspaceRule` defines which folders are refused, whoever names them.
 
     Blocks: it reads the file system.
 
@@ -77,7 +77,7 @@ def resolve_workspace(
         roots: The configured roots.
         data_root: Ava's own folder.
         home: The user's home folder.
-        allow: Folders that settings name as workspaces, as `WorkspaceRule` has them.
+        allow: Folders that settings name as workspaces; see `WorkspaceRule`.
         only_roots: Without configured roots there is no workspace at all, as over HTTP.
 
     Raises:
@@ -112,7 +112,7 @@ def recheck_workspace(
 
     Args:
         folder: The workspace.
-        roots: The folders that contain every workspace; None if every folder is accepted that is not always refused.
+        roots: The folders that contain every workspace; None accepts every folder that `WorkspaceRule` does.
         data_root: Ava's own folder.
         home: The user's home folder.
         allow: Folders that settings name as workspaces.
@@ -121,7 +121,7 @@ def recheck_workspace(
         WorkspaceRefused: It is refused now; says why.
     """
     if roots is not None and not any(_within(folder, root.resolve()) for root in roots):
-        raise WorkspaceRefused(f"{folder} is outside of the folders that may be given")
+        raise WorkspaceRefused(f"{folder} is outside the allowed folders")
     if refusal := WorkspaceRule.of(home, data_root, allow).refusal(folder):
         raise WorkspaceRefused(refusal)
 
@@ -154,16 +154,16 @@ def repository_of(folder: Path, home: Path) -> Path | None:
 
 @dataclass(frozen=True)
 class WorkspaceRule:
-    """Which folders may be a workspace at all.
+    """Which folders may be a workspace.
 
-    Refused are `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
-    parents and its contents. `/etc`, `/run`, `/var` and the homes of other users are refused too, except for folders
-    that `allow` names.
+    Always refused: `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
+    parents and its contents. Refused unless `allow` names them: `/etc`, `/run`, `/var` and the homes of other users,
+    with the folders in them.
 
     Attributes:
         home: The user's home folder.
         data_root: Ava's own folder.
-        allow: Folders that settings name, each with what lies in it; None for all. `/` names nothing.
+        allow: Folders that settings name, each with its subfolders; None allows all. `/` has no effect.
     """
 
     home: Path
@@ -172,7 +172,7 @@ class WorkspaceRule:
 
     @classmethod
     def of(cls, home: Path, data_root: Path, allow: Sequence[Path] | None) -> WorkspaceRule:
-        """Return the rule for folders whose links need not be resolved."""
+        """Return the rule for folders that may still contain links."""
         allowed = tuple(folder.resolve() for folder in allow) if allow is not None else None
         return cls(home.resolve(), data_root.resolve(), allowed)
 
@@ -186,7 +186,7 @@ class WorkspaceRule:
         )
 
     def refusal(self, folder: Path) -> str | None:
-        """Return why a folder, with its links resolved, is refused; None where it may be a workspace. Blocks."""
+        """Return why a folder, with its links resolved, is refused; None if it may be a workspace. Blocks."""
         if folder.parent == folder:
             return f"{folder} is the whole file system"
         if any(_within(folder, kernel) for kernel in KERNEL):
@@ -209,14 +209,14 @@ class WorkspaceRule:
         return f"{folder} lies in {closed}, and no setting names it (workspace.allow in config.toml)"
 
     def _closed(self, folder: Path) -> str | None:
-        """Return in which folder of the system, or of another user, a folder lies; None where it lies in none."""
+        """Return the system folder or other user's home that contains a folder; None if none does."""
         own = _within(folder, self.home) and not any(_within(system, self.home) for system in SYSTEM)
         if own or any(_within(folder, place) for place in OPEN):
             return None
         if system := next((system for system in SYSTEM if _within(folder, system)), None):
-            return f"{system}, a folder of the system"
+            return f"{system}, a system folder"
         other = next((above for above in folder.parents if self.is_home(above) and not _is_own(above)), None)
-        return f"{other}, the home of another user" if other else None
+        return f"{other}, another user's home" if other else None
 
 
 def _found(
@@ -268,7 +268,7 @@ def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relat
         if refusal := places.refusal(folder):
             raise WorkspaceRefused(refusal)
         if allowed and not any(_within(folder, root) for root in allowed):
-            raise WorkspaceRefused(f"{folder} is outside of the folders that may be given")
+            raise WorkspaceRefused(f"{folder} is outside the allowed folders")
         if folder.is_dir():
             return folder
     except (OSError, RuntimeError, ValueError) as error:  # no permission, a loop of links, a NUL
@@ -310,7 +310,7 @@ def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
 
 
 def _is_own(home: Path) -> bool:
-    """Tell whether a home folder is for everybody, or belongs to this user, as it does in many containers."""
+    """Tell whether a home folder is shared by all users, or belongs to this user, as in many containers."""
     if home.name.lower() in ("shared", "public"):
         return True
     user = getattr(os, "getuid", None)

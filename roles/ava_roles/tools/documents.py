@@ -213,7 +213,7 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
 
 
 def hide_pages(pages: Sequence[tuple[int, str]], hide: Callable[[str], str]) -> list[tuple[int, str]]:
-    """Return pages with their secrets hidden, also one that goes on from page to page."""
+    """Return pages with their secrets hidden, even one that continues on the next page."""
     texts = ["\n".join(split_lines(text)) for _, text in pages]
     lines = iter(hide("\n".join(texts)).split("\n"))
     return [(page[0], "\n".join(islice(lines, text.count("\n") + 1))) for page, text in zip(pages, texts, strict=True)]

@@ -333,7 +333,7 @@ def _document(name: str, data: bytes) -> Document:
 
 
 def _seen(document: Document, hide: Callable[[str], str]) -> Document:
-    """Return a document as the model may see it: with the same lines, and without secrets."""
+    """Return a document as the model may see it: secrets replaced, with the same number of lines."""
     return replace(document, text=hide(document.text))
 
 
@@ -358,7 +358,7 @@ def _refuse_redaction_marks(text: str, before: str, name: str) -> None:
 
 
 def _refuse_quoted_marks(old: str, text: str, name: str) -> None:
-    """Refuse to look for the mark that stands for a hidden value."""
+    """Refuse an `old` that quotes the mark of a hidden value."""
     for mark in set(_REDACTED.findall(old)):
         if mark not in text:
             raise ToolFailed(

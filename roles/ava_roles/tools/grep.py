@@ -77,8 +77,8 @@ def search(
 
     Args:
         root: The workspace.
-        query: What to search for. What `hide` replaces is not found.
-        hide: Replaces secrets in a whole file, and keeps its lines.
+        query: What to search for; it cannot match what `hide` replaces.
+        hide: Replaces secrets in a whole file, and keeps its number of lines.
         check: Called for each file; raises to stop.
 
     Raises:
@@ -98,7 +98,7 @@ def search(
             found.skipped += 1
             continue
         found.files += 1
-        if next(matching(text), None) is None:  # most files: nothing has to be hidden
+        if next(matching(text), None) is None:  # as in most files, which then need no hiding
             continue
         for number, line in matching(hide(text)):
             if len(found.hits) >= query.most:
@@ -157,7 +157,7 @@ def _around(line: str, at: int) -> str:
 def main() -> None:
     """Run the child: read a request from stdin, search the inherited folder, write the result.
 
-    The server hides secrets: it gets the text of each file with a match, and returns it without them.
+    The server hides the secrets: the child sends it the text of each matching file, and gets it back without them.
     """
     _limit_lifetime()
     order = _receive()

@@ -91,7 +91,7 @@ def _limits_of(found: grep.GrepResult) -> str:
 async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[str], str]) -> grep.GrepResult:
     """Search in a child process that has only the folder's descriptor and ends with the call.
 
-    It knows no secrets, so it returns each file with a match, and searches what this process makes of it.
+    The child knows no secrets. It sends each matching file to this process, which hides them, and searches the result.
     """
     start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
     command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
@@ -122,7 +122,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
 
 
 async def _answer(child: Process, order: object, hide: Callable[[str], str]) -> dict[str, Any] | None:
-    """Return the result of a child, and hide secrets in each text that it sends; None if it ends before that."""
+    """Return a child's result, hiding secrets in each text that it sends before; None if it ends without a result."""
     assert child.stdin is not None
     assert child.stdout is not None
     sent = BufferedByteReceiveStream(child.stdout)
@@ -230,7 +230,7 @@ def search_passages(
         query: Words or a question.
         path: The folder to search.
         max_files: The most files to return.
-        hide: Replaces secrets in a whole file, and keeps its lines.
+        hide: Replaces secrets in a whole file, and keeps its number of lines.
         check: Called for each file; raises to stop.
 
     Raises:
@@ -259,7 +259,7 @@ def search_passages(
 
 
 def _hidden(root: Root, file: FileMatch, words: Sequence[str], hide: Callable[[str], str]) -> FileMatch:
-    """Return a file's best passages with its secrets hidden; without passages if no other words match."""
+    """Return a file's best passages with secrets hidden; none if the words match only in secrets."""
     changed = False
 
     def noted(text: str) -> str:

@@ -81,8 +81,8 @@ _MAX_KEY_ENTRIES = 50_000
 _PRIVATE_KEY = "PRIVATE KEY"
 
 
-def files_with_private_keys(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
-    """Yield the texts of the files in which a PEM private key may be; not of installed packages. Blocks.
+def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
+    """Yield the texts of files that may contain a PEM private key, except in installed packages. Blocks.
 
     Args:
         root: The workspace.

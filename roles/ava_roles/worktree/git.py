@@ -177,7 +177,7 @@ class UserRepository:
         common: What all checkouts share: objects, branches, configuration.
         program: The path of git.
         home: The user's home folder.
-        approved: The `identity` that was approved; empty to take what is there.
+        approved: The approved `identity`; empty accepts any repository.
     """
 
     root: Path
@@ -222,7 +222,7 @@ class UserRepository:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What tells the checkout and its two git folders from others that are put in their places.
+        """What distinguishes the checkout and its two git folders from any that are put in their places.
 
         Raises:
             WorktreeFailed: One of them cannot be read.
@@ -231,14 +231,14 @@ class UserRepository:
             return tuple(map(folder_identity, (self.root, self.folder, self.common)))
 
     def recheck(self) -> None:
-        """Check that this still is the repository that was approved.
+        """Check that this is still the approved repository.
 
         Raises:
-            FolderReplaced: It is another one.
+            FolderReplaced: It is a different one.
             WorktreeFailed: It cannot be read.
         """
         if self.approved and not all(map(is_same_folder, self.approved, self.identity)):
-            raise FolderReplaced(f"another repository stands at {self.root}")
+            raise FolderReplaced(f"{self.root} is now a different repository")
 
     @cached_property
     def settings(self) -> Mapping[str, str]:

@@ -32,7 +32,7 @@ class CheckoutState:
     Attributes:
         head: The commit that the work would begin at.
         branch: The branch that is checked out; None for a detached HEAD.
-        identity: What tells the checkout and its git folders from others that are put in their places.
+        identity: What distinguishes the checkout and its git folders from any that are put in their places.
         uncommitted: How many files have uncommitted changes, which are not part of the work.
         notes: What the work leaves out (uncommitted changes, submodules, Git LFS, git filters), one sentence each.
     """

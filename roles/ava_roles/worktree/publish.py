@@ -115,7 +115,7 @@ def changed_files(git: Git, base: str, head: str, commands: Sequence[str] = ()) 
 
 
 def unified_diff(git: Git, base: str, head: str, context: int) -> str:
-    """Return the unified diff of two commits, with so many unchanged lines around each change."""
+    """Return the unified diff of two commits, with `context` unchanged lines around each change."""
     options = ("-r", "-M", f"-U{context}", "--no-color", "--no-ext-diff", "--no-textconv")
     done = git("diff-tree", *options, base, head)
     return done.out.decode("utf-8", "replace")

@@ -139,7 +139,7 @@ class WorktreeSpec:
         base: The commit that the work begins at; None takes the one that is checked out when the worktree is made.
         setup: The command line that prepares a tree for it.
         carry: Further folders of the checkout that are shown as they are.
-        identity: The identity of the repository; empty where that was not recorded.
+        identity: The identity of the repository; empty if it was not recorded.
         verify_timeout_s: The longest that either command may take.
     """
 
@@ -208,7 +208,7 @@ class ChangedFile:
         removed: Lines; 0 for a binary file.
         kind: What happened to it.
         test: It is a test, or controls what the verify command runs.
-        link: What it leads to, if it is now a symbolic link; else None.
+        link: The target, if it is now a symbolic link; else None.
     """
 
     path: str

@@ -155,7 +155,7 @@ _CACHE_FILE = re.compile(r".*\.py[co]|\.eslintcache|\.stylelintcache", re.DOTALL
 
 
 def cache_of(name: str) -> str | None:
-    """Return the folder or file of a tool's cache that a path belongs to, or None."""
+    """Return the tool cache, a folder or a file, that a path belongs to, or None."""
     parts = name.split("/")
     for depth, part in enumerate(parts[:-1], 1):
         if part in _CACHE_FOLDERS:

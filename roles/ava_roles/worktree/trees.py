@@ -203,7 +203,7 @@ class Trees:
             return staged.line("write-tree")
 
     def _new_files(self, git: Git) -> list[str]:
-        """Return the untracked files that belong to the work: caches of tools only if the base tracks their folder."""
+        """Return the untracked files that belong to the work; tool caches only if the base tracks their folder."""
         names = list(filter(self.may_change, self._untracked(git)))
         if not any(map(cache_of, names)):
             return names

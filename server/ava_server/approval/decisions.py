@@ -14,7 +14,7 @@ from ava_audit.store.store import Command, Outcome
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import View
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line, group_line, minutes, without_typography
+from ava_server.approval.summary import approval_line, group_line, minutes, normalize_typography
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
@@ -34,8 +34,8 @@ class Decision:
     running: bool = False
 
 
-Unasked = Literal["decline", "cancel", "silent"]
-"""The outcome of a question without an agreement: declined, closed, or not answered in time."""
+NotAgreed = Literal["decline", "cancel", "silent"]
+"""How a person who was asked did not agree: they declined, closed the question, or did not answer in time."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class ConfirmOutcome:
         decisions: One for each id.
         group_id: The group that was made.
         approval_lines: The right lines, where a given one was wrong.
-        unasked: How a person who was asked has not agreed, if so; the proposals still wait.
+        not_agreed: If a person was asked and did not agree: how. The proposals still wait.
         lowered: A sentence for each limit that was lowered.
     """
 
     decisions: tuple[Decision, ...]
     group_id: str | None = None
     approval_lines: tuple[str, ...] = ()
-    unasked: Unasked | None = None
+    not_agreed: NotAgreed | None = None
     lowered: tuple[str, ...] = ()
 
 
@@ -155,7 +155,7 @@ def check_approval(
         cap = asked.group_max_micros
     checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
     lines = approval_lines(checked)
-    if asked.approving is None or not _repeats(view, asked.approving, lines, checked):
+    if asked.approving is None or not _lines_match(view, asked.approving, lines, checked):
         why = (
             "`approving` was left out"
             if asked.approving is None
@@ -179,15 +179,15 @@ def check_approval(
     return _lowered(checked, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
 
 
-def _repeats(view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval) -> bool:
-    """Tell whether lines are those of an approval; their quotes, dashes and dots may be written otherwise.
+def _lines_match(view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval) -> bool:
+    """Tell whether lines are those of an approval. Quotes, dashes and dots may differ.
 
-    Not if another proposal has a line that differs only in these: then nobody knows which one the person saw.
+    They may not if another proposal's line differs only in these: then nobody knows which one the person saw.
     """
     if given == lines:
         return True
-    folded = tuple(map(without_typography, lines))
-    if tuple(map(without_typography, given)) != folded:
+    folded = tuple(map(normalize_typography, lines))
+    if tuple(map(normalize_typography, given)) != folded:
         return False
     user, asked = checked.members[0].run.user_id, {member.run.id for member in checked.members}
     others = [run for run in view.runs(user=user, states=(WAITING,), limit=-1) if run.id not in asked]
@@ -196,7 +196,7 @@ def _repeats(view: View, given: tuple[str, ...], lines: tuple[str, ...], checked
     except ValueError:  # a newer Ava wrote one of them
         return False
     known = {*lines, *(approval_line(config, texts) for config, texts in found if texts is not None)}
-    return all(line in lines or without_typography(line) not in folded for line in known) and (
+    return all(line in lines or normalize_typography(line) not in folded for line in known) and (
         len(set(folded)) == len(set(lines))
     )
 

@@ -17,7 +17,7 @@ from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
     GroupLimits,
-    Unasked,
+    NotAgreed,
     lowered_by_call,
     lowered_words,
 )
@@ -30,8 +30,8 @@ _LARGEST = 1e15
 """A number above it is refused: infinity, NaN, or an integer that does not fit a float."""
 
 
-UNASKED: Mapping[Unasked, str] = {
-    "decline": "the question to the person was declined: by them, or by a host that nobody watches",
+NOT_AGREED: Mapping[NotAgreed, str] = {
+    "decline": "the question to the person was declined, by them or by a host without a person",
     "cancel": "the person closed the question, or nobody saw it",
     "silent": "the person has not answered in time; a later answer starts nothing",
 }
@@ -59,8 +59,8 @@ class Question:
     Attributes:
         text: The question.
         fields: The limits that may be lowered in the form.
-        invitation: The end of the question, about the form.
-        without_form: That end where a client shows no fields.
+        invitation: The last sentence, which points to the form.
+        without_form: The last sentence for a client that shows no form.
     """
 
     text: str
@@ -74,7 +74,7 @@ class Question:
         return self.text + self.invitation
 
     def as_yes_or_no(self) -> Question:
-        """Return the question for a client that shows no fields."""
+        """Return the question for a client that shows no form."""
         return replace(self, fields=(), invitation=self.without_form)
 
     def schema(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Question:
 class Reply:
     """The outcome of a question. `silent`: no answer came in the time that a call may take."""
 
-    action: Literal["accept"] | Unasked
+    action: Literal["accept"] | NotAgreed
     content: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -149,7 +149,7 @@ def question(checked: CheckedApproval) -> Question:
         text,
         fields,
         f" You may lower {whose} limits below." if fields else "",
-        " For lower limits, decline, and tell your assistant which." if fields else "",
+        " To lower limits, decline and tell your assistant which." if fields else "",
     )
 
 

@@ -96,16 +96,16 @@ class Changes(Arguments):
 class SpawnArgs(Arguments):
     """Arguments of `spawn_subagent`."""
 
-    # `retry_of` alone is enough, so no argument is required of every call.
+    # `retry_of` alone is enough, so the schema requires no argument.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required", None))
     tool = "spawn_subagent"
 
-    role: ShortText = Field(description="Kind of subagent, see above. Always give it, except with retry_of.")
+    role: ShortText = Field(description="Kind of subagent, see above. Required, except with retry_of.")
     task: str = Field(
         min_length=1,
         max_length=100_000,
-        description="Always, except with retry_of. One subject: the goal, what counts as done, the form of the answer."
-        " It cannot ask back.",
+        description="Required, except with retry_of. One subject: the goal, what counts as done, the form of the"
+        " answer. It cannot ask back.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
@@ -163,10 +163,10 @@ class ConfirmArgs(Arguments):
 
     tool = "confirm_spawn"
 
-    # First: some hosts show a person only the start of a call's arguments, and this has the price and the reach.
+    # Must stay first: some hosts show a person only the start of a call's arguments, and this has price and reach.
     approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
         default=None,
-        description="First, to approve: each proposal's approval_line, letter for letter, in the order of pending_ids.",
+        description="To approve, give this first: each approval_line, letter for letter, in the order of pending_ids.",
     )
     pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
         min_length=1, max_length=20, description="From spawn_subagent."
@@ -268,7 +268,7 @@ def _sentence(model: type[Arguments], error: Any) -> str:
     ctx: dict[str, Any] = error.get("ctx") or {}
     known = ", ".join(model.model_fields)
     if field.startswith("changes") and (len(loc) == 1 or not loc[1].lower().startswith("p-")):
-        return f"{field}: {shown(value)} was given; write the pending_id first: {CHANGES_FORM}."
+        return f"{field}: {shown(value)} was given; use the pending_id as key: {CHANGES_FORM}."
     if kind == "extra_forbidden":
         if field == "confirmed":
             return "confirmed: spawn_subagent never starts anything; call confirm_spawn with the pending_id it returns."
@@ -306,7 +306,7 @@ def _sentence(model: type[Arguments], error: Any) -> str:
 
 
 def _default(model: type[Arguments], loc: Sequence[str]) -> str:
-    """Return what applies where an argument is left out."""
+    """Return what applies if an argument is left out."""
     if model is SpawnArgs:
         return "the role's default"
     default = model.model_fields[loc[0]].default

@@ -406,10 +406,10 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
         unknown = [name for name in names if name not in role.tools]
         if unknown:
             raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
-    if args.tools == [] and _works(role, around.tools):
+    if args.tools == [] and _tools_to_work_with(role, around.tools):
         raise BadInput(
-            f"tools: an empty list leaves {role.name} nothing to work with; leave tools out for all that the role has,"
-            " or name some"
+            f"tools: an empty list leaves {role.name} nothing to work with; leave tools out to use all of the role's"
+            " tools, or name some"
         )
     specs, memory = tool_specs(), _with_memory()
     return tuple(
@@ -422,7 +422,7 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
 
 
 def _identity(workspace: str | None) -> str:
-    """Return which folder a workspace is, by which its start recognises it.
+    """Return the identity of a workspace, by which the run's start recognises it.
 
     Raises:
         Refused: It is gone.
@@ -492,7 +492,7 @@ def _names_pages(args: SpawnArgs) -> bool:
     return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
 
 
-def _works(role: Role, known: Mapping[str, Tool]) -> list[str]:
+def _tools_to_work_with(role: Role, known: Mapping[str, Tool]) -> list[str]:
     """Return the role's tools that give it something to work with."""
     return [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
 
@@ -511,7 +511,7 @@ def _check_need(
         return
     left_out = need in (args.blocked_tools or ()) or (args.tools is not None and need not in args.tools)
     if need in role.tools and left_out:
-        raise Refused(f"{role.name} needs {need}, which the call blocks; leave it in tools")
+        raise Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
     if need == "web_search" and need not in known:
         if _names_pages(args) and "read_webpages" in tools:
             return  # the pages are named: no search is needed
@@ -536,7 +536,7 @@ def _check_need(
         )
     if known[need].spec.files and need in role.tools:
         raise ToolMissing(f"{role.name} needs files, and sees none: {_no_files(workspace)}", need)
-    raise Refused(f"{role.name} needs {need}, which the call blocks; leave it in tools")
+    raise Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
 
 
 def _refuse_idle(
@@ -547,7 +547,7 @@ def _refuse_idle(
     Raises:
         Refused: No tool of its work is available.
     """
-    works = _works(role, known)
+    works = _tools_to_work_with(role, known)
     asked = (
         (RECALL,) if RECALL in (args.tools or ()) else ()
     )  # every role has it, so it counts only where the call asks for it

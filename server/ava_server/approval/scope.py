@@ -189,7 +189,9 @@ class McpScope:
             return
         why = self.absent.get(need)
         if why is None:
-            raise Refused(f"{self.role.name} needs {need}, which the call blocks; leave it in tools")
+            raise Refused(
+                f"{self.role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools"
+            )
         raise ToolMissing(f"{self.role.name} needs {need}, and {why}; see `ava doctor`, or use another role", need)
 
     def uses(self, tools: Sequence[str]) -> dict[str, ForeignUse]:

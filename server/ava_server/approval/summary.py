@@ -34,7 +34,7 @@ _TYPOGRAPHY = {
     for plain, chars in {"'": "‘’‚‛ʼ′", '"': "“”„‟", "-": "‐‑‒–—―−", "...": "…"}.items()
     for char in chars
 }
-"""Characters that a model may write in their plain form when it repeats a line, or the other way round."""
+"""Typographic characters that a model may replace by plain ones when it repeats a line, or the other way round."""
 _BRACKETS = dict.fromkeys(map(ord, "()（）﹙﹚⁽⁾₍₎❨❩⸨⸩"), "'")
 """Characters that a reader may take for the end of a name."""
 _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
@@ -51,8 +51,8 @@ def approval_line(config: RunConfig, texts: Texts) -> str:
     return _line(f"{config.role}{without}, {and_time}, {config.reach}: {task_excerpt(texts.task)}")
 
 
-def without_typography(line: str) -> str:
-    """Return a line with plain quotes, dashes and dots: only for comparisons, never to be shown."""
+def normalize_typography(line: str) -> str:
+    """Return a line with plain quotes, dashes and dots, only for comparison: never show it."""
     return line.translate(_TYPOGRAPHY)
 
 
@@ -134,7 +134,7 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
 
 
 def _web_reach(hosts: str, search: bool) -> str:
-    """Return what a run reaches of the web, in a few words."""
+    """Return in a few words what a run can reach on the web."""
     if not hosts:
         return "reach the web"
     return f"{'search the web and ' if search else ''}reach only {hosts} on the web"
@@ -208,7 +208,7 @@ def _unseen(char: str) -> bool:
 
 
 def _quoted(text: str, most: int) -> str:
-    """Return foreign words as one line in quotes that nothing in it can close, and how many characters are left out."""
+    """Return foreign text as one quoted line that nothing in it can close, with the number of characters left out."""
     whole = _line(text)
     shown = one_line(text, most)
     more = len(whole) - len(shown.removesuffix("…")) if shown != whole else 0
@@ -217,7 +217,7 @@ def _quoted(text: str, most: int) -> str:
 
 
 def named_path(path: str) -> str:
-    """Return a path as the proposal names it: complete, and in quotes unless it is plain."""
+    """Return a path as the proposal shows it: complete, and in quotes unless it is plain."""
     return path if _PLAIN.fullmatch(path) else _quoted(path, COMMAND_CHARS)
 
 

@@ -96,7 +96,7 @@ class Coding(BaseModel):
         repository: The root of the user's checkout.
         branch: The branch that is checked out there; None for a detached HEAD.
         base: The commit at which the work starts.
-        identity: Which repository that was: `UserRepository.identity`; empty in older entries.
+        identity: The repository's `UserRepository.identity`; empty in older entries.
         uncommitted: How many files of the checkout have uncommitted changes, which the work does not include.
         namespace: The files and folders that may be changed, relative to the repository's root; `.` is all of it.
         verify: The command line that decides.
@@ -127,7 +127,7 @@ class RunConfig(BaseModel):
         model: `provider:id`, as it stands in the log.
         price: What its tokens cost.
         lacks: Tools that its role needs and that are missing; a person at a terminal accepted that.
-        workspace_identity: Which folder that was, as `folder_identity` returns it; empty in older entries.
+        workspace_identity: The folder's `folder_identity`; empty in older entries.
         workspace_given: The call gave the workspace, so a role with network access may read it.
         workspace_named: Not only the call, but also a setting or the client names a folder that contains it.
         confinement: The sandbox of its commands and MCP servers (`bubblewrap`, `landlock`, `none`); `none needed`

@@ -125,7 +125,7 @@ def workspace_roots(settings: Settings, user: str, *, owner: bool) -> tuple[Path
 
 
 def named_folders(settings: Settings, user: str) -> tuple[Path, ...]:
-    """Return the folders that `config.toml` names as workspaces of a user."""
+    """Return the folders that `config.toml` names as workspaces for a user."""
     return (*settings.named_folders, *user_settings(settings, user).workspaces)
 
 

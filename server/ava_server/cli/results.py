@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ava_roles.wrap import FRAME, clean, framed
+from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import columns, one_line, say, wrapped, write
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ ENDING_CODES = {
 _ERROR_CODES, _MODEL = {"verification": 21, "workshop": 30, "internal": 70, "store": 70}, 20
 WIDEST = 100
 """Columns of running text at most: longer lines are hard to read."""
-_QUOTED = "> "
-"""Stands in Markdown before each line that a subagent wrote; on a terminal it is `FRAME`."""
+_MARKDOWN_BAR = "> "
+"""Begins each line that a subagent wrote, in Markdown; on a terminal, `BAR` does."""
 _VERDICTS = {
     "found": ("found, word for word, in what the tools returned", "green"),
     "near": ("nearly found in what the tools returned", "yellow"),
@@ -84,7 +84,7 @@ class Part:
         title: Ava's.
         lines: Lines of Ava's.
         theirs: Markdown that the subagent wrote.
-        words: Lines that it or a repository wrote, shown as they are.
+        words: Lines from it or from a repository, shown unchanged.
         findings: What it found.
     """
 
@@ -144,7 +144,7 @@ def result_text(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None
         theirs += [_finding_text(number, one) for number, one in enumerate(part.findings, 1)]
         theirs += part.words
         if theirs:
-            blocks.append(framed("\n\n".join(theirs), _QUOTED))
+            blocks.append(add_bars("\n\n".join(theirs), _MARKDOWN_BAR))
         lines = part.lines if not part.title else [_listed(line) for line in part.lines if line.strip()]
         if lines:
             blocks.append("\n".join(lines))
@@ -238,12 +238,12 @@ def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: Save
 def _drawn(part: Part, width: int) -> Iterable[str]:
     if part.title:
         yield _styled(part.title, fg="cyan", bold=True)
-    yield from (f"{FRAME}{line}".rstrip() for line in _drawn_theirs(part, width - len(FRAME)))
+    yield from (f"{BAR}{line}".rstrip() for line in _drawn_theirs(part, width - len(BAR)))
     yield from (_fitted(line, width) for line in part.lines)
 
 
 def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
-    """Yield the lines of what the subagent wrote, without their frame."""
+    """Yield the lines that the subagent wrote, without bars."""
     if part.theirs:
         from ava_server.cli.markdown import drawn
 

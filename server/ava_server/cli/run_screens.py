@@ -14,7 +14,7 @@ from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean, framed
+from ava_roles.wrap import add_bars, clean
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import columns, cut, wrapped
@@ -37,7 +37,7 @@ _CHANNELS = {
 }
 _COST_COLUMNS = 80
 _WHOLE_FILES = 1_000_000
-"""Lines around each change with which a diff has the whole files."""
+"""Unchanged lines around each change; with so many, a diff contains whole files."""
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
 _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
@@ -74,7 +74,7 @@ def _block(title: str, text: str) -> list[str]:
     lines = text.strip().splitlines() or [""]
     if len(lines) == 1 and len(lines[0]) <= 100:
         return [f"{title}: {lines[0]}"]
-    return [f"{title}:", framed("\n".join(lines))]
+    return [f"{title}:", add_bars("\n".join(lines))]
 
 
 def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
@@ -144,10 +144,10 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
 
 
 def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
-    """Return a run's changes as a unified diff without secrets that steers no terminal. Blocking.
+    """Return a run's changes as a unified diff, with secrets replaced and without terminal control codes. Blocking.
 
     Args:
-        changes: What the result tells of its branch.
+        changes: What the result says about its branch.
         home: The user's home folder.
         known: Replaces the stored keys and secrets.
 

@@ -82,7 +82,7 @@ async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: boo
 
 
 def _known_secrets(root: DataRoot) -> Redactor:
-    """Return what replaces the stored keys and secrets, as far as they can be read. Blocking."""
+    """Return a redactor that knows the stored keys and secrets, as far as they can be read. Blocking."""
     from ava_server.config.credentials import Credentials
     from ava_server.config.settings import load_settings
 

@@ -130,7 +130,7 @@ def provider_addresses(settings: Settings) -> dict[str, str]:
 
 
 def _in_environment(settings: Settings, env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the keys and passwords in the environment, valid or not: all of them but placeholders are redacted."""
+    """Yield the keys and passwords to redact in the environment: all except placeholders, valid or not."""
     for variable, name in key_variables(env).items():
         if not is_placeholder(env[variable]) or variable.startswith(OWN_PREFIX):
             yield name, env[variable]

@@ -3,7 +3,7 @@
 Hosts often filter the environment of the servers that they start; `ava key set` is for them. No repr and no error text
 contains a value.
 
-The usual variables belong to other programs too: what is no key there is passed over, and so is the key of a gateway.
+Other programs use the usual variables too. So Ava ignores a value that is no key, and a key for a gateway.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 WELL_KNOWN: Mapping[str, str] = {name: known.variable for name, known in PROVIDERS.items()}
 """The known providers, and the variable that usually holds each one's key."""
 
-NOWHERE_ELSE: Mapping[str, str] = {}
-"""Every provider has its own address."""
+DEFAULT_ADDRESSES: Mapping[str, str] = {}
+"""No addresses in the settings: each provider is called at its own."""
 
 SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.models)
 """The known providers that search the web and have no models."""
@@ -56,7 +56,10 @@ class Key:
 
 
 def find_key(
-    provider: str, keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = NOWHERE_ELSE
+    provider: str,
+    keys_file: Path,
+    env: Mapping[str, str] | None = None,
+    addresses: Mapping[str, str] = DEFAULT_ADDRESSES,
 ) -> Key | None:
     """Return a provider's key: `AVA_KEY_<PROVIDER>`, else the usual variable, else the one in the file.
 
@@ -64,7 +67,7 @@ def find_key(
         provider: The provider's name; case does not matter, and `-` is `_`.
         keys_file: `keys.toml` of the data root; it need not exist.
         env: The environment; None is this process's.
-        addresses: By provider, the address in the settings, where that is not the provider's own.
+        addresses: The addresses in the settings, by provider; a provider without one is called at its own.
 
     Raises:
         BadInput: The name is not valid for a provider.
@@ -97,7 +100,7 @@ def key_variables(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def list_keys(
-    keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = NOWHERE_ELSE
+    keys_file: Path, env: Mapping[str, str] | None = None, addresses: Mapping[str, str] = DEFAULT_ADDRESSES
 ) -> list[Key]:
     """Return the key in force for each provider that has one, sorted by provider.
 
@@ -168,7 +171,7 @@ def may_be_key(provider: str) -> bool:
 
 
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
-    """Return why the usual variable of a provider is set and not used; None otherwise.
+    """Return why a provider's usual variable is set but not used; None otherwise.
 
     Args:
         provider: The provider's name.
@@ -186,16 +189,16 @@ def why_unused(provider: str, env: Mapping[str, str], address: str | None = None
             host = (_server(given) or ("", "", 0))[1] or "another address"
             return f"{variable} is not used: {name} is set, so that key is for {host}"
     fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
-    return f"{variable} is not used, because it holds no key: {fault}" if fault else None
+    return f"{variable} is not used, because its value is no key: {fault}" if fault else None
 
 
 def is_placeholder(value: str) -> bool:
-    """Tell whether a value is only words, such as `dummy` or `your-api-key-here`: no provider's key is."""
+    """Tell whether a value is only words, such as `dummy` or `your-api-key-here`; no real key is."""
     return _WORDS.fullmatch(value.strip()) is not None
 
 
 def _server(url: str) -> tuple[str, str, int] | None:
-    """Return the scheme, host and port of an address; None where it has none."""
+    """Return the scheme, host and port of an address; None if it has no host."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)

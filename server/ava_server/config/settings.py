@@ -49,8 +49,8 @@ BUNDLE_DAILY_USD = "5"
 """The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
 _IN_ENVIRONMENT = "where Ava is given its variables"
 FOR_EVERYBODY = ("enabled", "approval", "auto_approve_cents", "auto_approve_daily_cents", "limits", "sandbox")
-"""The limits for all users, with `workspace.allow`: the log records every change, and the environment may only tighten
-them."""
+"""The limits for all users. The log records every change of them and of `workspace.allow`, and the environment may only
+tighten them."""
 SELF_KNOWN_PROVIDERS = frozenset({"custom", *(name for name, known in PROVIDERS.items() if known.models)})
 
 
@@ -150,7 +150,7 @@ class PriceSettings(Table):
 
 
 class WorkspaceSettings(Table):
-    """Folders beneath which a workspace may be (none means the one that Ava finds), and those opened by name."""
+    """`roots` contain all workspaces; none means the one that Ava finds. `allow` opens otherwise refused folders."""
 
     roots: tuple[Folder, ...] = ()
     allow: tuple[Folder, ...] = ()
@@ -271,7 +271,7 @@ class Settings(Configured):
         default_workspace: AVA_WORKSPACE, as given.
         daily_cents: AVA_DAILY_USD in cents; `limits.user_daily_cents` is tightened already.
         user_limit_cents: `limits.user_daily_cents` before that; None without AVA_DAILY_USD.
-        roots_in_file: `workspace.roots` of `config.toml`, before any variable tightened it.
+        roots_in_file: `workspace.roots` of `config.toml`, before a variable tightens it.
         from_environment: The paths of the settings that this process's variables set.
         for_everybody: The limits for all users in the data root, before any variable tightened them.
     """
@@ -294,7 +294,7 @@ class Settings(Configured):
 
     @property
     def named_folders(self) -> tuple[Path, ...]:
-        """The folders that `config.toml` names as workspaces: no variable can open a folder of the system."""
+        """The folders that `config.toml` names as workspaces; a variable cannot open a system folder."""
         return (*self.workspace.allow, *self.roots_in_file)
 
     @property

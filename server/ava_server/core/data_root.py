@@ -122,12 +122,12 @@ class DataRoot:
             raise ConfigError(f"Anybody may write to the data root {self.path}. Correct it with: chmod 700 {self.path}")
 
     def close_to_others(self) -> None:
-        """Make the folders that hold the files of runs, and take away others' rights to them and to each run's folder.
+        """Create the folders for the files of runs, and remove other users' rights to them and to each run's folder.
 
-        The user of commands needs none: root opens what it then shows to a command.
+        The user that runs commands needs no rights: root opens what it then shows to a command.
         """
         for place in (self.artifacts, self.scratch, self.worktrees):
-            with suppress(OSError):  # somebody else's: whoever needs the folder reports it
+            with suppress(OSError):  # it belongs to another user: whatever needs the folder reports that
                 place.mkdir(mode=0o700, exist_ok=True)
                 for folder in (place, *place.iterdir()):
                     mode = folder.lstat().st_mode

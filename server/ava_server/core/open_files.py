@@ -1,4 +1,4 @@
-"""The limit on open files: raised at start as far as it may be, and checked before new work begins."""
+"""The limit on open files: raised at the start as far as possible, and checked before new work begins."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import errno
 import os
 import sys
 
-RESERVE = 32
-"""Files that a run may have open at once, with a model call, its log, and a command."""
-OWN_LATER = 4
-"""Files that a server itself opens after its start, such as connections to its log."""
+RUN_RESERVE = 32
+"""Files that a run may open at once, for a model call, its log and a command."""
+SERVER_RESERVE = 4
+"""Further files that a server itself opens after its start, such as connections to its log."""
 WANTED = 1_024
 """The limit that a server asks the system for."""
 
 
 def raise_limit(wanted: int = WANTED) -> int | None:
-    """Raise this process's limit on open files to `wanted`, or as far as it may be; return it, or None for no limit."""
+    """Raise this process's limit on open files to `wanted` if possible; return the limit, or None without one."""
     if sys.platform == "win32":
         return None
     import resource
@@ -30,8 +30,8 @@ def raise_limit(wanted: int = WANTED) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def shortage(wanted: int = RESERVE) -> str | None:
-    """Return why so many more files cannot be opened, and what to do; None where they can."""
+def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
+    """Return why `wanted` more files cannot be opened, and what to do; None if they can."""
     opened: list[int] = []
     try:
         for _ in range(wanted):
@@ -41,8 +41,8 @@ def shortage(wanted: int = RESERVE) -> str | None:
             raise
         limit = raise_limit()
         return (
-            f"this server may open only {limit} files, and too few are left for a subagent; nothing new is started, and"
-            " what runs goes on. Raise the limit (`ulimit -n 1024`, or LimitNOFILE in systemd) and restart the server"
+            f"this server may open only {limit} files, too few for another subagent: nothing new starts, and what runs"
+            " continues. Raise the limit (`ulimit -n 1024`, or LimitNOFILE in systemd) and restart the server"
         )
     finally:
         for descriptor in opened:
@@ -51,7 +51,7 @@ def shortage(wanted: int = RESERVE) -> str | None:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Tell whether an error says that no more files can be opened, in this process or on this machine."""
+    """Tell whether an error means that no more files can be opened, in this process or on this machine."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_shortage, error.exceptions))
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)

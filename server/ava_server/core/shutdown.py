@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from ava_server.core.errors import Refused
-from ava_server.core.open_files import shortage
+from ava_server.core.open_files import find_shortage
 from ava_server.core.threads import received
 
 EXIT_WITHIN_S = 4.5
@@ -102,7 +102,7 @@ class Drain:
         """
         if self.begun:
             raise Refused(ENDS_SOON)
-        if (why := shortage()) is not None:
+        if (why := find_shortage()) is not None:
             raise Refused(why)
 
     def wait(self, scope: anyio.CancelScope) -> AbstractContextManager[None]:

@@ -96,9 +96,9 @@ class Host:
         element: What the entry refers to elsewhere in the configuration.
         asks: What makes it ask before each `confirm_spawn`: a place, with `{name}` for the server's name, and a value.
             None if that is not part of its configuration.
-        question_s: Seconds that it waits for a person's answer to Ava's question; None where it is not known to wait
-            longer than for any call.
-        shows_forms: It shows the fields of such a question, and not only yes and no.
+        question_s: Seconds that it waits for a person's answer to Ava's question; None if it is not known to wait
+            longer than for any other call.
+        shows_forms: It shows the form of such a question, not only yes and no.
     """
 
     name: str
@@ -143,10 +143,10 @@ PASSED_ON = (
     "NO_PROXY",
     "SSL_CERT_FILE",
 )
-"""Variables for the allow-list of hosts that have one: names, never values. A base URL says where a key belongs."""
+"""Variables for the allow-list of hosts that have one: names, never values. A base URL tells where its key may go."""
 INPUT = "ava-openrouter-key"
 LONG_QUESTION_S = 240.0
-"""Seconds for a question in hosts that end no call before 300 s."""
+"""Seconds for a question in hosts that let a call wait at least 300 s."""
 
 
 def _claude_desktop(place: UserPlace) -> Sequence[Path]:

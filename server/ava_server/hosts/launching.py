@@ -59,9 +59,9 @@ def _launch() -> Launch:
 
 
 def terminal_command(data_root: Path, *words: str) -> str:
-    """Return what to type in any terminal to run a command of this installation on a data root.
+    """Return what to type in any terminal to run one of this installation's commands on a data root.
 
-    The command is named by its path, and the data root only where it is not the default.
+    It contains the path of `ava`, and the data root unless that is the default.
     """
     line = _launch().shell(*words)
     if not os.environ.get("XDG_DATA_HOME", "").strip() and data_root == find_data_root(env={}).path:

@@ -280,7 +280,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
     found = listen(reach)
-    reach = replace(reach, port=found.getsockname()[1])  # which was picked, if none was given
+    reach = replace(reach, port=found.getsockname()[1])  # the system chooses the port if none was given
     limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
     with contextlib.closing(found):
         app = App(load, HTTP, reach.base_url)

@@ -80,7 +80,7 @@ class Reach:
         return plain and port != 0 and parts.hostname in self.names
 
     def allows_origin(self, given: str) -> bool:
-        """Tell whether an Origin header is allowed: only the server's own, and that of the public URL."""
+        """Tell whether an Origin header is allowed: only the server's own origin, and that of the public URL."""
         if not _plain(given):
             return False
         try:

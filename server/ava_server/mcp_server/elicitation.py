@@ -1,7 +1,7 @@
 """Asking a person through the client, in both eras of the protocol.
 
-Up to 2025-11-25 the server sends the question inside the call, and waits for the answer, for 45 seconds unless the host
-is known to wait longer. From
+Up to 2025-11-25 the server sends the question inside the call, and waits 45 seconds for the answer, or longer if the
+host is known to allow it. From
 2026-07-28 on the call ends with the question, and the client calls again with the answer and with what it was given to
 keep (the request state): the question's hash, sealed under a key in the data root, so that a new server of the same
 data root recognizes it. Without it, or where the question has changed since, the person is asked again.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
-"""Seconds that a question may take in a host that is not known to wait longer: some end a call at 60 s."""
+"""Seconds that a question may take, unless the host is known to wait longer: some hosts end a call at 60 s."""
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 _ANSWER = "approval"

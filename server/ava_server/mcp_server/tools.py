@@ -63,7 +63,7 @@ async def call_tool(
     from ava_server.service.tools import TOOLS
 
     if params.name not in TOOLS:
-        text = f"there is no tool {shown(params.name)}; there are {', '.join(TOOLS)}"
+        text = f"there is no tool {shown(params.name)}; the tools are {', '.join(TOOLS)}"
         raise MCPError(code=types.INVALID_PARAMS, message=text)
     began = anyio.current_time()
 

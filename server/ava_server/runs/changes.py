@@ -187,7 +187,7 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
             lines.append(f"{f'1 {one}' if count == 1 else f'{count:,} test files, or {many}'} {kind}{look}.")
     if links := ours.get("links"):
         which = "1 symbolic link was" if links == 1 else f"{links:,} symbolic links were"
-        lines.append(f"{which} added or changed: look where they lead before you merge.")
+        lines.append(f"{which} added or changed: check the target before you merge.")
     if ours["to_merge"]:
         lines.append(f"See it: ava show {run_id} --diff   Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])

@@ -132,7 +132,7 @@ class RunContext:
         started: The prefix of a new run; a resumed run keeps the one in its log.
         servers: The run's MCP servers, not started yet.
         extensions: What the run may ask a person for.
-        redactor: Replaces secrets; it also knows the private keys in the run's own files.
+        redactor: Replaces secrets, including the private keys in the run's own files.
         window: Tokens that the model's context holds.
         tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
         worktree: Where the run changes files; None for a run that changes none.

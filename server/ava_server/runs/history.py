@@ -253,8 +253,8 @@ class History:
 
     Attributes:
         answered: The last reserved call has an answer.
-        unknown_attempts: How many attempts of this turn lost their connection, so that what they cost is unknown. Those
-            that ended with their owner do not count.
+        unknown_attempts: How many attempts of this turn lost their connection, so that their cost is unknown. Attempts
+            that were lost because their owner ended do not count.
         thought: The last answer had thinking, which the next prompt may lack: its report then measures no ratio.
         tokens_per_byte: The most prompt tokens per byte that the provider has reported for what was new in a call.
         calls: The tool calls of the last answer; `results` are theirs, `started` those that have begun.
@@ -520,7 +520,7 @@ class History:
             self.tokens_per_byte = max(self.tokens_per_byte or 0.0, fact.tokens_per_byte)
 
     def _add_error(self, fact: ErrorOccurred) -> None:
-        """Fold an error; one of a call of this turn whose cost is unknown means that its connection was dropped."""
+        """Fold an error; if the call's cost is unknown, the error means that its connection was lost."""
         if fact.kind == "thinking":
             self._drop_thinking()
         if self._unknown is not None and (fact.turn, fact.attempt) == self._unknown:

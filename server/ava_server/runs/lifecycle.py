@@ -46,7 +46,7 @@ from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line, without_typography
+from ava_server.approval.summary import approval_line, normalize_typography
 from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.ids import AGENT, label
@@ -58,7 +58,7 @@ from ava_server.runs.submit import Hide, hide_shapes
 TAKEOVER_WITHIN_US = 30 * 60 * 1_000_000
 """A server takes over an interrupted run by itself within 30 minutes; after that a person has to resume it."""
 LOST_SHARE = 0.5
-"""The share of a run's cost cap that calls without an answer may use before a person has to resume the run."""
+"""The share of a run's cost cap that lost calls may use before a person has to resume the run."""
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
 GROUP_TIMEOUT = "the group's timeout"
@@ -225,11 +225,11 @@ def blocker_in(note: str) -> str | None:
     return str(cast("dict[str, object]", noted).get(_BLOCKED, "")) if isinstance(noted, dict) else None
 
 
-def left_to_be_resumed(view: View, run: RunRow, now_us: int) -> bool:
+def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     """Tell whether an interrupted run continues only when a person resumes it.
 
-    It was interrupted too long ago, or calls that were cut off have used too much of its cost cap: each of them was
-    lost when an owner ended, and an owner that ends again and again would use up the rest.
+    It was interrupted too long ago, or lost calls have used too much of its cost cap. A call is lost when its owner
+    ends; owners that end again and again would use up the rest of the cap.
     """
     if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
         return True
@@ -241,7 +241,7 @@ def left_to_be_resumed(view: View, run: RunRow, now_us: int) -> bool:
 
 
 def lost_micros(view: View, run: RunRow) -> int:
-    """Return what is booked for a run's calls without an answer since a person last resumed it, in micro-USD."""
+    """Return what is booked for a run's lost calls since a person last resumed it, in micro-USD."""
     lost: dict[tuple[int | None, int | None], int] = {}
     for entry in view.entries(run.id, 0, ("CostUpdate", "AssistantMessage", "RunResumed")):
         match entry.fact:
@@ -386,7 +386,7 @@ def resume(
         right = resume_line(view, run)
         if right is None:
             return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
-        if line is not None and without_typography(line) != without_typography(right):
+        if line is not None and normalize_typography(line) != normalize_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         if not config_of(run.config).price.free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))
@@ -418,7 +418,7 @@ Artifact = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What of a run is not in its log.
+    """What belongs to a run but is not in its log.
 
     Attributes:
         artifacts: The files that it has handed over.

@@ -178,7 +178,7 @@ class AgentRun:
             except (StaleOwner, OutcomeUnknown, SchemaNewer):
                 raise
             except Exception as error:  # an internal error ends this run, on the record, and no other
-                if is_shortage(error):  # too few open files: the run stays for later, or for another owner
+                if is_shortage(error):  # this run can continue later, or with another owner
                     raise
                 log.exception("%s failed", self.id)
                 text, _hidden = self._context.redactor.redact(f"{type(error).__name__}: {error}")

@@ -28,7 +28,7 @@ from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
-from ava_server.core.open_files import is_shortage, shortage
+from ava_server.core.open_files import find_shortage, is_shortage
 from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
@@ -37,11 +37,11 @@ from ava_server.runs.lifecycle import (
     cancel_reason,
     claim,
     group_time,
-    left_to_be_resumed,
     overdue,
     pause_words,
     paused,
     situation,
+    waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.result import RunResult
@@ -289,7 +289,7 @@ class Manager:
 
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""
-        if (why := shortage()) is not None:
+        if (why := find_shortage()) is not None:
             self._waits(row.id, why)
             self._retry_later(row.id)
             return False
@@ -352,7 +352,7 @@ class Manager:
             case "running here":  # dropped by an internal error, or because the log could not take its ending
                 return True
             case "interrupted":
-                return not await self._store.read(lambda view: left_to_be_resumed(view, row, now))
+                return not await self._store.read(lambda view: waits_for_resume(view, row, now))
             case "paused":
                 self._waits(row.id, pause_words(row))
                 return False
@@ -416,7 +416,7 @@ class Manager:
         except SchemaNewer as error:
             self._stop_claiming(error)
         except Exception as error:
-            if is_shortage(error):  # it passes, like a log that is out of reach
+            if is_shortage(error):  # temporary, like a log that is out of reach
                 log.error("%s: %s", run.id, error)
                 self._retry_later(run.id)
                 return
@@ -453,13 +453,13 @@ class Manager:
 
 
 def _replaced(error: FolderReplaced) -> RunResult:
-    """Return the ending of a run whose folder is not the approved one: nothing of what stands there was read."""
+    """Return the ending of a run whose folder is not the approved one; nothing in the new folder was read."""
     return RunResult(
         "error",
         "its folder is not the one that was approved",
         error_kind="folder_replaced",
         error_message=str(error),
-        what_to_do="Nothing was read there. Find out who replaced the folder, and why; then propose it again.",
+        what_to_do="Nothing was read there. Find out who replaced the folder and why; then propose the run again.",
     )
 
 

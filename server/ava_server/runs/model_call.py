@@ -90,8 +90,8 @@ SETTLE_S = 3.0
 class ModelCalls:
     """Makes the model calls of one run.
 
-    The provider's own message is recorded as it came, because it is sent back. Everything else that is recorded of an
-    answer, and whatever becomes of its text, is without secrets.
+    The provider's own message is recorded unchanged, because it is sent back. In everything else that is recorded of an
+    answer or made from its text, secrets are replaced.
     """
 
     def __init__(

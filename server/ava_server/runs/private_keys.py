@@ -1,4 +1,4 @@
-"""The private keys in a run's files, of which a command or an MCP server can return any part."""
+"""Hides the private keys in a run's files: a command or an MCP server can return any part of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ava_audit.redaction import RunRedactor
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.threads import run_sync
-from ava_roles.tools.text_files import files_with_private_keys
+from ava_roles.tools.text_files import find_private_key_files
 from ava_roles.wrap import clean
 
 
@@ -18,8 +18,8 @@ async def learn_private_keys(redactor: RunRedactor, files: Root) -> None:
     """Replace every part of the private keys in these files from now on."""
 
     def learn() -> None:
-        with suppress(ToolFailed):  # whoever needs the files says what is wrong with them
-            for text in files_with_private_keys(files, check_cancelled):
+        with suppress(ToolFailed):  # whatever needs the files reports the error
+            for text in find_private_key_files(files, check_cancelled):
                 redactor.learn_private_keys(clean(text)[0])
 
     await run_sync(learn)

@@ -106,7 +106,7 @@ TRIM_LEAST = 0.1
 """The share of a prompt that leaving out results must free: below that, losing the provider's cache costs more."""
 NEARLY = 0.8
 UNKNOWN_ATTEMPTS = 2
-"""Attempts of one turn that may lose their connection, over all owners; each books its full reservation."""
+"""Attempts of one turn, over all owners, that may lose their connection; each books its full reservation."""
 UNKNOWN = "two attempts of this turn ended without an answer, and what they cost is not known"
 UNKNOWN_ADVICE = "See whether the provider answers, then propose it again with retry_of."
 WRAP_UP = "wrap_up"

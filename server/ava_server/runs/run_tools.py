@@ -113,7 +113,7 @@ class ReadToolResult:
                 raise ToolFailed(
                     f"what was cut of {args.id} is no longer there; call {found.tool} again, and ask for less at once"
                 ) from None
-        text = await anyio.to_thread.run_sync(at.hide, text)  # a secret may be stored by now that was not then
+        text = await anyio.to_thread.run_sync(at.hide, text)  # the user may have stored a secret since
         if args.offset >= len(text):
             raise ToolFailed(f"{args.id} has {len(text)} characters; give a smaller offset than {args.offset}")
         # What was read stays with it: a quote counts as read only where a source stands.

@@ -154,7 +154,7 @@ class RunSetup:
             raise ConfigNotSupported("its task was erased")
         await self._sandbox(config.confinement)
         await self._check_model(run)
-        with contextlib.suppress(FolderReplaced):  # `prepare` finds it under the claim, and the run ends
+        with contextlib.suppress(FolderReplaced):  # `prepare` finds it once the run is claimed, and ends the run
             await self._opened(lambda: self._check_folders(config, run.user_id))
 
     async def prepare(self, run: RunRow, history: History) -> RunContext:
@@ -193,7 +193,7 @@ class RunSetup:
             tools=own,
             place=ToolContext(
                 files=files,
-                fetch=self._resources.fetcher.only(config.hosts) if networked else None,
+                fetch=self._resources.fetcher.limit_to(config.hosts) if networked else None,
                 search=search,
                 artifacts=artifacts,
                 memory=self._resources.memory(run.user_id),
@@ -355,12 +355,12 @@ class RunSetup:
 
         Raises:
             ConfigNotSupported: The workspace cannot be opened.
-            FolderReplaced: One of them is another folder, or may not be used any more.
+            FolderReplaced: One of them is a different folder, or may no longer be used.
         """
         if config.workspace:
             self._open_workspace(config, config.workspace, user).close()
         if config.coding is not None and config.coding.identity:
-            with contextlib.suppress(WorktreeFailed):  # what else is wrong with it is told when the work begins
+            with contextlib.suppress(WorktreeFailed):  # other errors are reported when the work begins
                 UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity)
 
     def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
@@ -368,7 +368,7 @@ class RunSetup:
 
         Raises:
             ConfigNotSupported: It cannot be opened.
-            FolderReplaced: It is another folder than was approved, or may not be used any more.
+            FolderReplaced: It is not the approved folder, or may no longer be used.
         """
         settings, folder = self._resources.settings, Path(workspace)
         try:

@@ -22,9 +22,9 @@ CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_00
 
 
 Hide = Callable[[Any], Any]
-"""Returns a JSON-like value with the secrets in its texts replaced. It comes before any cut."""
+"""Returns a JSON-like value with the secrets in its texts replaced. Apply it before anything is cut."""
 hide_shapes: Hide = Redactor({}).redact_json
-"""Hides what looks like a key, where no stored keys are at hand."""
+"""Hides what looks like a key; for places that do not know the stored keys."""
 
 
 class Finding(BaseModel):
@@ -84,7 +84,7 @@ def _free_form() -> dict[str, Any]:
 
 
 def accept(call: ToolUse, output_schema: dict[str, Any] | None, hide: Hide = hide_shapes) -> SubmitArgs | str:
-    """Return what was handed over, without secrets, or what is wrong with it, for the model to fix."""
+    """Return what was handed over, with secrets replaced, or what is wrong with it, for the model to fix."""
     if call.args is None:
         return f"the arguments are not a JSON object: {object_fault(call.raw_args)}; send them again as one object"
     try:

@@ -72,8 +72,8 @@ class _Redaction:
         self.counts.append(removed)
         return self.redactor.redact(seen)[0]
 
-    def in_lines(self, text: str) -> str:
-        """Return a whole text with its secrets hidden, line by line; a line without any stays as it is."""
+    def hide_in_lines(self, text: str) -> str:
+        """Return a whole text with its secrets hidden; lines without a secret stay unchanged."""
         seen, removed = clean(text)
         shown, found = self.redactor.redact_lines(seen)
         if not found or not removed:
@@ -270,8 +270,8 @@ class ToolCalls:
     async def _work(
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
-        place = replace(self.place, secrets=injected, hide=hide.in_lines, say=self._say_hidden)
-        await self._context.secret_injection.refresh()  # for what the tool hides itself, and below for the rest
+        place = replace(self.place, secrets=injected, hide=hide.hide_in_lines, say=self._say_hidden)
+        await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
         if (tool.spec.commands or tool.spec.foreign is not None) and not self._keys_known and place.files is not None:
             await learn_private_keys(self._context.redactor, place.files)
             self._keys_known = True

@@ -39,7 +39,7 @@ class Session:
         token: Its token, over HTTP.
         client: The client's name and version, once they are known.
         roots: Folders that the client named.
-        url: The server's address, over HTTP.
+        url: The server's address; only over HTTP.
         unanswered: Questions about more for a run that its person has closed or not seen: they are not asked again.
         seen: What each run looked like at the last poll: a poll without news is not logged.
     """
@@ -187,10 +187,10 @@ class Access:
         """Return an error's text; where a key would help, with how this host takes one."""
         provider = error.needs_key if isinstance(error, AvaError) else None
         text = f"{error} {self.key_advice(provider)}" if provider else str(error)
-        return text if isinstance(error, BadInput) else self.for_session(text)  # it repeats only the call
+        return text if isinstance(error, BadInput) else self.adapt_text(text)  # it repeats only the call
 
-    def for_session(self, text: str) -> str:
-        """Return a text of Ava's for this session, with its commands as the person can paste them.
+    def adapt_text(self, text: str) -> str:
+        """Return one of Ava's texts for this session, with commands that the person can paste.
 
         A user on another machine does not learn where the server keeps its files.
         """

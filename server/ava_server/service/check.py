@@ -42,8 +42,8 @@ ASKED_S = 35.0
 
 _BY_PIN = "a person to approve it in a terminal: `ava approve {pending_id}` (no tool can)"
 _BY_PERSON = (
-    'a person to agree: then confirm_spawn with pending_ids ["{pending_id}"]. If your host can ask nobody, tell the'
-    " person to run `ava approve {pending_id}` in a terminal"
+    'a person to agree; then call confirm_spawn with pending_ids ["{pending_id}"]. If your host cannot ask them,'
+    " tell them to run `ava approve {pending_id}` in a terminal"
 )
 
 
@@ -127,11 +127,11 @@ class RunChecks(Operations):
         answer = run_answer(run, offset=offset, room=room, owner=not owned)
         if owned and run.state == WAITING:
             answer.waits_for = (_BY_PIN if by_pin else _BY_PERSON).format(pending_id=run.row.pending_id)
-        answer.waits_for = answer.waits_for and self._access.for_session(answer.waits_for)
+        answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
         return answer
 
     async def _by_pin(self) -> bool:
-        """Tell whether only the approval PIN approves."""
+        """Tell whether only the approval PIN can approve."""
         return await self._runtime.policy(self._session.user) == "human"
 
     async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:

@@ -12,10 +12,10 @@ from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome
 from ava_audit.units import cap_micros, format_ts
-from ava_server.approval.decisions import Approval, ConfirmOutcome, Unasked, approve, check_approval, refuse, reject
-from ava_server.approval.questions import UNASKED, Person, Question, apply_reply, question
+from ava_server.approval.decisions import Approval, ConfirmOutcome, NotAgreed, approve, check_approval, refuse, reject
+from ava_server.approval.questions import NOT_AGREED, Person, Question, apply_reply, question
 from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
-from ava_server.approval.summary import without_typography
+from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
@@ -33,12 +33,12 @@ NOT_ASKED = (
     "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
     " terminal, with `ava approve {ids}`; the policy auto (config.toml) starts small ones without a question"
 )
-AGAIN: Mapping[Unasked, str] = {
-    "decline": "If the person has said no, ask what they want instead, and call again only when they say so",
-    "cancel": "When the person is there, call confirm_spawn again with the same arguments: they are asked again",
-    "silent": "When the person is there, call confirm_spawn again with the same arguments: they are asked again",
+NEXT_STEPS: Mapping[NotAgreed, str] = {
+    "decline": "If the person said no, ask what they want instead, and call again only if they tell you to",
+    "cancel": "When the person is there, call confirm_spawn again with the same arguments, and they are asked again",
+    "silent": "When the person is there, call confirm_spawn again with the same arguments, and they are asked again",
 }
-"""What a caller does after a question without an agreement."""
+"""What a caller does after a person was asked and did not agree."""
 
 
 class Confirmations(Operations):
@@ -111,7 +111,7 @@ class Confirmations(Operations):
         reply = await person.ask(question(checked))
         if reply.action != "accept":
             return ConfirmOutcome(
-                tuple(member.refused(UNASKED[reply.action]) for member in checked.members), unasked=reply.action
+                tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members), not_agreed=reply.action
             )
         # A PIN may have been set while the question was open.
         await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
@@ -127,7 +127,7 @@ class Confirmations(Operations):
                 pending_id=made.pending_id,
                 subagent_id=made.subagent_id,
                 status=made.status,
-                refused_because=made.refused_because and self._access.for_session(made.refused_because),
+                refused_because=made.refused_because and self._access.adapt_text(made.refused_because),
             )
             for made in decided.decisions
         ]
@@ -148,7 +148,7 @@ class Confirmations(Operations):
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
             message=" ".join(decided.lowered) or None,
-            next=self._access.for_session(_next(started, decided)),
+            next=self._access.adapt_text(_next(started, decided)),
         )
         if started:
             await self._wait_for(answer, started, wait_s, caller.progress)
@@ -215,10 +215,10 @@ def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[s
 def _next(started: list[str], decided: ConfirmOutcome) -> str:
     if started:
         return started_next(started[0], decided.group_id)
-    if decided.unasked:
+    if decided.not_agreed:
         ids = " ".join(made.pending_id for made in decided.decisions)
         waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
-        return f"Nothing was started, and {waits}. {AGAIN[decided.unasked]}. {NOT_ASKED.format(ids=ids)}."
+        return f"Nothing was started, and {waits}. {NEXT_STEPS[decided.not_agreed]}. {NOT_ASKED.format(ids=ids)}."
     if any(made.running for made in decided.decisions):
         return "Nothing new was started; what was approved before continues."
     return "Nothing was started."
@@ -272,16 +272,16 @@ class Resumptions(Operations):
         )
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
         line = await self._store.read(lambda view: resume_line(view, run))
-        right = line is not None and without_typography(approving) == without_typography(line)
+        right = line is not None and normalize_typography(approving) == normalize_typography(line)
         if person is not None and right:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
             text = f"{label(run)} was interrupted at {at}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
-                decision.status, decision.refused_because = "refused", UNASKED[reply.action]
-                hint = self._access.for_session(
-                    f"Nothing was resumed. {AGAIN[reply.action]}. A person can also resume it in a terminal, with"
+                decision.status, decision.refused_because = "refused", NOT_AGREED[reply.action]
+                hint = self._access.adapt_text(
+                    f"Nothing was resumed. {NEXT_STEPS[reply.action]}. A person can also resume it in a terminal, with"
                     f" `ava resume {run.id}`."
                 )
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)

@@ -50,7 +50,7 @@ class Extensions(Operations):
         reply = await person.ask(found.question())
         if reply.action in ("cancel", "silent"):
             self._session.unanswered.add(found.asked.extension_id)
-            return self._access.for_session(_UNANSWERED.format(run_id=row.id))
+            return self._access.adapt_text(_UNANSWERED.format(run_id=row.id))
         allow = found.allowed(reply) if reply.action == "accept" else None
         try:
             return (await self._decide(row.id, found.asked.digest, allow, "elicitation")).text

@@ -133,9 +133,8 @@ def _what(entry: Entry) -> str:
         case UserMessage() as said:
             return f"({said.kind}) {said.text}"
         case AssistantMessage() as answer:
-            calls = _SHAPES.redact(", ".join(str(call.get("name")) for call in answer.calls))[
-                0
-            ]  # as the model wrote it
+            names = ", ".join(str(call.get("name")) for call in answer.calls)
+            calls = _SHAPES.redact(names)[0]  # the model wrote these names
             return f"{answer.text}{f' → {calls}' if calls else ''}"
         case fact:
             return fact.search_text()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ava_audit.units import format_usd, micros_from_cents
-from ava_roles.wrap import escape_result, framed
+from ava_roles.wrap import add_bars, escape_result
 from ava_server.runs.changes import changed_lines, changes_lines
 from ava_server.service.responses import (
     FAILED,
@@ -150,7 +150,7 @@ def result_words(result: Untrusted) -> str:
 
 def _wrapped(run_id: str, result: Untrusted) -> str:
     body = escape_result(result_words(result))
-    return f'<subagent_result id="{run_id}" untrusted="true">\n{result.warning}\n{framed(body)}\n</subagent_result>'
+    return f'<subagent_result id="{run_id}" untrusted="true">\n{result.warning}\n{add_bars(body)}\n</subagent_result>'
 
 
 def _spawn(answer: SpawnAnswer) -> list[str]:

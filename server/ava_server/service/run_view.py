@@ -20,7 +20,7 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
 from ava_server.runs.extension import AWAITING_EXTENSION, asked_of, request_words, wait_words
-from ava_server.runs.lifecycle import asking, blocker_in, left_to_be_resumed, pause_words, paused, resume_line
+from ava_server.runs.lifecycle import asking, blocker_in, pause_words, paused, resume_line, waits_for_resume
 from ava_server.service.responses import LastTool, RunAnswer, Untrusted
 
 if TYPE_CHECKING:
@@ -479,7 +479,7 @@ def _wait(
     if state not in (QUEUED, INTERRUPTED):
         return None
     is_served = served()
-    if state == INTERRUPTED and left_to_be_resumed(view, run, now_us):
+    if state == INTERRUPTED and waits_for_resume(view, run, now_us):
         return Wait("resume", run, served=is_served, line=resume_line(view, run))
     if paused(run, now_us):
         return Wait("limit", run, until_us=run.not_before_us, served=is_served)

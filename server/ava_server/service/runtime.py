@@ -36,7 +36,7 @@ from ava_server.config.settings import record_settings
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import AGENT
-from ava_server.core.open_files import OWN_LATER, RESERVE, raise_limit, shortage
+from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
@@ -197,7 +197,7 @@ class Runtime(RunResources):
         )
 
     async def sweep(self) -> None:
-        """Remove what dead processes left of runs: folders of ended ones, and copies of workspaces."""
+        """Remove what dead processes left of runs: folders of ended runs, and copies of workspaces."""
         try:
             await anyio.to_thread.run_sync(self._sweep, await self._unended())
             there = await anyio.to_thread.run_sync(self.run_setup.worktrees.run_ids)
@@ -209,17 +209,17 @@ class Runtime(RunResources):
         except (AuditError, OSError, ValueError) as error:  # the next start tries again; nothing depends on it
             log.warning("the files of dead processes were not removed completely: %s", error)
 
-    async def sweep_processes(self) -> None:
-        """Remove what dead processes left beside the folders of runs: temporary folders and lock files."""
+    async def sweep_leftovers(self) -> None:
+        """Remove what else dead processes left: temporary folders and lock files."""
         try:
-            await anyio.to_thread.run_sync(self._sweep_processes, await self._unended())
+            await anyio.to_thread.run_sync(self._sweep_leftovers, await self._unended())
         except (AuditError, OSError) as error:  # the next time tries again
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
     async def _unended(self) -> Sequence[RunRow]:
         return await self.store.read(lambda view: view.runs(states=UNENDED, limit=-1))
 
-    def _sweep_processes(self, rows: Sequence[RunRow]) -> None:
+    def _sweep_leftovers(self, rows: Sequence[RunRow]) -> None:
         paths = self.settings.paths
         for place in (paths.temporary, paths.sandbox):
             remove_leftovers(place)
@@ -271,7 +271,7 @@ async def _open(
         name, lock = await anyio.to_thread.run_sync(instances.join)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
         runtime.manager = manager = _manager_of(runtime, name, serves, worker=worker)
-        if runs and (why := shortage(RESERVE + OWN_LATER)) is not None:
+        if runs and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
         async def own() -> None:
@@ -282,7 +282,7 @@ async def _open(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
-                keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_processes)
+                keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
@@ -290,7 +290,7 @@ async def _open(
                         if runs:
                             running.start_soon(own)
                             running.start_soon(runtime.sweep)
-                            running.start_soon(runtime.sweep_processes)
+                            running.start_soon(runtime.sweep_leftovers)
                         yield runtime
                         running.cancel_scope.cancel()
                 finally:
@@ -324,7 +324,7 @@ async def maintain_data_root(
     Args:
         store: The open log.
         settings: The settings.
-        sweep: Also called now and then.
+        sweep: Removes what dead processes left; called every few minutes.
     """
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)

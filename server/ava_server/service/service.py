@@ -21,7 +21,7 @@ from ava_server.approval.questions import AnsweredLater, Person
 from ava_server.approval.requests import refuse_deep, shown
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
-from ava_server.runs.lifecycle import asking, left_to_be_resumed
+from ava_server.runs.lifecycle import asking, waits_for_resume
 from ava_server.service.access import Access, CallContext, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering, dumped
 from ava_server.service.confirm import Confirmations
@@ -142,7 +142,7 @@ class Service:
         def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
             asks = [row for row in view.runs(user=self._session.user, states=(QUEUED,)) if asking(row, now_us)]
             running = view.runs(user=self._session.user, states=(RUNNING,))
-            silent = [row for row in running if left_to_be_resumed(view, row, now_us)]
+            silent = [row for row in running if waits_for_resume(view, row, now_us)]
             return asks, silent, view.unfetched(self._session.user)
 
         asks, silent, rows = await self._store.read(query)
@@ -158,7 +158,7 @@ class Service:
             if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
         ]
         waiting = [Notice(row) for row in asks if row.id not in in_it]
-        return [self._access.for_session(notice.text()) for notice in [*waiting, *interrupted, *ended][:NOTICES]]
+        return [self._access.adapt_text(notice.text()) for notice in [*waiting, *interrupted, *ended][:NOTICES]]
 
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
@@ -167,8 +167,8 @@ class Service:
         results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
         text = text_of(answer)
-        looks = _looks(answer) if not failed else {}
-        if looks and all(self._session.seen.get(run_id) == look for run_id, look in looks.items()):
+        states = _poll_states(answer) if not failed else {}
+        if states and all(self._session.seen.get(run_id) == state for run_id, state in states.items()):
             return
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
@@ -182,7 +182,7 @@ class Service:
             await self._store.do(append(result, *fetched))
         else:
             self._store.post(append(result))
-        self._session.seen.update(looks)
+        self._session.seen.update(states)
 
     def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
         """Return the command that records a call; its header names a run only if that is this user's."""
@@ -232,15 +232,15 @@ def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(item, path)
 
 
-def _looks(answer: Answer) -> dict[str, tuple[object, ...]]:
-    """Return what a poll shows of each run; a page of a result is news once, like a state. Empty for other answers."""
+def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:
+    """Return what a poll shows of each run, by which a repeated poll is recognised. Empty for other answers."""
     if not isinstance(answer, CheckAnswer):
         return {}
-    looks: dict[str, tuple[object, ...]] = {
+    states: dict[str, tuple[object, ...]] = {
         run["subagent_id"]: (run["state"], run.get("iteration"), run.get("untrusted_result") is None, run.get("cursor"))
         for run in _runs_in(answer)
     }
-    return {"": (len(looks),), **looks}
+    return {"": (len(states),), **states}
 
 
 def _runs_in(answer: Answer) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ class Spawns(Operations):
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
             following = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
-            answer.next = self._access.for_session(following)
+            answer.next = self._access.adapt_text(following)
         by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
         if by_itself and policy == "auto" and made.state == WAITING:
             await self._start_automatically(made, answer)
@@ -127,7 +127,7 @@ class Spawns(Operations):
             )  # started just now by a call with the same task_id
             why = None if started else decision.refused_because
         if why is not None:
-            why = self._access.for_session(why)
+            why = self._access.adapt_text(why)
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
             return
         self._runtime.manager.wake()
@@ -143,7 +143,7 @@ class Spawns(Operations):
         user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.price.free)
         limits, at_us = self._runtime.spawn_limits_of(user), now_us()
         why = await self._store.read(lambda view: hourly_refusal(view, user, ids, paid, limits, at_us))
-        return why and self._access.for_session(why)
+        return why and self._access.adapt_text(why)
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
         """Return the ended runs of this user whose results are named."""
@@ -264,8 +264,8 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
         return "it may send a secret"
     if not config.hosts and (web := [spec.name for spec in specs if spec.network and not spec.search]):
         return (
-            f"{', '.join(web)} could send what the task says to any address; name its addresses (`hosts` in the role"
-            " file, or [fetch] hosts in config.toml)"
+            f"{', '.join(web)} could send what the task says to any address; name the allowed hosts (`hosts` in the"
+            " role file, or [fetch] hosts in config.toml)"
         )
     if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide
         return f"only the call says that it may read {config.workspace} ([workspace] roots in config.toml)"

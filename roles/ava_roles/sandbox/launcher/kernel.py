@@ -34,7 +34,7 @@ def adopt_orphans() -> None:
     _prctl(_SUBREAPER, 1)
 
 
-def continue_without_parent() -> None:
+def continue_on_parent_death() -> None:
     """Make the kernel continue this process if it is stopped when its parent ends."""
     _prctl(_PARENT_DEATH_SIGNAL, signal.SIGCONT)
 
@@ -290,7 +290,7 @@ def measure(folders: list[str], owner: int = 0) -> int:
 
     Args:
         folders: The paths; missing ones count nothing.
-        owner: The user who is given what root or another user of commands owns there; 0 changes no owner.
+        owner: The user who becomes the owner of what root or another of `USERS` owns there; 0 changes no owner.
 
     Raises:
         TooDeep: Folders are nested too deep.
@@ -363,9 +363,9 @@ def _size(found: os.stat_result, seen: set[tuple[int, int]]) -> int:
 
 
 def _give(parent: int | None, name: str, found: os.stat_result, owner: int, *, follow: bool = False) -> None:
-    """Give the owner what root or another user of commands owns.
+    """Make a user the owner of what root or another of `USERS` owns.
 
-    No file with several names: one of them may be elsewhere.
+    This excludes a file with several names: one of them may be elsewhere.
     """
     others = found.st_uid == 0 or (found.st_uid in USERS and found.st_uid != owner)
     if owner and others and (stat.S_ISDIR(found.st_mode) or found.st_nlink == 1):

@@ -12,7 +12,7 @@ TEMPORARY = 64 * MIB
 """Bytes of each temporary folder in memory."""
 PRLIMIT = "/usr/bin/prlimit"
 USERS = range(58_100, 58_200)
-"""The users of commands. Outside of every range that distributions assign, and within what containers usually map."""
+"""The user ids for commands: outside every range that distributions assign, and within what containers usually map."""
 
 
 class Limits:

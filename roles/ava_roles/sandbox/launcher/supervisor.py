@@ -150,7 +150,7 @@ def main() -> None:
     with open(spec_at, "rb") as file:
         spec = from_bytes(file.read())
     kernel.adopt_orphans()
-    kernel.continue_without_parent()  # a stopped supervisor would not see that its server is gone
+    kernel.continue_on_parent_death()  # a stopped supervisor would not see that its server is gone
     kernel.hide_process()
     os.write(report_at, _Supervisor(spec, server_at).supervise().encode())
 
