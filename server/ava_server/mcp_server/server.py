@@ -21,6 +21,7 @@ from ava_server.core.errors import BadInput
 from ava_server.mcp_server.app import App
 from ava_server.mcp_server.resources import access_of
 from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
+from ava_server.mcp_server.tasks import serve_tasks
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -77,7 +78,6 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         lifespan=lifespan,
         get_tool_input_schema=tools.input_schema,
         on_list_tools=tools.list_tools,
-        on_call_tool=tools.call_tool,
         on_list_resources=resources.list_resources,
         on_list_resource_templates=resources.list_templates,
         on_read_resource=resources.read_resource,
@@ -88,6 +88,8 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_get_prompt=prompts.get_prompt,
         on_completion=resources.complete,
     )
+    server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call_tool)
+    serve_tasks(server)
     hide_error_texts(server)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal(tools.result_of))

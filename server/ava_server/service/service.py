@@ -19,6 +19,7 @@ from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, Person
 from ava_server.approval.requests import refuse_deep, shown
+from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
 from ava_server.runs.lifecycle import asking, left_to_be_resumed
@@ -36,6 +37,7 @@ from ava_server.service.responses import (
     ConfirmAnswer,
     LogAnswer,
 )
+from ava_server.service.run_tasks import RunTasks
 from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
@@ -59,12 +61,20 @@ class Service:
         self._redactor = runtime.credentials.redactor
         self.session = self._session = session
         self._access = access = Access(runtime, session)
-        self.extensions = Extensions(access)
+        self.extensions, self.tasks = Extensions(access), RunTasks(access)
         checks, spawns = RunChecks(access), Spawns(access)
         handlers = Handlers(
             spawns, Confirmations(access, checks, spawns), checks, RunSteering(access, checks), LogReader(access)
         )
         self._handlers = {name: tool.handler(handlers) for name, tool in TOOLS.items()}
+
+    def refuse_without(self, scope: Scope) -> None:
+        """Refuse what needs a scope that the session's token lacks.
+
+        Raises:
+            Refused: Names the missing scope.
+        """
+        self._access.refuse_without(scope)
 
     async def call(
         self,
