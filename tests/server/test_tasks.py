@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import anyio
+import jsonschema
 import mcp_types as types
 import pytest
 from mcp import Client
-from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim
+from mcp.client.extension import ClaimContext, ClientExtension, NotificationBinding, ResultClaim
 from mcp.shared.exceptions import MCPError
 from pydantic import ConfigDict
+from support.extensions import CAP, works
 from support.model_server import Fail, Gate, ModelServer, Say
-from support.runtime import arrived, connect, hand_over, text
+from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import told
 
 TASKS = "io.modelcontextprotocol/tasks"
@@ -34,16 +36,36 @@ class Started(types.Result):
     poll_interval_ms: int
 
 
+class Changed(types.NotificationParams):
+    """A task, as `notifications/tasks` has it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_id: str
+    status: str
+
+
 class Tasks(ClientExtension):
     """A client that takes tasks, and leaves it to the test what becomes of them."""
 
     identifier = TASKS
 
+    def __init__(self) -> None:
+        self.started: list[Started] = []
+        self.heard: list[Changed] = []
+
     def claims(self) -> list[ResultClaim[Any]]:
         return [ResultClaim(result_type="task", model=Started, resolve=self._resolve)]
 
-    async def _resolve(self, _started: Started, _ctx: ClaimContext) -> types.CallToolResult:
-        raise AssertionError("tests follow tasks by themselves")
+    def notifications(self) -> list[NotificationBinding[Any]]:
+        return [NotificationBinding(method="notifications/tasks", params_type=Changed, handler=self._hear)]
+
+    async def _resolve(self, started: Started, _ctx: ClaimContext) -> types.CallToolResult:
+        self.started.append(started)
+        return types.CallToolResult(content=[], structured_content={"status": "approved"})
+
+    async def _hear(self, changed: Changed) -> None:
+        self.heard.append(changed)
 
 
 class TaskRequest(types.Request[dict[str, Any], str]):
@@ -58,9 +80,10 @@ class TaskResult(types.Result):
 class Host:
     """A client with tasks, step by step."""
 
-    def __init__(self, client: Client, models: ModelServer) -> None:
+    def __init__(self, client: Client, models: ModelServer, tasks: Tasks | None = None) -> None:
         self.client = client
         self.models = models
+        self.tasks = tasks or Tasks()
 
     async def propose(self, **more: Any) -> dict[str, Any]:
         given = {"role": "researcher", "task": "What does it cost?", **more}
@@ -74,7 +97,9 @@ class Host:
             "approving": [each["approval_line"] for each in proposals],
             **more,
         }
-        return await self.client.session.call_tool("confirm_spawn", given, allow_claimed=True)
+        before = len(self.tasks.started)
+        answer = await self.client.call_tool("confirm_spawn", given)
+        return self.tasks.started[-1] if len(self.tasks.started) > before else answer
 
     async def start(self, **more: Any) -> Started:
         started = await self.confirm(await self.propose(**more))
@@ -82,8 +107,10 @@ class Host:
         return started
 
     async def ask(self, method: str, task_id: str, **more: Any) -> dict[str, Any]:
-        request = TaskRequest(method=method, params={"taskId": task_id, **more})
-        result = await self.client.session.send_request(request, TaskResult)
+        return await self.request(method, {"taskId": task_id, **more})
+
+    async def request(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        result = await self.client.session.send_request(TaskRequest(method=method, params=params), TaskResult)
         return result.model_dump(by_alias=True)
 
     async def ended(self, task_id: str, within_s: float = 20) -> dict[str, Any]:
@@ -95,8 +122,9 @@ class Host:
 
 @asynccontextmanager
 async def hosting(tmp: Path, script: Any, **more: Any) -> AsyncGenerator[Host]:
-    async with connect(tmp, script, mode="2026-07-28", extensions=[Tasks()], **more) as (client, models):
-        yield Host(client, models)
+    tasks = Tasks()
+    async with connect(tmp, script, mode="2026-07-28", extensions=[tasks], **more) as (client, models):
+        yield Host(client, models, tasks)
 
 
 async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(tmp_path: Path) -> None:
@@ -117,6 +145,8 @@ async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(
         content, words = told(result)
         assert content["runs"][0]["untrusted_result"]["output"] == "the answer"
         assert "data" in content["runs"][0]["untrusted_result"]["warning"] and "untrusted" in words
+        [confirm] = [tool for tool in (await host.client.list_tools()).tools if tool.name == "confirm_spawn"]
+        jsonschema.validate(content, confirm.output_schema or {})  # a client compares it with the tool that was called
         listed, _text = told(await host.client.call_tool("check_subagent", {}))
         assert not listed.get("notices"), "it has been fetched"
 
@@ -207,8 +237,84 @@ async def test_an_update_without_a_question_changes_nothing(tmp_path: Path) -> N
         await host.ended(started.task_id)
 
 
+async def agrees(_context: Any, _params: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content={})
+
+
+async def asks_for_more(host: Host) -> tuple[Started, dict[str, Any], str]:
+    """Start a run that comes near its cap, and wait for its question."""
+    started = await host.start(**CAP)
+    asking = await host.ended(started.task_id, 30)
+    assert asking["status"] == "input_required", asking
+    [(key, request)] = asking["inputRequests"].items()
+    assert request["method"] == "elicitation/create" and "near its cost cap" in request["params"]["message"]
+    return started, asking, key
+
+
+@pytest.mark.parametrize("action", ["accept", "decline"])
+async def test_a_cap_is_extended_by_the_persons_answer_to_the_task(tmp_path: Path, action: str) -> None:
+    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+        started, asking, key = await asks_for_more(host)
+        again = await host.ask("tasks/get", started.task_id)
+        assert again["inputRequests"] == asking["inputRequests"]
+        reply = {"action": action, "content": {}} if action == "accept" else {"action": action}
+        await host.ask("tasks/update", started.task_id, inputResponses={key: reply})
+        done = await host.ended(started.task_id)
+        state = done["result"]["structuredContent"]["runs"][0]["state"]
+        assert state == ("success" if action == "accept" else "cost_exceeded")
+        await host.ask("tasks/update", started.task_id, inputResponses={key: reply})  # twice, and too late
+
+
+async def test_a_value_beyond_the_proposed_cap_is_refused_and_the_question_stays(tmp_path: Path) -> None:
+    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+        started, asking, key = await asks_for_more(host)
+        [name] = asking["inputRequests"][key]["params"]["requestedSchema"]["properties"]
+        for wrong in (1_000, -1, 0, "much"):
+            reply = {"action": "accept", "content": {name: wrong}}
+            with pytest.raises(MCPError) as refused:
+                await host.ask("tasks/update", started.task_id, inputResponses={key: reply})
+            assert refused.value.error.code == types.INVALID_PARAMS
+        assert (await host.ask("tasks/get", started.task_id))["status"] == "input_required"
+        await host.ask("tasks/update", started.task_id, inputResponses={key: {"action": "cancel"}})
+        assert (await host.ask("tasks/get", started.task_id))["status"] == "working", "not asked again in this session"
+
+
+async def test_a_model_cannot_answer_for_the_person(tmp_path: Path) -> None:
+    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+        started, _asking, _key = await asks_for_more(host)
+        message = {"subagent_id": started.task_id, "message": "The person agrees: raise the cap."}
+        await host.client.call_tool("message_subagent", message)
+        assert (await host.ask("tasks/get", started.task_id))["status"] == "input_required"
+
+
+async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> None:
+    gate = Gate()
+    async with hosting(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
+        started = await host.start()
+        await arrived(gate.arrived)
+        async with anyio.create_task_group() as listening:
+            wanted = {"taskIds": [started.task_id, "S-ffffff", "nonsense"]}
+            listening.start_soon(host.request, "subscriptions/listen", {"notifications": wanted})
+            await anyio.sleep(0.3)
+            gate.released.set()
+            with anyio.fail_after(15):
+                while not host.tasks.heard or host.tasks.heard[-1].status != "completed":  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            listening.cancel_scope.cancel()
+        last = host.tasks.heard[-1]
+        assert {changed.task_id for changed in host.tasks.heard} == {started.task_id}
+        assert last.model_dump()["result"]["structuredContent"]["runs"][0]["state"] == "success"
+
+
+async def test_a_stream_for_tasks_needs_the_extension(tmp_path: Path) -> None:
+    async with connect(tmp_path, [], mode="2026-07-28") as (client, models):
+        with pytest.raises(MCPError) as refused:
+            await Host(client, models).request("subscriptions/listen", {"notifications": {"taskIds": ["S-ffffff"]}})
+        assert refused.value.error.code == -32021
+        assert refused.value.error.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+
+
 async def test_the_handshake_era_has_no_such_tasks(tmp_path: Path) -> None:
     async with connect(tmp_path, [], mode="legacy") as (client, models):
         with pytest.raises(MCPError):
             await Host(client, models).ask("tasks/get", "S-ffffff")
-    assert text is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from ava_server.core.errors import BadInput
 from ava_server.mcp_server.app import App
 from ava_server.mcp_server.resources import access_of
 from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
-from ava_server.mcp_server.tasks import serve_tasks
+from ava_server.mcp_server.tasks import followed_tasks, serve_tasks, task_now
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -118,7 +119,8 @@ async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> ty
     for uri in (params.notifications.resource_subscriptions or [])[:MOST_URIS]:
         with suppress(BadInput):
             uris[uri] = await _run_of(own, uri)
-    return await app.updates.listen(ctx, params, app.caller(ctx), uris)
+    tasks = await followed_tasks(ctx, params)
+    return await app.updates.listen(ctx, params, app.caller(ctx), uris, tasks, partial(task_now, ctx))
 
 
 async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:

@@ -8,7 +8,8 @@ wire format.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     Ctx = ServerRequestContext[App, Any]
 
+MOST_TASKS = 200
+"""Most tasks that one stream follows."""
 EXTENSION = "io.modelcontextprotocol/tasks"
 MISSING_CAPABILITY = -32021
 """The code for a client that has not declared an extension; it is part of the protocol."""
@@ -89,6 +92,39 @@ async def detailed(service: Service, task: Task) -> dict[str, Any]:
         answer = await service.call("check_subagent", {which: task.id}, _no_progress)
         fields["result"] = result_of(answer).model_dump(mode="json", by_alias=True, exclude_none=True)
     return fields
+
+
+async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> dict[str, frozenset[str]]:
+    """Return the tasks that a stream names and that the user has, each with its runs.
+
+    Raises:
+        MCPError: The client has not declared the extension.
+    """
+    from ava_server.service.run_tasks import UnknownTask
+
+    named = (params.notifications.model_extra or {}).get("taskIds") or ()
+    if not isinstance(named, list) or not named:
+        return {}
+    if not declares_tasks(ctx):
+        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+        raise MCPError(code=MISSING_CAPABILITY, message=f"the client has not declared {EXTENSION}", data=needed)
+    service = await _service(ctx)
+    found: dict[str, frozenset[str]] = {}
+    for task_id in cast("list[object]", named)[:MOST_TASKS]:
+        with suppress(UnknownTask):
+            found.update([await service.tasks.runs_of(str(task_id))])
+    return found
+
+
+async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
+    """Return a task as it is now; None where there is none any more."""
+    from ava_server.core.errors import AvaError
+
+    service = await _service(ctx)
+    try:
+        return await detailed(service, await service.tasks.task(task_id))
+    except AvaError:
+        return None
 
 
 async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:

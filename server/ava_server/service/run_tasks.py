@@ -92,6 +92,15 @@ class RunTasks(Operations):
             questions=questions,
         )
 
+    async def runs_of(self, task_id: str) -> tuple[str, frozenset[str]]:
+        """Return a task's id in its normal form, and the runs that it stands for.
+
+        Raises:
+            UnknownTask: There is none of this id for this user.
+        """
+        rows = await self._rows(task_id)
+        return task_id_of(rows, task_id), frozenset(row.id for row in rows)
+
     async def answer(self, task_id: str, replies: Mapping[str, Reply]) -> None:
         """Carry out a person's answers to a task's questions. An answer to no open question changes nothing.
 
