@@ -130,7 +130,11 @@ async def hosting(tmp: Path, script: Any, **more: Any) -> AsyncGenerator[Host]:
 async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(tmp_path: Path) -> None:
     gate = Gate()
     async with hosting(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
-        started = await host.start(name="prices")
+        proposed = await host.propose(name="prices")
+        assert (
+            f"shows it as a task ({proposed['subagent_id']};" in proposed["next"] and "do not poll" in proposed["next"]
+        )
+        started = await host.confirm(proposed)
         assert started.task_id.startswith("S-") and started.status == "working"
         assert "prices" in started.status_message and " of 600 s" in started.status_message
         assert 2_000 <= started.poll_interval_ms <= 5_000 and started.ttl_ms and started.ttl_ms > 86_400_000

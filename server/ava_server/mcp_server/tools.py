@@ -16,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from ava_server.core.errors import AvaError
 from ava_server.mcp_server.resources import refuse_cursor
-from ava_server.mcp_server.tasks import as_task
+from ava_server.mcp_server.tasks import as_task, declares_tasks
 from ava_server.service.responses import FAILED, Answer
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ async def call_tool(
     try:
         service = await ctx.lifespan_context.service(ctx)
         person = ClientPerson(ctx, params) if can_ask(ctx) else None
-        answer = await service.call(params.name, dict(params.arguments or {}), progress, person=person)
+        given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
+        answer = await service.call(params.name, given, progress, person=person, wakes=wakes)
         if (task := await as_task(ctx, service, answer)) is not None:
             return task
     except AnsweredLater as asked:

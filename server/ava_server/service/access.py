@@ -237,8 +237,10 @@ class CallContext:
         progress: Called with a status line while the call waits.
         person: Who can be asked in the middle of it; None where the client cannot ask.
         degraded: A proposal may miss tools that its role needs.
+        wakes: The client takes an approval as a task, and gives its model the result when the run ends.
     """
 
     progress: Progress
     person: Person | None = None
     degraded: bool = False
+    wakes: bool = False

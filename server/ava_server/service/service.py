@@ -85,6 +85,7 @@ class Service:
         person: Person | None = None,
         raises: bool = False,
         degraded: bool = False,
+        wakes: bool = False,
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
@@ -95,6 +96,7 @@ class Service:
             person: Who can be asked in the middle of the call; None where nobody can.
             raises: Raise a mistake once it is recorded, for a caller that handles kinds of mistakes.
             degraded: A proposal may miss tools that its role needs: a person at a terminal has accepted that.
+            wakes: The client takes an approval as a task.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -118,7 +120,7 @@ class Service:
                 await self._store.do(called)
             self._access.refuse_without(spec.scope)
             self._refuse_keys(given)
-            answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded))
+            answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded, wakes))
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._access.explained(error))
