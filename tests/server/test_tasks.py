@@ -18,7 +18,9 @@ from pydantic import ConfigDict
 from support.extensions import CAP, works
 from support.model_server import Fail, Gate, ModelServer, Say
 from support.runtime import PRICED, arrived, connect, hand_over
-from support.stdio import told
+from support.stdio import AVA, environment, told
+
+COMMAND = AVA[:1]
 
 TASKS = "io.modelcontextprotocol/tasks"
 
@@ -316,6 +318,29 @@ async def test_a_stream_for_tasks_needs_the_extension(tmp_path: Path) -> None:
             await Host(client, models).request("subscriptions/listen", {"notifications": {"taskIds": ["S-ffffff"]}})
         assert refused.value.error.code == -32021
         assert refused.value.error.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+
+
+async def test_a_task_of_an_erased_run_is_completed_without_content(tmp_path: Path) -> None:
+    async with hosting(tmp_path, [hand_over()]) as host:
+        started = await host.start()
+        await host.ended(started.task_id)
+    erased = await anyio.run_process(
+        [*COMMAND, "erase", started.task_id, "--yes"], env=environment(tmp_path / "data"), check=False
+    )
+    assert erased.returncode == 0, erased.stderr
+    async with hosting(tmp_path, []) as host:
+        done = await host.ask("tasks/get", started.task_id)
+        assert done["status"] == "completed" and "the answer" not in str(done)
+
+
+async def test_a_stream_follows_the_first_200_of_a_thousand_tasks(tmp_path: Path) -> None:
+    async with hosting(tmp_path, [hand_over()]) as host:
+        started = await host.start()
+        await host.ended(started.task_id)
+        with anyio.move_on_after(1) as waiting:
+            many = [f"S-{number:06x}" for number in range(999)] + [started.task_id]
+            await host.request("subscriptions/listen", {"notifications": {"taskIds": many}})
+        assert waiting.cancelled_caught and not host.tasks.heard
 
 
 async def test_the_handshake_era_has_no_such_tasks(tmp_path: Path) -> None:
