@@ -22,21 +22,22 @@ SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 UNKNOWN = -32602
 
 
-async def asked(server: HttpServer, text: str, method: str, name: str, **params: Any) -> dict[str, Any]:
+async def asked(server: HttpServer, text: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
     """One request of the stateless era, from a client with tasks; its whole answer."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": CLIENT}}
-    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": name}
+    named = str(params.get("taskId") or params["name"])
+    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": named}
     answer: dict[str, Any] = (await server.post("/mcp", text, json=body, headers=headers)).json()
     return answer
 
 
 async def task(server: HttpServer, text: str, task_id: str, method: str = "tasks/get", **more: Any) -> dict[str, Any]:
-    return await asked(server, text, method, task_id, taskId=task_id, **more)
+    return await asked(server, text, method, {"taskId": task_id, **more})
 
 
 async def start(server: HttpServer, text: str) -> str:
     async def call(tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        result: dict[str, Any] = (await asked(server, text, "tools/call", tool, name=tool, arguments=arguments))[
+        result: dict[str, Any] = (await asked(server, text, "tools/call", {"name": tool, "arguments": arguments}))[
             "result"
         ]
         return result
