@@ -32,7 +32,7 @@ from ava_server.approval.questions import LimitField, Question
 from ava_server.config.pin import PinFile
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
-from ava_server.service import confirm as confirming
+from ava_server.service import access
 
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
@@ -429,7 +429,7 @@ async def test_an_answer_after_the_deadline_starts_nothing(tmp_path: Path, monke
 async def test_the_wait_after_a_question_gets_the_remaining_time_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(confirming, "WAIT_LIMIT_S", 1.0)
+    monkeypatch.setattr(access, "WAIT_LIMIT_S", 1.0)
     gate = Gate()
     async with host(tmp_path, "legacy", accept(), [Say("late", gate=gate), hand_over()]) as at:
         began = anyio.current_time()

@@ -17,6 +17,7 @@ from support.model_server import Fail, Gate, ModelServer, Say, Step
 from support.runtime import PRICED, arrived, connect, text
 
 from ava_server.mcp_server.prompts import all_prompts
+from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS
 
 MOST = 10_000
@@ -399,3 +400,31 @@ async def test_a_wait_reports_progress_and_a_client_cancellation_ends_only_the_w
         gate.released.set()
         answer = await bench.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=30)
         assert form(answer)["status"] == "success"
+
+
+async def test_a_wait_reports_progress_within_a_second(tmp_path: Path) -> None:
+    gate, told = Gate(), anyio.Event()
+
+    async def progress(progress: float, total: float | None, message: str | None) -> None:
+        assert progress > 0 and total is None and "Thinking" in (message or "")
+        told.set()
+
+    async with connect(tmp_path, [Say("done", gate=gate)], config=CONFIG) as (client, server):
+        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
+        bench = Bench(client, server, tmp_path / "workspace", tools)
+        made = await bench.propose("plain one")
+        await bench.approve(made)
+        await arrived(gate.arrived)
+        asked = {"subagent_id": made["subagent_id"], "wait_seconds": 30}
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(lambda: client.call_tool("check_subagent", asked, progress_callback=progress))
+            with anyio.fail_after(2):
+                await told.wait()
+            gate.released.set()
+
+
+@pytest.mark.parametrize(
+    ("client", "seconds"), [("claude-code", 100), ("codex-mcp-client", 240), ("cursor-vscode", 45), (None, 45)]
+)
+def test_a_call_waits_as_long_as_its_host_lets_it(client: str | None, seconds: float) -> None:
+    assert Session(user="ana", transport="stdio", client=client).wait_s == seconds

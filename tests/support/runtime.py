@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import anyio
 from mcp import Client
+from mcp.client.extension import ClientExtension
 from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp_types import CallToolResult, Implementation
 
@@ -275,6 +276,7 @@ async def connect(
     asks: ElicitationFnT | None = None,
     hears: MessageHandlerFnT | None = None,
     name: str | None = None,
+    extensions: Sequence[ClientExtension] | None = None,
 ) -> AsyncGenerator[tuple[Client, ModelServer]]:
     """Open the MCP server in memory, and a client of the SDK's on it.
 
@@ -289,7 +291,9 @@ async def connect(
         settings = settings_of(tmp / "data", server.base_url, with_workspace(config, workspace), env)
         mcp = build_server(lambda: settings, transport="memory")
         info = Implementation(name=name, version="1") if name is not None else None
-        client = Client(mcp, mode=mode, elicitation_callback=asks, message_handler=hears, client_info=info)
+        client = Client(
+            mcp, mode=mode, elicitation_callback=asks, message_handler=hears, client_info=info, extensions=extensions
+        )
         yield await stack.enter_async_context(client), server
     await check_requests(tmp / "data", server.requests)
 

@@ -20,7 +20,7 @@ from ava_server.budget.run_config import EarlierRun
 from ava_server.core.errors import BadInput
 from ava_server.models.json_text import deeper_than
 
-WAIT_LIMIT_S = 45
+WAIT_LIMIT_S, MOST_WAIT_S = 45, 240
 """Hosts end a call after 60 s: a question and a wait share this many seconds."""
 DEEPEST = 100
 """Most levels of nested lists and objects in arguments; no tool needs ten."""
@@ -47,7 +47,7 @@ ShortText = Annotated[str, Field(min_length=1)]
 SubagentId = Annotated[str, Field(description="e.g. S-7f3a2b")]
 Wait = Annotated[
     float,
-    Field(ge=0, le=WAIT_LIMIT_S, description="Seconds to wait for the end, at most 45."),
+    Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for the end. Less where the host ends calls earlier."),
     _no_bool("float_type"),
 ]
 

@@ -98,6 +98,7 @@ class Host:
             None if that is not part of its configuration.
         question_s: Seconds that it waits for a person's answer to Ava's question; None if it is not known to wait
             longer than for any other call.
+        wait_s: Seconds that a call may wait for a run; None if it is not known to wait longer than a minute.
         shows_forms: It shows the form of such a question, not only yes and no.
     """
 
@@ -114,6 +115,7 @@ class Host:
     element: Element | None = None
     asks: tuple[tuple[str, ...], str] | None = None
     question_s: float | None = None
+    wait_s: float | None = None
     shows_forms: bool = True
 
     def file(self, place: UserPlace) -> Path:
@@ -208,6 +210,7 @@ HOSTS: Mapping[str, Host] = {
                 " change: then quit all of them and run this again."
             ),
             question_s=LONG_QUESTION_S,
+            wait_s=100,  # from two minutes on, it puts a call into the background, where it ends with the session
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
         ),
         Host(
@@ -224,6 +227,7 @@ HOSTS: Mapping[str, Host] = {
                 " that): they pass on the variables in the server's `env_vars`."
             ),
             asks=(("mcp_servers", "{name}", "tools", "confirm_spawn", "approval_mode"), "prompt"),
+            wait_s=LONG_QUESTION_S,
             question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
             shows_forms=False,
         ),

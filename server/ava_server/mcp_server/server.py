@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from ava_server.core.errors import BadInput
 from ava_server.mcp_server.app import App
 from ava_server.mcp_server.resources import access_of
 from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
+from ava_server.mcp_server.tasks import followed_tasks, serve_tasks, task_now
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
@@ -77,7 +79,6 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         lifespan=lifespan,
         get_tool_input_schema=tools.input_schema,
         on_list_tools=tools.list_tools,
-        on_call_tool=tools.call_tool,
         on_list_resources=resources.list_resources,
         on_list_resource_templates=resources.list_templates,
         on_read_resource=resources.read_resource,
@@ -88,6 +89,8 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         on_get_prompt=prompts.get_prompt,
         on_completion=resources.complete,
     )
+    server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call_tool)
+    serve_tasks(server)
     hide_error_texts(server)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal(tools.result_of))
@@ -116,7 +119,8 @@ async def listen(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> ty
     for uri in (params.notifications.resource_subscriptions or [])[:MOST_URIS]:
         with suppress(BadInput):
             uris[uri] = await _run_of(own, uri)
-    return await app.updates.listen(ctx, params, app.caller(ctx), uris)
+    tasks = await followed_tasks(ctx, params)
+    return await app.updates.listen(ctx, params, app.caller(ctx), uris, tasks, partial(task_now, ctx))
 
 
 async def subscribe(ctx: Ctx, params: types.SubscribeRequestParams) -> types.EmptyResult:

@@ -9,22 +9,25 @@ listens, nothing is checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.abc
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
-from mcp.server.subscriptions import (
-    ListenHandler,
+from mcp.shared.subscriptions import (
+    SUBSCRIPTION_ID_META_KEY,
     PromptsListChanged,
     ResourcesListChanged,
     ResourceUpdated,
+    ServerEvent,
     ToolsListChanged,
+    event_matches,
+    event_to_notification,
 )
-from mcp.shared.subscriptions import ServerEvent, event_to_notification
 
 from ava_audit.errors import AuditError
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -42,37 +45,83 @@ class Listener:
         user: The user whose runs it may follow; None is the user of this machine.
         tell: Notifies it.
         uris: The resources that it follows, each with its run; None for the roles.
+        tasks: The tasks that it follows, each with its runs.
     """
 
     def __init__(self, user: str | None, tell: Callable[[ServerEvent], None]) -> None:
         self.user = user
         self.tell = tell
         self.uris: dict[str, str | None] = {}
+        self.tasks: Mapping[str, frozenset[str]] = {}
+        self.tell_of_task: Callable[[TaskChanged], None] = lambda _event: None
+
+
+@dataclass(frozen=True)
+class TaskChanged:
+    """A task has changed, or something that its status message says."""
+
+    task_id: str
+
+
+Heard = ServerEvent | TaskChanged
+
+
+class TaskNotification(types.Notification[dict[str, Any], Literal["notifications/tasks"]]):
+    """A task as it is now."""
+
+    method: Literal["notifications/tasks"] = "notifications/tasks"
+    params: dict[str, Any]
 
 
 class Stream:
-    """The event bus that the SDK needs for one stream; events before anybody listens are lost."""
+    """One stream of `subscriptions/listen`: tells its client of each change once, at the client's own pace.
 
-    def __init__(self) -> None:
-        self._deliver: Callable[[ServerEvent], None] | None = None
+    Args:
+        wanted: What the client is told of.
+        task_now: Returns a task as the protocol has it; None where there is none any more.
+    """
 
-    def tell(self, event: ServerEvent) -> None:
-        """Pass on an event."""
-        if self._deliver is not None:
-            self._deliver(event)
+    def __init__(
+        self, wanted: types.SubscriptionFilter, task_now: Callable[[str], Awaitable[dict[str, Any] | None]]
+    ) -> None:
+        self._wanted = wanted
+        self._uris = frozenset(wanted.resource_subscriptions or ())
+        self._task_now = task_now
+        self._pending: dict[Heard, None] = {}
+        self._news = anyio.Event()
+        self._closed = False
 
-    async def publish(self, event: ServerEvent) -> None:
-        """Pass on an event."""
-        self.tell(event)
+    def tell(self, event: Heard) -> None:
+        """Send an event, if the client wants it, as soon as the client accepts it."""
+        if isinstance(event, TaskChanged) or event_matches(self._wanted, self._uris, event):
+            self._pending[event] = None
+            self._news.set()
 
-    def subscribe(self, listener: Callable[[ServerEvent], None]) -> Callable[[], None]:
-        """Register a listener; the returned function removes it."""
-        self._deliver = listener
+    def close(self) -> None:
+        """Send what is pending, and end the stream with a message to the client."""
+        self._closed = True
+        self._news.set()
 
-        def leave() -> None:
-            self._deliver = None
+    async def serve(self, ctx: Ctx) -> types.SubscriptionsListenResult:
+        """Acknowledge, and send events until the client leaves or `close` is called."""
+        meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
+        params = types.SubscriptionsAcknowledgedNotificationParams(notifications=self._wanted, _meta=meta)
+        await self._send(ctx, types.SubscriptionsAcknowledgedNotification(params=params))
+        while True:
+            while self._pending:
+                event = next(iter(self._pending))
+                del self._pending[event]
+                if not isinstance(event, TaskChanged):
+                    await self._send(ctx, event_to_notification(event, meta))
+                elif (task := await self._task_now(event.task_id)) is not None:
+                    await self._send(ctx, TaskNotification(params={**task, "_meta": meta}))
+            if self._closed:
+                return types.SubscriptionsListenResult(_meta=meta)
+            await self._news.wait()
+            self._news = anyio.Event()
 
-        return leave
+    async def _send(self, ctx: Ctx, notification: Any) -> None:
+        await ctx.session.send_notification(notification, related_request_id=ctx.request_id)
 
 
 class Notifier:
@@ -135,7 +184,7 @@ class Subscriptions:
         self._somebody = anyio.Event()
         self._listeners: set[Listener] = set()
         self._voices: dict[str, tuple[Notifier, Listener]] = {}
-        self._streams: set[ListenHandler] = set()
+        self._streams: set[Stream] = set()
         self._seen = 0
         self._closed = False
         self._roles: tuple[object, ...] | None = None
@@ -194,9 +243,23 @@ class Subscriptions:
         self._remove(listener)
 
     async def listen(
-        self, ctx: Ctx, params: types.SubscriptionsListenRequestParams, user: str | None, uris: dict[str, str | None]
+        self,
+        ctx: Ctx,
+        params: types.SubscriptionsListenRequestParams,
+        user: str | None,
+        uris: dict[str, str | None],
+        tasks: Mapping[str, frozenset[str]],
+        task_now: Callable[[str], Awaitable[dict[str, Any] | None]],
     ) -> types.SubscriptionsListenResult:
-        """Serve a stream of the stateless era; of the named resources, only those in `uris` count.
+        """Serve a stream of the stateless era.
+
+        Args:
+            ctx: The request.
+            params: What the client asks to be told of.
+            user: The user.
+            uris: Those of the named resources that the user has.
+            tasks: Those of the named tasks that the user has, each with its runs.
+            task_now: Returns a task as it is now.
 
         Raises:
             BadInput: There are too many.
@@ -205,24 +268,30 @@ class Subscriptions:
         if self._closed:
             raise Refused(ENDS_SOON)
         self._refuse_more()
-        stream = Stream()
-        listen = ListenHandler(stream, max_subscriptions=1)
+        asked = params.notifications
+        wanted = types.SubscriptionFilter(
+            tools_list_changed=asked.tools_list_changed or None,
+            prompts_list_changed=asked.prompts_list_changed or None,
+            resources_list_changed=asked.resources_list_changed or None,
+            resource_subscriptions=list(uris) or None,
+            **({"taskIds": list(tasks)} if tasks else {}),
+        )
+        stream = Stream(wanted, task_now)
         listener = Listener(user, stream.tell)
-        listener.uris = uris
+        listener.uris, listener.tasks, listener.tell_of_task = uris, tasks, stream.tell
         await self.begin()
-        heard = params.notifications.model_copy(update={"resource_subscriptions": list(uris) or None})
-        with self._listening(listener, listen):
-            return await listen(ctx, params.model_copy(update={"notifications": heard}))
+        with self._listening(listener, stream):
+            return await stream.serve(ctx)
 
     @contextmanager
-    def _listening(self, listener: Listener, handler: ListenHandler) -> Generator[None]:
+    def _listening(self, listener: Listener, stream: Stream) -> Generator[None]:
         self._add(listener)
-        self._streams.add(handler)
+        self._streams.add(stream)
         try:
             yield
         finally:
             self._remove(listener)
-            self._streams.discard(handler)
+            self._streams.discard(stream)
 
     def _refuse_more(self) -> None:
         if len(self._listeners) >= MOST_CLIENTS:
@@ -270,6 +339,9 @@ class Subscriptions:
             for uri, run_id in listener.uris.items():
                 if run_id is not None and owners.get(run_id) == user:
                     listener.tell(ResourceUpdated(uri))
+            for task_id, run_ids in listener.tasks.items():
+                if any(owners.get(run_id) == user for run_id in run_ids):
+                    listener.tell_of_task(TaskChanged(task_id))
 
     async def _follow_roles(self, runtime: Runtime) -> None:
         while True:

@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from ava_server.core.errors import AvaError
 from ava_server.mcp_server.resources import refuse_cursor
+from ava_server.mcp_server.tasks import as_task, declares_tasks
 from ava_server.service.responses import FAILED, Answer
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ async def list_tools(
 
 async def call_tool(
     ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams
-) -> types.CallToolResult | types.InputRequiredResult:
-    """Call one of the tools. Every error becomes an answer, in both forms.
+) -> types.CallToolResult | types.InputRequiredResult | dict[str, Any]:
+    """Call one of the tools. Every error becomes an answer, in both forms; a start may be answered as a task.
 
     Raises:
         MCPError: There is no such tool.
@@ -73,7 +74,10 @@ async def call_tool(
     try:
         service = await ctx.lifespan_context.service(ctx)
         person = ClientPerson(ctx, params) if can_ask(ctx) else None
-        answer = await service.call(params.name, dict(params.arguments or {}), progress, person=person)
+        given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
+        answer = await service.call(params.name, given, progress, person=person, wakes=wakes)
+        if (task := await as_task(ctx, service, answer)) is not None:
+            return task
     except AnsweredLater as asked:
         return asked_back(asked.question)
     except AvaError as error:

@@ -14,10 +14,12 @@ from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import RunRow
 from ava_audit.view import loads
 from ava_server.approval.questions import Person
+from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.hosts import launching
+from ava_server.hosts.known import host_of
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
@@ -69,6 +71,12 @@ class Session:
     def audits(self) -> bool:
         """Whether it may read what belongs to other users."""
         return self.token is not None and "audit" in self.token.scopes
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that a call of this session may wait for a run."""
+        host = host_of(self.client) if self.transport != "terminal" else None
+        return (host.wait_s if host is not None else None) or WAIT_LIMIT_S
 
     def may(self, scope: Scope) -> bool:
         """Tell whether it has a scope; on this machine everything is allowed."""
@@ -237,8 +245,10 @@ class CallContext:
         progress: Called with a status line while the call waits.
         person: Who can be asked in the middle of it; None where the client cannot ask.
         degraded: A proposal may miss tools that its role needs.
+        wakes: The client takes an approval as a task, and gives its model the result when the run ends.
     """
 
     progress: Progress
     person: Person | None = None
     degraded: bool = False
+    wakes: bool = False

@@ -13,7 +13,7 @@ from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, RunRow
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US
 from ava_audit.view import View
-from ava_server.approval.requests import WAIT_LIMIT_S, CancelArgs, CheckArgs, MessageArgs, parse, shown
+from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
@@ -33,7 +33,7 @@ from ava_server.service.run_view import (
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
-PROGRESS_EVERY_S = 5.0
+FIRST_PROGRESS_S, PROGRESS_EVERY_S = 0.5, 5.0
 LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
 ASKED_S = 35.0
@@ -77,7 +77,7 @@ class RunChecks(Operations):
             run = await self._access.run(args.subagent_id or "", "subagent_id", reading=True)
             rows = await self._waited_for([run], args.wait_seconds, caller.progress)
         # A question and a wait share the time of a call: after a long wait, the next call asks.
-        person = caller.person if time.monotonic() - began <= WAIT_LIMIT_S - ASKED_S else None
+        person = caller.person if time.monotonic() - began <= self._session.wait_s - ASKED_S else None
         decided = await self._extensions.ask(rows, person)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
@@ -139,16 +139,17 @@ class RunChecks(Operations):
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
         """Wait until all of these have ended or wait for something else, or the time is over."""
-        deadline = anyio.current_time() + wait_s
+        deadline, pause_s = anyio.current_time() + min(wait_s, self._session.wait_s), FIRST_PROGRESS_S
         while True:
             seen = self._store.head
             rows = await self._access.rows(run_ids)
             left = deadline - anyio.current_time()
             if left <= 0 or self._runtime.closing.begun or _nothing_to_wait_for(rows):
                 return rows
-            with anyio.move_on_after(min(left, PROGRESS_EVERY_S)) as waiting, self._runtime.closing.wait(waiting):
+            with anyio.move_on_after(min(left, pause_s)) as waiting, self._runtime.closing.wait(waiting):
                 await self._news_of(run_ids, seen)
                 continue
+            pause_s = PROGRESS_EVERY_S
             going_on = next((row for row in rows if not row.ended), None)
             if going_on is not None:
                 state = await anyio.to_thread.run_sync(shown_state, going_on, self._runtime.instances.alive)

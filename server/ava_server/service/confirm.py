@@ -14,7 +14,7 @@ from ava_audit.store.store import Outcome
 from ava_audit.units import cap_micros, format_ts
 from ava_server.approval.decisions import Approval, ConfirmOutcome, NotAgreed, approve, check_approval, refuse, reject
 from ava_server.approval.questions import NOT_AGREED, Person, Question, apply_reply, question
-from ava_server.approval.requests import WAIT_LIMIT_S, Changes, ConfirmArgs, parse
+from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
@@ -64,7 +64,7 @@ class Confirmations(Operations):
             self._runtime.closing.refuse_new()
             answer = await self._resumptions.resume(args, run, caller.person)
             if answer.status == "resumed":
-                await self._wait_for(answer, [run.id], _left(args, began), caller.progress)
+                await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
             return answer
         ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
         if args.decision == "approve":
@@ -73,7 +73,7 @@ class Confirmations(Operations):
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
             decided = await self._approve(args, ids, caller.person)
-        return await self._answer(args, decided, _left(args, began), caller)
+        return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> ConfirmOutcome:
         """Approve, once the person has agreed where one can be asked.
@@ -183,9 +183,9 @@ def _add_message(answer: ConfirmAnswer, message: str | None) -> None:
     answer.message = "\n".join(part for part in (answer.message, message) if part) or None
 
 
-def _left(args: ConfirmArgs, began: float) -> float:
+def _left(args: ConfirmArgs, began: float, most_s: float) -> float:
     """Return how many seconds the call may still wait, after what a question took."""
-    return min(args.wait_seconds, max(0.0, WAIT_LIMIT_S - (time.monotonic() - began)))
+    return min(args.wait_seconds, max(0.0, most_s - (time.monotonic() - began)))
 
 
 def _caps_of(changes: Changes) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from ava_audit.events import Channel
 from ava_audit.rows import RunRow
-from ava_server.approval.questions import Person
+from ava_server.approval.questions import Person, Question, Reply
 from ava_server.core.errors import Refused
 from ava_server.runs.extension import asked_of, extension_limits
 from ava_server.runs.extension_answer import (
     ExtensionAnswer,
     PendingExtension,
+    WaitingExtension,
     decide_extension,
     waiting_extension,
     waiting_extensions,
@@ -38,24 +39,50 @@ class Extensions(Operations):
             BadInput: The form's value cannot be used.
             AnsweredLater: The client asks the person and calls again.
         """
-        now_us = time.time_ns() // 1000
-        row = next((row for row in rows if self._access.owns(row) and self._may_ask_about(row, now_us)), None)
-        if person is None or row is None or not self._session.may("spawn"):
+        found = await self._to_ask_about(rows) if person is not None else []
+        if person is None or not found:
             return None
-        if await self._runtime.policy(self._session.user) == "human" and not self._session.pin_given:
-            return None
-        found = await self._store.read(lambda view: waiting_extension(view, row, now_us))
-        if isinstance(found, str):
-            return None
-        reply = await person.ask(found.question())
+        first = found[0]
+        reply = await person.ask(first.question())
         if reply.action in ("cancel", "silent"):
-            self._session.unanswered.add(found.asked.extension_id)
-            return self._access.adapt_text(_UNANSWERED.format(run_id=row.id))
-        allow = found.allowed(reply) if reply.action == "accept" else None
+            self._session.unanswered.add(first.asked.extension_id)
+            return self._access.adapt_text(_UNANSWERED.format(run_id=first.run.id))
+        allow = first.allowed(reply) if reply.action == "accept" else None
         try:
-            return (await self._decide(row.id, found.asked.digest, allow, "elicitation")).text
+            return (await self._decide(first.run.id, first.asked.digest, allow, "elicitation")).text
         except Refused as refused:
             return f"{refused}."
+
+    async def questions(self, rows: Sequence[RunRow]) -> dict[str, Question]:
+        """Return what these runs ask a person whom a client can ask: the questions, by the ids of the requests."""
+        return {one.asked.extension_id: one.question() for one in await self._to_ask_about(rows)}
+
+    async def answer(self, rows: Sequence[RunRow], extension_id: str, reply: Reply) -> None:
+        """Carry out a person's answer to one of these questions; an answer to no open question changes nothing.
+
+        Raises:
+            BadInput: The form's value cannot be used.
+            Refused: It cannot be allowed any more.
+        """
+        found = {one.asked.extension_id: one for one in await self._to_ask_about(rows)}
+        if (one := found.get(extension_id)) is None:
+            return
+        if reply.action in ("cancel", "silent"):
+            self._session.unanswered.add(extension_id)
+            return
+        allow = one.allowed(reply) if reply.action == "accept" else None
+        await self._decide(one.run.id, one.asked.digest, allow, "elicitation")
+
+    async def _to_ask_about(self, rows: Sequence[RunRow]) -> list[WaitingExtension]:
+        """Return what these runs ask for, as far as this session's person may decide it and has not closed it."""
+        now_us = time.time_ns() // 1000
+        asking_now = [row for row in rows if self._access.owns(row) and self._may_ask_about(row, now_us)]
+        if not asking_now or not self._session.may("spawn"):
+            return []
+        if await self._runtime.policy(self._session.user) == "human" and not self._session.pin_given:
+            return []
+        found = await self._store.read(lambda view: [waiting_extension(view, row, now_us) for row in asking_now])
+        return [one for one in found if isinstance(one, WaitingExtension)]
 
     def _may_ask_about(self, row: RunRow, now_us: int) -> bool:
         asked = asked_of(row) if asking(row, now_us) else None

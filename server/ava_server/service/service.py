@@ -19,6 +19,7 @@ from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, Person
 from ava_server.approval.requests import refuse_deep, shown
+from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
 from ava_server.runs.lifecycle import asking, waits_for_resume
@@ -36,6 +37,7 @@ from ava_server.service.responses import (
     ConfirmAnswer,
     LogAnswer,
 )
+from ava_server.service.run_tasks import RunTasks
 from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
@@ -59,12 +61,20 @@ class Service:
         self._redactor = runtime.credentials.redactor
         self.session = self._session = session
         self._access = access = Access(runtime, session)
-        self.extensions = Extensions(access)
+        self.extensions, self.tasks = Extensions(access), RunTasks(access)
         checks, spawns = RunChecks(access), Spawns(access)
         handlers = Handlers(
             spawns, Confirmations(access, checks, spawns), checks, RunSteering(access, checks), LogReader(access)
         )
         self._handlers = {name: tool.handler(handlers) for name, tool in TOOLS.items()}
+
+    def refuse_without(self, scope: Scope) -> None:
+        """Refuse what needs a scope that the session's token lacks.
+
+        Raises:
+            Refused: Names the missing scope.
+        """
+        self._access.refuse_without(scope)
 
     async def call(
         self,
@@ -75,6 +85,7 @@ class Service:
         person: Person | None = None,
         raises: bool = False,
         degraded: bool = False,
+        wakes: bool = False,
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
@@ -85,6 +96,7 @@ class Service:
             person: Who can be asked in the middle of the call; None where nobody can.
             raises: Raise a mistake once it is recorded, for a caller that handles kinds of mistakes.
             degraded: A proposal may miss tools that its role needs: a person at a terminal has accepted that.
+            wakes: The client takes an approval as a task.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -108,7 +120,7 @@ class Service:
                 await self._store.do(called)
             self._access.refuse_without(spec.scope)
             self._refuse_keys(given)
-            answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded))
+            answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded, wakes))
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._access.explained(error))

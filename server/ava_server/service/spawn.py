@@ -37,6 +37,10 @@ _LIMITED = (
     "Requested, not started, and confirm_spawn cannot start it now: {why}. Show the person the message and that"
     " command."
 )
+_AS_TASK = (
+    "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
+    " result when it ends: do not poll."
+)
 CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
 
@@ -56,7 +60,8 @@ class Spawns(Operations):
             retried, given = await self._retry(given)
         args = parse(SpawnArgs, given)
         retried_id = retried.id if retried else None
-        return await self._propose(args, retried_id, asks=caller.person is not None, degraded=caller.degraded)
+        asks = caller.person is not None
+        return await self._propose(args, retried_id, asks=asks, degraded=caller.degraded, wakes=caller.wakes)
 
     async def _propose(
         self,
@@ -66,6 +71,7 @@ class Spawns(Operations):
         asks: bool = False,
         may_start: bool = True,
         degraded: bool = False,
+        wakes: bool = False,
     ) -> SpawnAnswer:
         """Make a proposal.
 
@@ -75,6 +81,7 @@ class Spawns(Operations):
             asks: The client can ask its person, who then decides.
             may_start: The policy auto may start it.
             degraded: It may miss tools that its role needs.
+            wakes: The client takes an approval as a task. Its model then reads the client's words and not ours.
         """
         self._runtime.closing.refuse_new()
         policy = await self._runtime.policy(self._session.user)
@@ -102,6 +109,8 @@ class Spawns(Operations):
             await self._start_automatically(made, answer)
         if answer.status == WAITING and policy != "human" and not asks and (why := await self._limited(made)):
             answer.next = _LIMITED.format(why=why)
+        elif answer.status == WAITING and policy != "human" and wakes:
+            answer.next = f"{answer.next} {_AS_TASK.format(subagent_id=made.subagent_id)}"
         if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
             answer.message = (
                 f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"

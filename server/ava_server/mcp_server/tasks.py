@@ -1,0 +1,214 @@
+"""Runs as tasks of the extension `io.modelcontextprotocol/tasks` (SEP-2663), from protocol 2026-07-28 on.
+
+A client that declares the extension on a request gets a task in place of the answer of `confirm_spawn`. It then asks
+for the task's state, and wakes its model with the result. `service.run_tasks` knows what a task is; this module has the
+wire format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import Field, ValidationError
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
+
+    from ava_server.approval.questions import Reply
+    from ava_server.mcp_server.app import App
+    from ava_server.service.responses import Answer
+    from ava_server.service.run_tasks import Task
+    from ava_server.service.service import Service
+
+    Ctx = ServerRequestContext[App, Any]
+
+MOST_TASKS = 200
+"""Most tasks that one stream follows."""
+EXTENSION = "io.modelcontextprotocol/tasks"
+MISSING_CAPABILITY = -32021
+"""The code for a client that has not declared an extension; it is part of the protocol."""
+
+
+class TaskParams(types.RequestParams):
+    """The parameters of `tasks/get` and `tasks/cancel`."""
+
+    task_id: str
+
+
+class UpdateParams(TaskParams):
+    """The parameters of `tasks/update`. Responses are read one by one: an invalid one answers no question."""
+
+    input_responses: dict[str, Any] = Field(default_factory=dict)
+
+
+def declares_tasks(ctx: Ctx) -> bool:
+    """Tell whether the client has declared the extension on this request."""
+    capabilities = ctx.session.client_capabilities
+    declared = capabilities.extensions if capabilities is not None else None
+    return ctx.protocol_version in MODERN_PROTOCOL_VERSIONS and declared is not None and EXTENSION in declared
+
+
+def serve_tasks(server: Server[App]) -> None:
+    """Add the methods of the extension to a server, and advertise it."""
+    server.extensions[EXTENSION] = {}
+    server.add_request_handler("tasks/get", TaskParams, get_task)
+    server.add_request_handler("tasks/update", UpdateParams, update_task)
+    server.add_request_handler("tasks/cancel", TaskParams, cancel_task)
+
+
+async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] | None:
+    """Return the task that a call has started, as the answer of the call; None where the answer itself is needed."""
+    from ava_server.service.responses import ConfirmAnswer
+    from ava_server.service.run_tasks import started_task
+
+    if not isinstance(answer, ConfirmAnswer) or not declares_tasks(ctx) or (task_id := started_task(answer)) is None:
+        return None
+    task = await service.tasks.task(task_id)
+    return {"resultType": "task", **_fields(task, "working", before=answer.message)}
+
+
+async def get_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
+    """Serve `tasks/get`."""
+    service = await _service(ctx)
+    task = await _task(service, params.task_id)
+    return {"resultType": "complete", **await detailed(service, task)}
+
+
+async def detailed(service: Service, task: Task) -> dict[str, Any]:
+    """Return a task with its result or its questions."""
+    from ava_server.mcp_server.tools import result_of
+
+    fields = _fields(task, task.status)
+    if task.status == "input_required":
+        fields["inputRequests"] = {key: _asked(question) for key, question in task.questions.items()}
+    if task.status == "completed":
+        which = "group_id" if task.id.startswith("G-") else "subagent_id"
+        answer = await service.call("check_subagent", {which: task.id}, _no_progress)
+        fields["result"] = result_of(answer).model_dump(mode="json", by_alias=True, exclude_none=True)
+    return fields
+
+
+async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParams) -> dict[str, frozenset[str]]:
+    """Return the tasks that a stream names and that the user has, each with its runs.
+
+    Raises:
+        MCPError: The client has not declared the extension.
+    """
+    from ava_server.service.run_tasks import UnknownTask
+
+    named = (params.notifications.model_extra or {}).get("taskIds") or ()
+    if not isinstance(named, list) or not named:
+        return {}
+    if not declares_tasks(ctx):
+        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+        raise MCPError(code=MISSING_CAPABILITY, message=f"the client has not declared {EXTENSION}", data=needed)
+    service = await _service(ctx)
+    found: dict[str, frozenset[str]] = {}
+    for task_id in cast("list[object]", named)[:MOST_TASKS]:
+        with suppress(UnknownTask):
+            found.update([await service.tasks.runs_of(str(task_id))])
+    return found
+
+
+async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
+    """Return a task as it is now; None where there is none any more."""
+    from ava_server.core.errors import AvaError
+
+    service = await _service(ctx)
+    try:
+        return await detailed(service, await service.tasks.task(task_id))
+    except AvaError:
+        return None
+
+
+async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
+    """Serve `tasks/update`: a person's answers. What answers no open question is ignored."""
+    from ava_server.core.errors import AvaError
+    from ava_server.service.run_tasks import UnknownTask
+
+    service = await _service(ctx)
+    replies = {key: reply for key, given in params.input_responses.items() if (reply := _reply(given)) is not None}
+    try:
+        service.refuse_without("spawn")
+        await service.tasks.answer(params.task_id, replies)
+    except UnknownTask as error:
+        raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
+    except AvaError as error:
+        raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
+    return {"resultType": "complete"}
+
+
+async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
+    """Serve `tasks/cancel`."""
+    from ava_server.service.responses import FAILED
+
+    service = await _service(ctx)
+    task = await _task(service, params.task_id)
+    which = "group_id" if task.id.startswith("G-") else "subagent_id"
+    answer = await service.call("cancel_subagent", {which: task.id}, _no_progress)
+    if answer.status == FAILED:
+        raise MCPError(code=types.INVALID_PARAMS, message=answer.message or "it cannot be cancelled")
+    return {"resultType": "complete"}
+
+
+async def _service(ctx: Ctx) -> Service:
+    """Return the service of the session.
+
+    Raises:
+        MCPError: The protocol version has no tasks of this form.
+    """
+    if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        raise MCPError(code=types.METHOD_NOT_FOUND, message=f"{ctx.method} needs protocol 2026-07-28 or later")
+    return await ctx.lifespan_context.service(ctx)
+
+
+async def _task(service: Service, task_id: str) -> Task:
+    from ava_server.core.errors import Refused
+    from ava_server.service.run_tasks import UnknownTask
+
+    try:
+        service.refuse_without("read")
+        return await service.tasks.task(task_id)
+    except (UnknownTask, Refused) as error:
+        raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
+
+
+def _fields(task: Task, status: str, *, before: str | None = None) -> dict[str, Any]:
+    from ava_audit.units import iso_utc
+
+    return {
+        "taskId": task.id,
+        "status": status,
+        "statusMessage": " ".join(filter(None, (before, task.message))),
+        "createdAt": iso_utc(task.created_us),
+        "lastUpdatedAt": iso_utc(task.updated_us),
+        "ttlMs": task.ttl_ms,
+        "pollIntervalMs": task.poll_ms,
+    }
+
+
+def _asked(question: Any) -> dict[str, Any]:
+    form = types.ElicitRequestFormParams(message=question.message, requested_schema=question.schema())
+    return types.ElicitRequest(params=form).model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def _reply(given: object) -> Reply | None:
+    """Return a person's answer; None for what is none."""
+    from ava_server.approval.questions import Reply
+
+    try:
+        answer = types.ElicitResult.model_validate(given)
+    except ValidationError:
+        return None
+    content: Mapping[str, Any] = answer.content or {}
+    return Reply(answer.action, dict(content) if answer.action == "accept" else {})
+
+
+async def _no_progress(_line: str) -> None:
+    """Report nothing: a task has its status message."""
