@@ -212,6 +212,7 @@ async def test_every_server_method_has_a_decision_on_ownership(tmp_path: Path) -
     tried = {"tools/call", "resources/list", "resources/read"}
     tried |= {"resources/subscribe", "resources/unsubscribe", "subscriptions/listen"}  # in test_http_updates.py
     tried |= {"completion/complete"}  # there and in test_prompts.py
+    tried |= {"tasks/get", "tasks/update", "tasks/cancel"}  # in test_http_tasks.py
     the_same_for_all = {"tools/list", "resources/templates/list", "prompts/list", "prompts/get"}
     names = {*server._request_handlers, *server._notification_handlers}
     assert names - of_the_protocol == tried | the_same_for_all, "is what is new the same for everybody?"
