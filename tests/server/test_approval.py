@@ -202,7 +202,7 @@ async def test_an_approval_may_change_quotes_dashes_and_dots(tmp_path: Path, nam
         line = TYPOGRAPHY[name](proposal.approval_line)
         assert line != proposal.approval_line
         answer = await lab.call("confirm_spawn", pending_ids=[proposal.pending_id], approving=[line])
-        assert [decision.status for decision in answer.decisions] == ["queued"]
+        assert answer.decisions[0].status in ("queued", "running")
         [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
         [proposed] = await lab.facts(proposal.subagent_id, SpawnProposed)
         assert decided.digest == proposed.digest

@@ -102,9 +102,9 @@ async def test_unknown_methods_tools_and_arguments_get_different_errors(root: Pa
         assert unknown["error"]["code"] == METHOD_NOT_FOUND
         bad_params = await wire.request("tools/call", {"arguments": {}})
         assert bad_params["error"]["code"] == INVALID_PARAMS
-        not_a_tool = await wire.tool_result("delete_everything")
-        assert not_a_tool["isError"] is True
-        assert "there is no tool 'delete_everything'" in not_a_tool["content"][0]["text"]
+        not_a_tool = await wire.request("tools/call", {"name": "delete_everything", "arguments": {}})
+        assert not_a_tool["error"]["code"] == INVALID_PARAMS
+        assert "there is no tool 'delete_everything'" in not_a_tool["error"]["message"]
         odd = await wire.tool_result("check_subagent", subagent="S-123456")
         assert odd["isError"] is True
         assert "subagent: check_subagent has no argument of that name" in odd["content"][0]["text"]

@@ -17,10 +17,12 @@ WANTED = 1_024
 
 def raise_limit(wanted: int = WANTED) -> int | None:
     """Raise this process's limit on open files to `wanted` if possible; return the limit, or None without one."""
+    try:
+        import resource
+    except ImportError:  # this system has no such limits
+        return None
     if sys.platform == "win32":
         return None
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -40,8 +42,9 @@ def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
         if not is_shortage(error):
             raise
         limit = raise_limit()
+        most = "no more files" if limit is None else f"only {limit} files"
         return (
-            f"this server may open only {limit} files, too few for another subagent: nothing new starts, and what runs"
+            f"this server may open {most}, too few for another subagent: nothing new starts, and what runs"
             " continues. Raise the limit (`ulimit -n 1024`, or LimitNOFILE in systemd) and restart the server"
         )
     finally:

@@ -233,7 +233,8 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     """
     if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
         return True
-    most = LOST_SHARE * config_of(run.config).max_cost_micros
+    cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
+    most = LOST_SHARE * cap
     held = loads(run.in_flight)
     in_flight = int(held["micros"]) if held is not None else 0
     may_be = 0 < most <= run.cost_micros + in_flight

@@ -40,6 +40,10 @@ ASKED_S = 35.0
 """Seconds that a question has at least, of those that a call may take."""
 
 
+EXPLAINED = 3
+"""From more waiting proposals on, a list says once how a person approves them."""
+_BRIEFLY = "a person to approve it"
+_SEVERAL_WAIT = "A person approves what waits, through confirm_spawn or in a terminal: `ava approve P-…`."
 _BY_PIN = "a person to approve it in a terminal: `ava approve {pending_id}` (no tool can)"
 _BY_PERSON = (
     'a person to agree; then call confirm_spawn with pending_ids ["{pending_id}"]. If your host cannot ask them,'
@@ -66,7 +70,11 @@ class RunChecks(Operations):
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
                 raise BadInput("wait_seconds: give subagent_id or group_id with it; there is nothing else to wait for")
-            runs, message = fit_runs(await self._going_on())
+            listed = await self._going_on()
+            runs, message = fit_runs(listed)
+            if sum(run.state == WAITING for run in listed) > EXPLAINED:
+                how = self._access.adapt_text(_SEVERAL_WAIT)
+                message = f"{how} {message}" if message else how
             if not runs:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
             return CheckAnswer(status="list", message=message, runs=runs)
@@ -97,8 +105,9 @@ class RunChecks(Operations):
             rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
             runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
+            brief = sum(run.state == WAITING for run in runs) > EXPLAINED
             return [
-                self._answer(run, by_pin=by_pin)
+                self._answer(run, by_pin=by_pin, brief=brief)
                 for run in runs
                 if run.state != EXPIRED or (run.expires_us or 0) >= now_us - HOUR_US
             ]
@@ -121,12 +130,15 @@ class RunChecks(Operations):
                 answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
         return answers
 
-    def _answer(self, run: RunView, *, by_pin: bool, offset: int = 0, room: int | None = None) -> RunAnswer:
-        """Return a run for this session; an auditor reads whose it is."""
+    def _answer(
+        self, run: RunView, *, by_pin: bool, brief: bool = False, offset: int = 0, room: int | None = None
+    ) -> RunAnswer:
+        """Return a run for this session; an auditor reads whose it is. A brief one does not say how to approve it."""
         owned = self._access.owns(run.row)
         answer = run_answer(run, offset=offset, room=room, owner=not owned)
         if owned and run.state == WAITING:
-            answer.waits_for = (_BY_PIN if by_pin else _BY_PERSON).format(pending_id=run.row.pending_id)
+            how = _BRIEFLY if brief else _BY_PIN if by_pin else _BY_PERSON
+            answer.waits_for = how.format(pending_id=run.row.pending_id)
         answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
         return answer
 
