@@ -117,6 +117,7 @@ class Mirror:
     async def _repair(self, files: Iterable[str]) -> None:
         for file in files:
             noted = False
+            await anyio.to_thread.run_sync(self._store.check_location)
             while not noted:  # False if the log or the progress has changed meanwhile
                 repaired = await self._store.read(partial(_repaired, folder=self.folder, file=file))
                 noted = await self._store.maintain(partial(note_repaired, file=file, repaired=repaired))
@@ -125,6 +126,7 @@ class Mirror:
         return [file for file in files if (self.folder / file).exists()]
 
     def _make_folders(self) -> None:
+        self._store.check_location()
         for folder in (self.folder, self.folder / "ava", self.folder / "subagents"):
             folder.mkdir(mode=0o700, exist_ok=True)
 
@@ -142,6 +144,7 @@ class Mirror:
 
     def _append(self, lines: Mapping[str, Sequence[bytes]]) -> dict[str, int]:
         sizes: dict[str, int] = {}
+        self._store.check_location()  # another log may have its files here
         for file, new in lines.items():
             with _open(self.folder / file) as out:
                 out.seek(0, os.SEEK_END)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,14 @@ def files(root: Path) -> list[str]:
 
 
 async def noticed(lab: Lab) -> None:
+    """Wait until not even reading works, and the manager has met that."""
     with anyio.fail_after(5):
+        while True:
+            with suppress(LogMoved):
+                await lab.store.read(lambda view: view.head())
+                await anyio.sleep(0.02)
+                continue
+            break
         while lab.runtime.manager.out_of_reach is None:  # noqa: ASYNC110 - nothing tells
             await anyio.sleep(0.02)
 

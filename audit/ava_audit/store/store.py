@@ -279,10 +279,18 @@ class Store:
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         if self._moved is not None:
-            self._check_location()  # it may be back since the last check
+            self._watch_location()  # it may be back since the last check
         if self._moved is not None:
             raise LogMoved(str(self._moved))
         return await self._readers.read(query, interrupt=interrupt)
+
+    def check_location(self) -> None:
+        """Check that the log still is where it was opened, before a file beside it is written.
+
+        Raises:
+            LogMoved: It was removed, moved or replaced.
+        """
+        self._location.check()
 
     @property
     def wal(self) -> Path:
@@ -360,7 +368,7 @@ class Store:
         try:
             seen = -1
             while True:
-                self._check_location()
+                self._watch_location()
                 try:
                     version = db.execute("PRAGMA data_version").fetchone()[0]
                     if version != seen:
@@ -372,7 +380,7 @@ class Store:
         finally:
             db.close()
 
-    def _check_location(self) -> None:
+    def _watch_location(self) -> None:
         """Notice even while nothing is written if the log was moved, or is back."""
         try:
             self._location.check()
