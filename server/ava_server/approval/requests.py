@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, LiteralString, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from ava_audit.events import SubagentComplete
@@ -93,11 +94,15 @@ class Changes(Arguments):
     blocked_tools: list[str] | None = None
 
 
+def _requires_nothing(schema: JsonDict) -> None:
+    schema.pop("required", None)
+
+
 class SpawnArgs(Arguments):
     """Arguments of `spawn_subagent`."""
 
     # `retry_of` alone is enough, so the schema requires no argument.
-    model_config = ConfigDict(json_schema_extra=lambda schema: schema.pop("required", None))
+    model_config = ConfigDict(json_schema_extra=_requires_nothing)
     tool = "spawn_subagent"
 
     role: ShortText = Field(description="Kind of subagent, see above. Required, except with retry_of.")

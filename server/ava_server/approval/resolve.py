@@ -304,7 +304,7 @@ def _assemble(
         lacks=lacks,
         workspace=scope.workspace,
         workspace_identity=_identity(scope.workspace),
-        hosts=scope.hosts if any(spec.network and not spec.search for spec in specs) else (),
+        hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
         secrets=_secrets(role, found.names, around),
         plan=plan,
         extended_thinking=thinking,

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import sys
+from typing import cast
 
 RUN_RESERVE = 32
 """Files that a run may open at once, for a model call, its log and a command."""
@@ -56,5 +57,6 @@ def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
 def is_shortage(error: BaseException) -> bool:
     """Tell whether an error means that no more files can be opened, in this process or on this machine."""
     if isinstance(error, BaseExceptionGroup):
-        return any(map(is_shortage, error.exceptions))
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return any(map(is_shortage, group.exceptions))
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
