@@ -153,11 +153,12 @@ class Server:
 
     Attributes:
         command: What the host starts.
-        passed_keys: The variables of keys that it passes on without those for the key's address, and the latter.
+        without_address: The variables of keys that the host passes on, each with the variables for its address that the
+            host does not pass on; none where it passes them all on.
     """
 
     command: str
-    passed_keys: Mapping[str, tuple[str, ...]]
+    without_address: Mapping[str, tuple[str, ...]]
 
 
 def servers_of(host: Host, path: Path) -> list[Server]:

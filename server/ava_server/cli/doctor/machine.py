@@ -229,8 +229,8 @@ def hosts(setup: Setup) -> Iterator[Finding]:
                     yield Finding("host", "note", text, f"{again} It writes the whole path.")
                 else:
                     yield Finding("host", "ok", f"{host.title} starts {start} ({file})")
-                if server.passed_keys:
-                    yield _passed_keys(host.title, file, server.passed_keys, again)
+                if server.without_address:
+                    yield _without_address(host.title, file, server.without_address, again)
         except ConfigError as error:
             any_found = True
             step = f"Correct it; {host.title} may not be able to read it either."
@@ -239,8 +239,8 @@ def hosts(setup: Setup) -> Iterator[Finding]:
         yield Finding("hosts", "note", "none starts Ava yet", f"Run `ava init HOST`, with one of {', '.join(HOSTS)}.")
 
 
-def _passed_keys(title: str, file: Path, passed_keys: Mapping[str, tuple[str, ...]], again: str) -> Finding:
+def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ...]], again: str) -> Finding:
     """Return the finding about a host that passes keys on without the variables for their addresses."""
-    keys, names = ", ".join(passed_keys), ", ".join(name for names in passed_keys.values() for name in names)
+    keys, names = ", ".join(missing), ", ".join(name for names in missing.values() for name in names)
     text = f"{title} passes on {keys}, but not {names} ({file}): Ava would send a gateway's key to the provider"
     return Finding("host", "warning", text, f"{again} Or add these names to its list.")
