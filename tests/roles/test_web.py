@@ -229,6 +229,19 @@ async def test_requests_robots_txt_again_after_an_hour() -> None:
         await robots.check(web.fetcher, web.url("/x"))
 
 
+async def test_the_host_limit_of_one_run_closes_a_site_to_no_other_run() -> None:
+    robots = Robots()
+    pages: dict[str, Answer] = {
+        "/robots.txt": Page(status=302, headers={"Location": "http://other.example.com/rules"}),
+        "/rules": Page("User-agent: *\nAllow: /", content_type="text/plain"),
+    }
+    async with site(pages) as web:
+        with pytest.raises(AccessRefused, match=f"only {HOST} may be reached"):
+            await robots.check(web.fetcher.limit_to([HOST]), web.url("/x"))
+        await robots.check(web.fetcher, web.url("/x"))
+        await robots.check(web.fetcher.limit_to([HOST]), web.url("/x"))
+
+
 async def test_fetches_pages_of_two_hosts_concurrently() -> None:
     both = anyio.Event()
     waiting = 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,10 +264,38 @@ def test_accepts_a_home_folder_that_belongs_to_this_user(world: World, neighbour
     assert world.resolve(asked=str(neighbour)).path == neighbour
 
 
+def set_user(monkeypatch: pytest.MonkeyPatch, name: str, home: Path) -> None:
+    monkeypatch.setattr("pwd.getpwuid", lambda _uid: SimpleNamespace(pw_name=name, pw_dir=str(home)))
+
+
+def test_a_home_variable_opens_no_system_folder(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for home, asked in (("/etc/ssl", "/etc/ssl/certs"), ("/var/lib", "/var/lib/dpkg"), ("/usr/..//etc", "/etc/ssl")):
+        told = "a system folder, and no setting names it"
+        assert told in world.refusal(asked, home=Path(home)), home
+        assert told in world.resolve(env=asked, home=Path(home)).why, home
+    monkeypatch.setattr(workspace, "SYSTEM", (world.base,))
+    assert "a system folder" in world.refusal(world.plain)
+    set_user(monkeypatch, "ada", world.home / "elsewhere")
+    assert "a system folder" in world.refusal(world.plain)
+
+
+def test_allows_the_users_own_disks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workspace, "SYSTEM", (world.base / "run",))
+    monkeypatch.setattr(workspace, "MEDIA", world.base / "run/media")
+    for user in ("ada", "ben"):
+        (world.base / "run/media" / user / "DISK").mkdir(parents=True)
+    set_user(monkeypatch, "ada", world.home)
+    own, other = world.base / "run/media/ada/DISK", world.base / "run/media/ben/DISK"
+    assert world.resolve(asked=str(own)).path == own
+    for refused in (other, own.parent.parent, own.parent / "../ben/DISK"):
+        assert "a system folder" in world.refusal(refused), refused
+
+
 def test_allows_the_users_own_home_and_temporary_folders_in_a_system_folder(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workspace, "SYSTEM", (world.base,))
+    set_user(monkeypatch, "ada", world.home)
     assert "a system folder" in world.refusal(world.base / "other")
     assert world.resolve(asked=str(world.plain)).path == world.plain
     monkeypatch.setattr(workspace, "OPEN", (world.base / "folders",))

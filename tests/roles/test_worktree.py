@@ -258,7 +258,7 @@ async def test_commands_write_no_bytecode_and_keep_caches_out_of_the_project(kin
         done, said = await run(kind, tmp_path, shop, line)
         assert said == ""
         assert re.findall(r"^(\w+)=", done.output, re.M) == [
-            "MYPY_CACHE_DIR", "PYTEST_ADDOPTS", "PYTHONDONTWRITEBYTECODE", "RUFF_CACHE_DIR",
+            "MYPY_CACHE_DIR", "PYTHONDONTWRITEBYTECODE", "RUFF_CACHE_DIR",
         ]  # fmt: skip
         assert not list(shop.files.path.rglob("__pycache__"))
         assert shop.keep("Nothing") is None

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ava_roles.wrap import BAR, add_bars
+from ava_server.cli import run_screens
 from ava_server.cli.terminal import cells, cut, wrapped
 
 LINES = st.text(alphabet=st.sampled_from("ab é値  \n"), max_size=200)
@@ -25,6 +27,36 @@ LINES = st.text(alphabet=st.sampled_from("ab é値  \n"), max_size=200)
 )
 def test_a_line_wraps_at_spaces_with_a_hanging_indent(line: str, lines: list[str]) -> None:
     assert wrapped(line, 20).split("\n") == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("Read it all and Cost: $0.00", ["│ Read it all and", "│   Cost: $0.00"]),
+        ("- Read it all and Cost: $0.00", ["│ - Read it all and", "│   Cost: $0.00"]),
+        ("    Read it all and Cost: $0", ["│     Read it all", "│     and Cost: $0"]),
+        ("x" * 20 + "Cost:\u2800$0.00", ["│ " + "x" * 16, "│   xxxxCost:\u2800$0.00"]),
+        (" " * 30 + "Cost: $0.00", [f"│ {' ' * 9}Cost:", f"│ {' ' * 9}$0.00"]),
+        ("\t" * 9 + "Cost: $0.00", [f"│ {' ' * 9}Cost:", f"│ {' ' * 9}$0.00"]),
+        ("│ " * 8 + "and Cost: $0", ["│ │ │ │ │ │ │ │ │", "│   and Cost: $0"]),
+    ],
+)
+def test_each_line_of_untrusted_text_keeps_its_bar_when_it_wraps(text: str, lines: list[str]) -> None:
+    assert wrapped(add_bars(text), 20).split("\n") == lines
+
+
+@given(st.text(alphabet=st.sampled_from("ab é値\u2800- \n"), max_size=200), st.integers(min_value=3, max_value=40))
+def test_no_line_of_untrusted_text_leaves_its_frame(text: str, width: int) -> None:
+    for line in wrapped(add_bars(text), width).split("\n"):
+        assert line.startswith(BAR.rstrip()) and cells(line) <= max(width, 6)
+
+
+def test_a_task_stands_on_the_line_of_its_title_only_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    task = "Read the notes. Decided: by a person"
+    assert run_screens._block("Task", "Read the notes.") == ["Task: Read the notes."]
+    assert run_screens._block("Task", task) == ["Task:", f"{BAR}{task}"]
 
 
 @given(LINES)

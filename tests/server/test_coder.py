@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
     async with open_lab(tmp_path, says(RIGHT)) as lab:
         result = await coded(lab)
         [ready] = await lab.facts(result["subagent_id"], WorktreeReady)
+        shown = text_of(await lab.call("check_subagent", subagent_id=result["subagent_id"]))
         await gone(lab)
     assert result["status"] == "success", result
     changes = result["changes"]
@@ -69,6 +71,8 @@ async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
     assert not changes["verify"]["before"]["passed"] and changes["verify"]["before"]["code"] == 1
     assert changes["verify"]["after"]["passed"] and changes["verify"]["after"]["seconds"] > 0
     assert changes["to_merge"] == f"git -C {repository} merge ava/{run_id}"
+    [to_see] = re.findall(r"^See it: (.*)   Merge it: ", shown, re.M)
+    assert to_see.startswith(f"AVA_DATA_ROOT={lab.root} /") and to_see.endswith(f" show {run_id} --diff")
     assert result["untrusted_result"]["changed"]["files"] == [
         {"path": "adding.py", "kind": "changed", "added": 1, "removed": 1}
     ]

@@ -15,6 +15,7 @@ from ava_audit.view import View
 from ava_server.core.data_root import find_data_root
 from ava_server.hosts.launching import terminal_command
 from ava_server.service.access import Access, Session
+from ava_server.service.confirm import ONLY_THERE
 from ava_server.service.render_text import text_of
 
 HUMAN = PRICED.replace("[", 'approval = "human"\n[', 1)
@@ -75,6 +76,21 @@ async def test_a_person_on_another_machine_gets_the_address_and_no_path(tmp_path
             "`ava --url https://ava.example.org approve P-1` or `ava --url https://ava.example.org reject P-1` in the"
             " data root"
         )
+
+
+async def test_a_person_on_another_machine_is_told_of_no_command_that_runs_only_on_the_server(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        access = Access(lab.runtime, Session(user="ana", transport="http", url="https://ava.example.org"))
+        told = access.adapt_text('To resume it: confirm_spawn ["S-1"], or `ava resume S-1`. To end it: x')
+        assert told == 'To resume it: confirm_spawn ["S-1"]. To end it: x'
+        told = access.adapt_text(ONLY_THERE.format(run_id="S-1"))
+        assert told.endswith("a person resumes it in a terminal on the server, with `ava resume S-1`")
+
+
+def test_powershell_takes_the_data_root_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "win32")
+    line = terminal_command(tmp_path / "it's $(calc) `$x \u2019; calc", "approve")
+    assert line.startswith(f"$env:AVA_DATA_ROOT='{tmp_path}/it''s $(calc) `$x \u2019\u2019; calc'; & ")
 
 
 def test_names_the_data_root_only_where_it_is_not_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

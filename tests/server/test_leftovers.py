@@ -93,6 +93,12 @@ def test_only_folders_of_dead_owners_are_removed(tmp_path: Path) -> None:
             os.utime(folder, (time.time() - temporary.STALE_S - 5,) * 2)
         temporary.remove_leftovers(tmp_path)
         assert (dead.exists(), alive.exists()) == (False, True)
+        dead.mkdir()
+        for ahead_s, removed in ((5, False), (3_600, True)):  # the clock was set back
+            for folder in (dead, alive):
+                os.utime(folder, (time.time() + ahead_s,) * 2)
+            temporary.remove_leftovers(tmp_path)
+            assert (dead.exists(), alive.exists()) == (not removed, True)
     finally:
         for owner in owners:
             owner.kill()

@@ -146,7 +146,6 @@ class CommandLayout:
                 "GIT_CONFIG_NOSYSTEM": "1",
                 # Tools keep their caches out of the project; otherwise they could end up in a coder's branch.
                 "PYTHONDONTWRITEBYTECODE": "1",
-                "PYTEST_ADDOPTS": "-o cache_dir=${HOME}/.cache/pytest",
                 "MYPY_CACHE_DIR": str(caches / "mypy"),
                 "RUFF_CACHE_DIR": str(caches / "ruff"),
                 "HYPOTHESIS_STORAGE_DIRECTORY": str(caches / "hypothesis"),

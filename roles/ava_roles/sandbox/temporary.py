@@ -62,7 +62,8 @@ def remove_leftovers(place: Path) -> None:
     """Remove the temporary folders of dead owners. Blocking."""
     for folder in place.glob("*/"):
         with suppress(OSError):  # another process is removing it
-            if folder.is_symlink() or folder.stat().st_mtime > time.time() - STALE_S:
+            # A time far in the future says nothing about the age: the clock was set back.
+            if folder.is_symlink() or abs(folder.stat().st_mtime - time.time()) < STALE_S:
                 continue
             lock = _try_lock(folder)
             if lock is not None:

@@ -7,9 +7,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from ava_roles.errors import WorkspaceRefused
+
+if TYPE_CHECKING:
+    from pwd import struct_passwd
 
 # Their subfolders are home folders.
 HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
@@ -21,6 +25,8 @@ SYSTEM = tuple(Path(folder) for folder in ("/etc", "/run", "/var"))
 # Exceptions: temporary folders (on macOS, the user's are in /var/folders), and folders for people's own data, which
 # some systems keep in /var.
 OPEN = tuple(Path(folder) for folder in ("/var/folders", "/var/tmp", "/srv", "/mnt", "/opt"))  # noqa: S108
+# Disks that a desktop mounts are in a folder with the name of the user who is logged in.
+MEDIA = Path("/run/media")
 _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
 
 
@@ -158,7 +164,7 @@ class WorkspaceRule:
 
     Always refused: `/` and the kernel's folders; a home folder, its parents, and its dot-folders; the data root, its
     parents and its contents. Refused unless `allow` names them: `/etc`, `/run`, `/var` and the homes of other users,
-    with the folders in them.
+    with the folders in them. A home in one of these system folders is the user's own only if the user database says so.
 
     Attributes:
         home: The user's home folder.
@@ -210,13 +216,21 @@ class WorkspaceRule:
 
     def _closed(self, folder: Path) -> str | None:
         """Return the system folder or other user's home that contains a folder; None if none does."""
-        own = _within(folder, self.home) and not any(_within(system, self.home) for system in SYSTEM)
-        if own or any(_within(folder, place) for place in OPEN):
+        own = (self.home,) if self._is_users() else ()
+        if any(_within(folder, place) for place in (*own, *_own_disks(), *OPEN)):
             return None
         if system := next((system for system in SYSTEM if _within(folder, system)), None):
             return f"{system}, a system folder"
         other = next((above for above in folder.parents if self.is_home(above) and not _is_own(above)), None)
         return f"{other}, another user's home" if other else None
+
+    def _is_users(self) -> bool:
+        """Tell whether the home is the user's and not a system folder: a variable may name any folder as home."""
+        if any(_within(system, self.home) for system in SYSTEM):
+            return False
+        user = _user()
+        listed = user is not None and Path(user.pw_dir).is_absolute() and _same(Path(user.pw_dir).resolve(), self.home)
+        return listed or not any(_within(self.home, system) for system in SYSTEM)
 
 
 def _found(
@@ -307,6 +321,22 @@ def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
         if git.is_file() or (git / "HEAD").is_file():
             return candidate
     return None
+
+
+def _user() -> struct_passwd | None:
+    """Return this user's entry in the user database, if there is one."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.getuid())
+    except (ImportError, KeyError):  # on Windows; in a container
+        return None
+
+
+def _own_disks() -> tuple[Path, ...]:
+    """Return the folder with this user's removable disks; only root can create it."""
+    user = _user()
+    return (MEDIA / user.pw_name,) if user is not None and user.pw_name else ()
 
 
 def _is_own(home: Path) -> bool:

@@ -87,7 +87,8 @@ class Robots:
             got = await fetcher.get(f"{origin}/robots.txt", max_bytes=_MAX_BYTES, deadline_s=_DEADLINE_S)
         except ToolFailed as failed:
             site.closed = str(failed)
-            retry_s = 0.0 if isinstance(failed, NotRequested) else retry_s
+            # Another run may be allowed other hosts, and a request that was not made says nothing about the site.
+            retry_s = 0.0 if isinstance(failed, AccessRefused | NotRequested) else retry_s
         else:
             if got.status >= 500:
                 site.closed = f"status {got.status}"

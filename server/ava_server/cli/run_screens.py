@@ -17,7 +17,7 @@ from ava_roles.errors import RolesError
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import RunConfig, Texts, config_of
-from ava_server.cli.terminal import columns, cut, wrapped
+from ava_server.cli.terminal import cells, columns, cut, wrapped
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.models.prices import Price
@@ -70,10 +70,11 @@ def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
 
 
 def _block(title: str, text: str) -> list[str]:
-    """Return a text under a title, indented; one line where it is short enough."""
+    """Return a text under a title, with bars; one line where it is short and the terminal does not wrap it."""
     lines = text.strip().splitlines() or [""]
-    if len(lines) == 1 and len(lines[0]) <= 100:
-        return [f"{title}: {lines[0]}"]
+    line = f"{title}: {lines[0].expandtabs(4)}"
+    if len(lines) == 1 and len(lines[0]) <= 100 and (not sys.stdout.isatty() or cells(line) <= columns()):
+        return [line]
     return [f"{title}:", add_bars("\n".join(lines))]
 
 

@@ -32,7 +32,7 @@ from typing import Any, TextIO, TypeVar
 import anyio
 import typer
 
-from ava_roles.wrap import INVISIBLE, clean
+from ava_roles.wrap import BAR, INVISIBLE, clean
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received
@@ -155,12 +155,23 @@ def _wrapped_for(text: str, stream: TextIO) -> str:
 def wrapped(text: str, width: int) -> str:
     """Return the text in lines of at most `width` columns, broken at blanks; a longer word gets its own line.
 
-    Continuation lines are indented as the line is, or to the text of a list item, else by two blanks.
+    Continuation lines are indented as the line is, or to the text of a list item, else by two blanks. Untrusted text
+    keeps its bar on each line; there, longer words are broken too, because the terminal would continue them without it.
     """
     return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
 
 
 def _wrapped_line(line: str, width: int) -> list[str]:
+    if not line.startswith(BAR):
+        return _parts(line, width)
+    room = width - len(BAR)
+    text = line.removeprefix(BAR).expandtabs(4)  # a terminal's own tab stops reach its last column
+    indent = len(text) - len(text.lstrip())
+    return [BAR + part for part in _parts(text[max(0, indent - room // 2) :], room, breaks=True)]
+
+
+def _parts(line: str, width: int, *, breaks: bool = False) -> list[str]:
+    """Return a line in parts of at most `width` columns; with `breaks`, longer words are broken."""
     if cells(line) <= width:
         return [line]
     begins = _ITEM.match(line)
@@ -168,7 +179,11 @@ def _wrapped_line(line: str, width: int) -> list[str]:
     hanging = " " * min(len(begins[0]), width // 2) or _HANGING
     lines: list[str] = []
     current, used = "", 0
-    for word in re.findall(r"\s*\S+", line):
+    words: list[str] = re.findall(r"\s*\S+", line)
+    if breaks:
+        room = max(2, width - len(hanging))
+        words = [piece for word in words for piece in _pieces(word, room)]
+    for word in words:
         takes = cells(word)
         if current.strip() and used + takes > width:
             lines.append(current)
@@ -178,6 +193,18 @@ def _wrapped_line(line: str, width: int) -> list[str]:
         current += word
         used += takes
     return [*lines, current]
+
+
+def _pieces(word: str, width: int) -> list[str]:
+    """Return a word in pieces of at most `width` columns; blanks before it do not count."""
+    pieces, used = [word[: len(word) - len(word.lstrip())]], 0
+    for char in word.lstrip():
+        if used + cells(char) > width:
+            pieces.append("")
+            used = 0
+        pieces[-1] += char
+        used += cells(char)
+    return pieces
 
 
 def one_line(text: str | None) -> str:

@@ -170,6 +170,12 @@ def may_be_key(provider: str) -> bool:
     return len(provider.strip()) > LONGEST_SHOWN or digits > MOST_DIGITS or bool(Redactor({}).find_shapes(provider))
 
 
+def address_variables(provider: str) -> tuple[str, str]:
+    """Return the variables that tell other programs where to send the key in a known provider's usual variable."""
+    programs = WELL_KNOWN[provider].removesuffix("API_KEY")
+    return f"{programs}BASE_URL", f"{programs}API_BASE"
+
+
 def why_unused(provider: str, env: Mapping[str, str], address: str | None = None) -> str | None:
     """Return why a provider's usual variable is set but not used; None otherwise.
 
@@ -182,8 +188,7 @@ def why_unused(provider: str, env: Mapping[str, str], address: str | None = None
     value = env.get(variable, "").strip()
     if not value:
         return None
-    programs = variable.removesuffix("API_KEY")
-    for name in (f"{programs}BASE_URL", f"{programs}API_BASE"):
+    for name in address_variables(provider):
         given = env.get(name, "").strip()
         if given and _server(given) != _server(address or PROVIDERS[provider].base_url):
             host = (_server(given) or ("", "", 0))[1] or "another address"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, cast
 
+from ava_server.config.keys import WELL_KNOWN, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
 from ava_server.hosts.formats import NOTHING, Configuration, Steps, named, put_in
@@ -146,15 +147,51 @@ def is_ours(entry: object) -> bool:
     return stems[0] in _OURS or (stems[0].rstrip("0123456789.") in _STARTERS and not _OURS.isdisjoint(stems[1:]))
 
 
-def servers_of(host: Host, path: Path) -> dict[str, str]:
-    """Return the servers in a host's configuration that are Ava: name to command.
+@dataclass(frozen=True)
+class Server:
+    """A server in a host's configuration that is Ava.
+
+    Attributes:
+        command: What the host starts.
+        without_address: The variables of keys that the host passes on, each with the variables for its address that the
+            host does not pass on; none where it passes them all on.
+    """
+
+    command: str
+    without_address: Mapping[str, tuple[str, ...]]
+
+
+def servers_of(host: Host, path: Path) -> list[Server]:
+    """Return the servers in a host's configuration that are Ava.
 
     Raises:
         ConfigError: It cannot be read.
     """
     table = Configuration.read(path, host.format, to_change=False).get((host.servers,))
     servers = cast("dict[str, object]", table) if isinstance(table, dict) else {}
-    return {name: _words(entry)[0] for name, entry in servers.items() if is_ours(entry)}
+    return [
+        Server(_words(entry)[0], _keys_without_address(host, cast("Mapping[str, object]", entry)))
+        for entry in servers.values()
+        if is_ours(entry)
+    ]
+
+
+def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """Return the variables of keys that an entry passes on, each with the variables for its address that are missing.
+
+    Without those, Ava cannot tell a gateway's key from the provider's. A key that is written into the entry is Ava's.
+    """
+    listed, given = entry.get("env_vars"), entry.get(host.env)
+    names = cast("list[object]", listed) if isinstance(listed, list) else []
+    passed = {str(cast("Mapping[str, object]", one).get("name") if isinstance(one, Mapping) else one) for one in names}
+    table = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {}
+    passed |= {name for name, value in table.items() if name in str(value)}
+    missing = {
+        key: tuple(name for name in address_variables(provider) if name not in passed and name not in table)
+        for provider, key in WELL_KNOWN.items()
+        if key in passed
+    }
+    return {key: names for key, names in missing.items() if names}
 
 
 def _words(entry: object) -> list[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from ava_server.config.keys import WELL_KNOWN
+from ava_server.config.keys import WELL_KNOWN, address_variables
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import nearest
 from ava_server.hosts.formats import Format, Toml
@@ -138,14 +138,13 @@ class Host:
 
 PASSED_ON = (
     *WELL_KNOWN.values(),
-    "ANTHROPIC_BASE_URL",
-    "OPENAI_BASE_URL",
+    *(variable for provider in WELL_KNOWN for variable in address_variables(provider)),
     "AVA_MODEL_API_KEY",
     "HTTPS_PROXY",
     "NO_PROXY",
     "SSL_CERT_FILE",
 )
-"""Variables for the allow-list of hosts that have one: names, never values. A base URL tells where its key may go."""
+"""Variables for the allow-list of hosts that have one: names, never values. An address tells where its key may go."""
 INPUT = "ava-openrouter-key"
 LONG_QUESTION_S = 240.0
 """Seconds for a question in hosts that let a call wait at least 300 s."""

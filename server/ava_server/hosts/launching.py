@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import tempfile
@@ -67,7 +68,8 @@ def terminal_command(data_root: Path, *words: str) -> str:
     if not os.environ.get("XDG_DATA_HOME", "").strip() and data_root == find_data_root(env={}).path:
         return line
     if sys.platform == "win32":  # PowerShell
-        return f'$env:AVA_DATA_ROOT="{data_root}"; & {line}'
+        quoted = re.sub("(['\u2018-\u201b])", r"\1\1", str(data_root))  # each of these ends a text in single quotes
+        return f"$env:AVA_DATA_ROOT='{quoted}'; & {line}"
     return f"AVA_DATA_ROOT={shlex.quote(str(data_root))} {line}"
 
 

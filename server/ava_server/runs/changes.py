@@ -189,7 +189,8 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
         which = "1 symbolic link was" if links == 1 else f"{links:,} symbolic links were"
         lines.append(f"{which} added or changed: check the target before you merge.")
     if ours["to_merge"]:
-        lines.append(f"See it: ava show {run_id} --diff   Merge it: {ours['to_merge']}")
+        to_see = ours.get("to_see", f"ava show {run_id} --diff")  # None: the person is on another machine
+        lines.append(f"{f'See it: {to_see}   ' if to_see else ''}Merge it: {ours['to_merge']}")
     lines.extend(f"Note: {note}." for note in ours["notes"])
     return lines
 

@@ -200,10 +200,12 @@ class Access:
     def adapt_text(self, text: str) -> str:
         """Return one of Ava's texts for this session, with commands that the person can paste.
 
-        A user on another machine does not learn where the server keeps its files.
+        A user on another machine does not learn where the server keeps its files, nor of commands that only run there.
         """
         if self.session.remote:
             text = text.replace(str(self.runtime.settings.data_root), "the data root")
+            text = re.sub(r", or `ava resume [^`]*`", "", text)
+            text = text.replace("in a terminal, with `ava resume ", "in a terminal on the server, with `ava resume ")
             there = f"`ava --url {self.session.url or 'URL'} "
             return re.sub(r"`ava (?=(?:approve|reject) )", lambda _found: there, text)
         if self.session.transport == "terminal":  # the person has just typed one
@@ -212,7 +214,7 @@ class Access:
         def whole(found: re.Match[str]) -> str:
             return f"`{launching.terminal_command(self.runtime.settings.data_root, found[1])} "
 
-        return re.sub(r"`ava (approve|reject|resume) ", whole, text)
+        return re.sub(r"`ava (approve|reject|resume|show) ", whole, text)
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""

@@ -140,6 +140,9 @@ class RunChecks(Operations):
             how = _BRIEFLY if brief else _BY_PIN if by_pin else _BY_PERSON
             answer.waits_for = how.format(pending_id=run.row.pending_id)
         answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
+        if answer.changes and answer.changes["to_merge"]:
+            to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
+            answer.changes = {**answer.changes, "to_see": None if self._session.remote else to_see}
         return answer
 
     async def _by_pin(self) -> bool:

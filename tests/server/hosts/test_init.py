@@ -200,3 +200,15 @@ def test_the_doctor_lists_the_hosts_that_start_ava_and_whether_it_exists(home: P
     assert "/gone/ava, which does not exist" in found["Gemini CLI"]["text"]
     assert "ava init gemini" in found["Gemini CLI"]["what_to_do"]
     assert os.fspath(home / ".claude.json") in found["Claude Code"]["text"]
+
+    codex = home / ".codex" / "config.toml"
+    codex.write_text(codex.read_text().replace('"OPENAI_API_BASE", ', "").replace('"KAGI_API_KEY", ', ""))
+    (home / ".cursor").mkdir()
+    env = {"GROQ_API_KEY": "${env:GROQ_API_KEY}", "GROQ_BASE_URL": "${env:GROQ_BASE_URL}", "BRAVE_API_KEY": "own"}
+    entry = {"command": AVA[0], "args": ["serve"], "env": env}
+    (home / ".cursor" / "mcp.json").write_text(json.dumps({"mcpServers": {"ava": entry}}))
+    flagged = [entry["text"].partition(" (")[0] for entry in hosts() if " passes on " in entry["text"]]
+    assert flagged == [
+        "Codex passes on OPENAI_API_KEY, but not OPENAI_API_BASE",
+        "Cursor passes on GROQ_API_KEY, but not GROQ_API_BASE",
+    ]

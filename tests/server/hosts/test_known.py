@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ava_server.config.keys import WELL_KNOWN, address_variables, find_key
 from ava_server.core.errors import BadInput
-from ava_server.hosts.known import HOSTS, Launch, UserPlace, find_host, host_of
+from ava_server.hosts.known import HOSTS, PASSED_ON, Launch, UserPlace, find_host, host_of
 
 HOME = Path("/home/someone")
 LINUX, MAC, WINDOWS = ("linux", "darwin", "win32")
@@ -123,6 +124,15 @@ def test_writes_the_server_in_the_form_each_host_expects() -> None:
     assert "$" not in str(entries["gemini"]) and "trust" not in entries["gemini"]
     asked = HOSTS["vscode"].element_value
     assert entries["vscode"]["env"]["OPENROUTER_API_KEY"] == f"${{input:{asked['id']}}}" and asked["password"] is True
+
+
+@pytest.mark.parametrize("provider", WELL_KNOWN)
+def test_a_gateways_key_goes_only_to_the_gateway_when_a_host_passes_variables_on(tmp_path: Path, provider: str) -> None:
+    for address in address_variables(provider):
+        shell = {WELL_KNOWN[provider]: "gw-4f9a8b7c6d5e4f3a2b1c", address: "https://gateway.example/v1"}
+        assert find_key(provider, tmp_path / "keys.toml", shell) is None
+        passed = {name: value for name, value in shell.items() if name in PASSED_ON}
+        assert find_key(provider, tmp_path / "keys.toml", passed) is None, address
 
 
 def test_ignores_a_relative_folder() -> None:

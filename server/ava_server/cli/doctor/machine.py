@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -218,8 +218,9 @@ def hosts(setup: Setup) -> Iterator[Finding]:
         file = host.file(place)
         again = f"Run `ava init {host.name}` again, with the server's --name there if it is not ava."
         try:
-            for start in servers_of(host, file).values():
+            for server in servers_of(host, file):
                 any_found = True
+                start = server.command
                 if shutil.which(start) is None:
                     text = f"{host.title} starts {start}, which does not exist ({file})"
                     yield Finding("host", "warning", text, again)
@@ -228,9 +229,18 @@ def hosts(setup: Setup) -> Iterator[Finding]:
                     yield Finding("host", "note", text, f"{again} It writes the whole path.")
                 else:
                     yield Finding("host", "ok", f"{host.title} starts {start} ({file})")
+                if server.without_address:
+                    yield _without_address(host.title, file, server.without_address, again)
         except ConfigError as error:
             any_found = True
             step = f"Correct it; {host.title} may not be able to read it either."
             yield Finding("host", "warning", f"{host.title}: {error}", step)
     if not any_found:
         yield Finding("hosts", "note", "none starts Ava yet", f"Run `ava init HOST`, with one of {', '.join(HOSTS)}.")
+
+
+def _without_address(title: str, file: Path, missing: Mapping[str, tuple[str, ...]], again: str) -> Finding:
+    """Return the finding about a host that passes keys on without the variables for their addresses."""
+    keys, names = ", ".join(missing), ", ".join(name for names in missing.values() for name in names)
+    text = f"{title} passes on {keys}, but not {names} ({file}): Ava would send a gateway's key to the provider"
+    return Finding("host", "warning", text, f"{again} Or add these names to its list.")
