@@ -100,7 +100,7 @@ async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParam
     Raises:
         MCPError: The client has not declared the extension.
     """
-    from ava_server.service.run_tasks import UnknownTask
+    from ava_server.core.errors import BadInput
 
     named = (params.notifications.model_extra or {}).get("taskIds") or ()
     if not isinstance(named, list) or not named:
@@ -111,7 +111,7 @@ async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParam
     service = await _service(ctx)
     found: dict[str, frozenset[str]] = {}
     for task_id in cast("list[object]", named)[:MOST_TASKS]:
-        with suppress(UnknownTask):
+        with suppress(BadInput):
             found.update([await service.tasks.runs_of(str(task_id))])
     return found
 
@@ -130,15 +130,12 @@ async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
 async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
     """Serve `tasks/update`: a person's answers. What answers no open question is ignored."""
     from ava_server.core.errors import AvaError
-    from ava_server.service.run_tasks import UnknownTask
 
     service = await _service(ctx)
     replies = {key: reply for key, given in params.input_responses.items() if (reply := _reply(given)) is not None}
     try:
         service.refuse_without("spawn")
         await service.tasks.answer(params.task_id, replies)
-    except UnknownTask as error:
-        raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
     except AvaError as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
     return {"resultType": "complete"}
@@ -169,13 +166,12 @@ async def _service(ctx: Ctx) -> Service:
 
 
 async def _task(service: Service, task_id: str) -> Task:
-    from ava_server.core.errors import Refused
-    from ava_server.service.run_tasks import UnknownTask
+    from ava_server.core.errors import BadInput, Refused
 
     try:
         service.refuse_without("read")
         return await service.tasks.task(task_id)
-    except (UnknownTask, Refused) as error:
+    except (BadInput, Refused) as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
 
 

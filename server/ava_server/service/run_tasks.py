@@ -15,7 +15,7 @@ from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
-from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.errors import BadInput
 from ava_server.runs.lifecycle import ABANDONED_US
 from ava_server.service.access import Access, Operations
 from ava_server.service.extensions import Extensions
@@ -27,10 +27,6 @@ POLL_MS = (2_000, 5_000)
 """Milliseconds between two looks at a run in its first minute, and after it."""
 FIRST_S = 60.0
 DAY_MS = 86_400_000
-
-
-class UnknownTask(AvaError):
-    """Raised when no run or group of the user that has started has this id."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +65,7 @@ class RunTasks(Operations):
         """Return a task as it is now.
 
         Raises:
-            UnknownTask: There is none of this id for this user.
+            BadInput: There is none of this id for this user.
         """
         rows = await self._rows(task_id)
         now_us = time.time_ns() // 1000
@@ -96,7 +92,7 @@ class RunTasks(Operations):
         """Return a task's id in its normal form, and the runs that it stands for.
 
         Raises:
-            UnknownTask: There is none of this id for this user.
+            BadInput: There is none of this id for this user.
         """
         rows = await self._rows(task_id)
         return task_id_of(rows, task_id), frozenset(row.id for row in rows)
@@ -105,8 +101,8 @@ class RunTasks(Operations):
         """Carry out a person's answers to a task's questions. An answer to no open question changes nothing.
 
         Raises:
-            UnknownTask: There is none of this id for this user.
-            BadInput: The value of a form cannot be used; the question stays open.
+            BadInput: There is none of this id for this user, or the value of a form cannot be used; the question then
+                stays open.
             Refused: What was asked for cannot be allowed any more.
         """
         rows = await self._rows(task_id)
@@ -126,7 +122,7 @@ class RunTasks(Operations):
             rows = []
         started = [row for row in rows if row.state != WAITING and (row.queued_us is not None or row.ended)]
         if not started:
-            raise UnknownTask(f"no task {task_id[:80]!r} of yours is known; tasks are started by confirm_spawn")
+            raise BadInput(f"no task {task_id[:80]!r} of yours is known; tasks are started by confirm_spawn")
         return started
 
     def _ttl_ms(self, rows: list[RunRow]) -> int | None:
