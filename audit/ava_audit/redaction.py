@@ -662,7 +662,7 @@ _PIECE = 8
 _PIECE_CHARS = 6
 """The fewest different characters in a piece of a private key: `AAAAAAAA` is in many texts."""
 _MOST_PIECES = 1_000_000
-"""The most pieces of private keys that a run learns: about 90 MB, or 700 RSA keys."""
+"""The most pieces of private keys that a run learns: about 90 MB, or 500 RSA keys with 2,048 bits."""
 _BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
 _NO_BASE64 = re.compile(r"[^A-Za-z0-9+/]+")
 _ENCODED_KEY = re.compile(

@@ -261,6 +261,12 @@ def test_other_text_between_the_marks_of_a_private_key_is_neither_hidden_nor_lea
     assert redactor.redact(text) == (text, 0)
 
 
+def test_a_run_learns_no_key_from_a_text_that_it_only_shows() -> None:
+    run = RunRedactor(Redactor({}))
+    assert run.redact_lines(private_key())[1] == 1
+    assert run.redact(body_of()[5])[1] == 0
+
+
 @pytest.mark.parametrize("kind", BEGINNINGS)
 def test_code_beside_the_lines_of_a_private_key_stays_visible(kind: str) -> None:
     first, *body, last = private_key(kind).split("\n")
