@@ -393,37 +393,65 @@ def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
 
 
 _ENVIRONMENT_NAME = re.compile(r"(?<![^\s\"'])[A-Z0-9_]{0,40}+\Z")
-_LETTERS = re.compile(r"([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"']|\Z)")
+_LETTERS = re.compile(r"=([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"';,]|\Z)")
+_LETTERS_IN_YAML = re.compile(r"[\"']?:[ \t]{1,4}([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"',}]|\Z)")
+_WITH_DOLLAR = re.compile(r"=([^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
+_CAMEL_CASE = re.compile(r"[a-z]{1,30}(?:[A-Z][a-z]{1,30}){1,4}")
+_ACCOUNTS = frozenset({
+    "ADMIN", "DATABASE", "DB", "EMAIL", "FTP", "IMAP", "LDAP", "MAIL", "MAILER", "MARIADB", "MONGO", "MONGODB", "MYSQL",
+    "PG", "POSTGRES", "POSTGRESQL", "RABBITMQ", "REDIS", "ROOT", "SFTP", "SMTP", "SQL", "SSH", "USER",
+})  # fmt: skip
+"""The words before `_PASS` and `PASSWORD:` with which these mean an account's password."""
+_NO_ACCOUNTS = frozenset({
+    "CHANGE", "CONFIRM", "CREATE", "EMPTY", "ENABLE", "FEATURE", "FORGOT", "FORGOTTEN", "HIDE", "INCORRECT", "INVALID",
+    "LABEL", "MISSING", "MSG", "NO", "REQUIRE", "RESET", "ROUTE", "SET", "SHOW", "SKIP", "UI", "UPDATE", "VERIFY",
+    "WRONG",
+})  # fmt: skip
+"""The words with which `PASSWORD=` names an action, a message or an option."""
 
 
 def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find passwords without digits in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS='correcthorse'`."""
-    for literal in ("PASSWORD=", "_PASS=", "PASSPHRASE="):
+    """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
+    for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
         at = text.find(literal)
         while at >= 0:
             after = at + len(literal)
-            match = _LETTERS.match(text, after)
-            if (
-                match is not None
-                and _ENVIRONMENT_NAME.search(text[max(0, at - 41) : at]) is not None
-                and not _is_stock_phrase(match[2])
-            ):
-                yield SecretSpan("password", match.start(2), match.end(2))
+            name = _ENVIRONMENT_NAME.search(text, max(0, at - 41), at) if text[after : after + 1] in "=:\"'" else None
+            if name is not None and (place := _plain_password(text, after, name[0].split("_"), literal)):
+                yield SecretSpan("password", *place)
             at = text.find(literal, after)
 
 
+def _plain_password(text: str, after: int, words: list[str], literal: str) -> tuple[int, int] | None:
+    account = not _ACCOUNTS.isdisjoint(words)
+    match = _WITH_DOLLAR.match(text, after)
+    if match is not None and _is_random(match[1], SHORTEST_VALUE):
+        return match.span(1)
+    match = _LETTERS.match(text, after) if account or literal != "_PASS" else None
+    match = match or (_LETTERS_IN_YAML.match(text, after) if account else None)
+    if match is None or not _NO_ACCOUNTS.isdisjoint(words):
+        return None
+    value = match[2]
+    repeats = any(len(word) > 3 and word.lower() in value.lower() for word in (*words, "password", "passwort"))
+    if repeats or _CAMEL_CASE.fullmatch(value) or _is_stock_phrase(value):
+        return None
+    return match.span(2)
+
+
 _CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
+_JOINED_FLAGS = re.compile(r" -[A-Za-z#]{1,12}\Z")
 _LINE_BREAK = re.compile(r"(?<![\\^`])\r?\n")
 _COMMAND_CHARS = 400
 
 
 def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find the password in `curl -u user:password`."""
-    for literal in (" -u", " --user"):
+    """Find the password in `curl -u user:password`, also after joined flags and for a proxy."""
+    for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
         at = text.find(literal)
         while at >= 0:
             after = at + len(literal)
-            match = _CURL.match(text, after)
+            flag = literal[0] == " " or _JOINED_FLAGS.search(text, max(0, at - 14), at) is not None
+            match = _CURL.match(text, after) if flag else None
             if match is not None and _is_password(match[2], match[1]) and _in_curl(text, at):
                 yield SecretSpan("password", match.start(2), match.end(2))
             at = text.find(literal, after)
@@ -435,17 +463,31 @@ def _in_curl(text: str, at: int) -> bool:
     return start >= 0 and _LINE_BREAK.search(text, start, at) is None
 
 
-_NETRC = re.compile(
-    r"\s{1,8}[^\s]{1,200}+\s{1,8}login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?"
-    r"password\s{1,8}([^\s\"'`]{3,200}+)"
-)
+_NETRC_HOST = re.compile(r"\s{1,8}([^\s]{1,200}+)(\s{1,8})(?=login|password)")
+_NETRC_LOGIN = re.compile(r"\s{0,8}(?:login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?)?")
+_NETRC_PASSWORD = re.compile(r"password\s{1,8}([^\s\"'`]{3,200}+)(\s{1,8}login\s{1,8}[^\s]{1,200}+)?")
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords of a netrc file."""
-    for match in _matches_after(text, "machine", _NETRC):
-        if _is_password(match[2], match[1]):
-            yield SecretSpan("password", match.start(2), match.end(2))
+    for match in _matches_after(text, "machine", _NETRC_HOST):
+        if "." in match[1] or match[1] == "localhost" or "\n" in match[2]:  # `machine learning login …` is prose
+            yield from _netrc_password(text, match.end())
+    at = text.find("default")
+    while at >= 0:
+        after = at + len("default")
+        if text[at - 1 : at] in ("", "\n"):
+            yield from _netrc_password(text, after)
+        at = text.find("default", after)
+
+
+def _netrc_password(text: str, at: int) -> Iterator[SecretSpan]:
+    login = _NETRC_LOGIN.match(text, at)
+    match = _NETRC_PASSWORD.match(text, login.end() if login else at)
+    if login is None or match is None or not (login[1] or match[2]):
+        return
+    if _is_password(match[1], login[1] or ""):
+        yield SecretSpan("password", match.start(1), match.end(1))
 
 
 _JDBC = re.compile(r"[^\s\"'<>`\\]{1,600}+")
