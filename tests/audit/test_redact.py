@@ -544,6 +544,13 @@ HOSTILE = [
     "&sig=" + "a1" * 21 + "=",
     "_PASS=",
     "SALT=",
+    "DB_PASSWORD: abcdefgh\n",
+    "A_PASSWORD=a$",
+    "curl -sSLu ",
+    "\ndefault login a password ",
+    "LS0tLS1CRUdJTi",
+    "-----BEGIN PRIVATE KEY-----\n+ aA1" + "aA1" * 20,
+    "-----BEGIN PRIVATE KEY-----\nComment: ",
 ]
 
 
