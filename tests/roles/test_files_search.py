@@ -117,6 +117,25 @@ async def test_stops_an_endless_expression_without_blocking_the_server(
     assert time.monotonic() - began < 4
 
 
+async def test_hiding_secrets_does_not_use_up_the_time_of_an_expression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.log").write_text(f"needle{number}\n")
+
+    def hide(text: str) -> str:
+        time.sleep(1)
+        return text
+
+    monkeypatch.setattr(grep, "CHILD_SECONDS", -3)  # the parent waits 2 s
+    root = Root.open(tmp_path)
+    try:
+        found = await search(ToolContext(files=root, hide=hide), r"needle\d", regex=True)
+    finally:
+        root.close()
+    assert found.count == 4
+
+
 async def test_a_cancelled_search_ends_at_once(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "evil.txt").write_text("a" * 60 + "b\n")
     with anyio.move_on_after(0.3) as scope, anyio.fail_after(5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import AsyncGenerator
@@ -126,6 +127,19 @@ async def test_a_command_shows_no_part_of_a_private_key_in_the_workspace(tmp_pat
     async with lab_with_keys(tmp_path, calls) as lab:
         shown = await outputs(lab, "code_reviewer" if tool == "run_bash" else "data_extractor")
         assert all(MARK in output for output in shown)
+
+
+async def test_a_command_shows_no_part_of_a_private_key_that_a_file_has_in_base64(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    encoded = base64.b64encode(FILES["server.key"].encode()).decode()
+    commands = ["tail -c 400 tls.yaml", "tail -c 401 tls.yaml | base64 -d"]
+    script = [*(Say(calls=[("run_bash", {"command": each})]) for each in commands), hand_over()]
+    async with open_lab(tmp_path, script) as lab:
+        checkout(lab.workspace, {"tls.yaml": f"kind: Secret\ndata:\n  tls.key: {encoded}\n"})
+        shown = await outputs(lab, "code_reviewer")
+    assert all(MARK in output and not leaked(output, [encoded]) and not leaked(output, BODY) for output in shown)
 
 
 EDITS: list[Call] = [

@@ -159,7 +159,7 @@ def main() -> None:
 
     The server hides the secrets: the child sends it the text of each matching file, and gets it back without them.
     """
-    _limit_lifetime()
+    _limit_lifetime(CHILD_SECONDS)
     order = _receive()
     root = Root.adopt(Path(order["path"]), order["descriptor"])
     try:
@@ -176,8 +176,12 @@ def message(value: object) -> bytes:
 
 
 def _hide(text: str) -> str:
+    """Let the server hide the secrets in a text; the time that this takes does not count."""
+    _limit_lifetime(0)
     _send({"hide": text})
-    return str(_receive())
+    shown = str(_receive())
+    _limit_lifetime(CHILD_SECONDS)
+    return shown
 
 
 def _send(value: object) -> None:
@@ -190,11 +194,13 @@ def _receive() -> Any:
     return json.loads(sys.stdin.buffer.read(size))
 
 
-def _limit_lifetime() -> None:
-    """End this process with the server, and at its time limit in any case."""
+def _limit_lifetime(seconds: int) -> None:
+    """End this process with the server, and after some seconds in any case; 0 for no time limit."""
     try:
-        end_within(CHILD_SECONDS)
+        end_within(seconds)
     except NotOnThisSystem:  # a C thread of Python's, which does not need the lock that the matcher holds
-        faulthandler.dump_traceback_later(CHILD_SECONDS, exit=True)
+        faulthandler.cancel_dump_traceback_later()
+        if seconds:
+            faulthandler.dump_traceback_later(seconds, exit=True)
     with suppress(NotOnThisSystem):  # on other systems the time limit ends it
         end_with_parent()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -98,14 +99,14 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
     with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
         try:
-            with anyio.fail_after(grep.CHILD_SECONDS + 5):
+            with anyio.fail_after(grep.CHILD_SECONDS + 5) as limit:
                 async with await anyio.open_process(
                     command,
                     stderr=subprocess.PIPE,
                     env=child_environment(run_id),
                     pass_fds=() if descriptor is None else (descriptor,),
                 ) as child:
-                    answer = await _answer(child, order, hide)
+                    answer = await _answer(child, order, hide, limit)
                     errors = b"".join([piece async for piece in child.stderr]) if child.stderr else b""
                     code = await child.wait()
         except TimeoutError:
@@ -121,8 +122,13 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
     return grep.GrepResult(hits=hits, **answer)
 
 
-async def _answer(child: Process, order: object, hide: Callable[[str], str]) -> dict[str, Any] | None:
-    """Return a child's result, hiding secrets in each text that it sends before; None if it ends without a result."""
+async def _answer(
+    child: Process, order: object, hide: Callable[[str], str], limit: anyio.CancelScope
+) -> dict[str, Any] | None:
+    """Return a child's result, hiding secrets in each text that it sends before; None if it ends without a result.
+
+    The time limit is the expression's: it does not run while secrets are hidden.
+    """
     assert child.stdin is not None
     assert child.stdout is not None
     sent = BufferedByteReceiveStream(child.stdout)
@@ -133,7 +139,10 @@ async def _answer(child: Process, order: object, hide: Callable[[str], str]) -> 
             answer: dict[str, Any] = json.loads(await sent.receive_exactly(size))
             if "hide" not in answer:
                 return answer
-            await child.stdin.send(await run_sync(lambda text: grep.message(hide(text)), answer["hide"]))
+            left, limit.deadline = limit.deadline - anyio.current_time(), math.inf
+            hidden = await run_sync(lambda text: grep.message(hide(text)), answer["hide"])
+            limit.deadline = anyio.current_time() + left
+            await child.stdin.send(hidden)
     except (anyio.EndOfStream, anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError):
         return None
 

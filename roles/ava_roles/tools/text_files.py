@@ -78,7 +78,8 @@ _HIDDEN = frozenset({".git", ".hg", ".svn"})
 _PACKAGES = frozenset({".venv", "venv", "node_modules", "__pypackages__", "vendor", "bower_components"})
 _MAX_KEY_FILE = 200_000
 _MAX_KEY_ENTRIES = 50_000
-_PRIVATE_KEY = "PRIVATE KEY"
+_PRIVATE_KEYS = ("PRIVATE KEY", "LS0tLS1CRUdJTi")
+"""What a file with a private key contains; the second one is the same in base64."""
 
 
 def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None) -> Iterator[str]:
@@ -95,11 +96,12 @@ def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None)
         return entry.kind == "file" or (entry.kind == "folder" and folder not in _HIDDEN | _PACKAGES)
 
     for entry in root.walk(limit=_MAX_KEY_ENTRIES, keep=keep):
-        if len(_PRIVATE_KEY) < entry.size <= _MAX_KEY_FILE:
+        if len(_PRIVATE_KEYS[0]) < entry.size <= _MAX_KEY_FILE:
             with suppress(ToolFailed):
                 data, _more = root.read(entry.name, _MAX_KEY_FILE)
-                text = decode_text(data) if _PRIVATE_KEY.encode() in data or data[:1] in b"\xff\xfe" else None
-                if text is not None and _PRIVATE_KEY in text:
+                likely = data[:1] in b"\xff\xfe" or any(mark.encode() in data for mark in _PRIVATE_KEYS)
+                text = decode_text(data) if likely else None
+                if text is not None and any(mark in text for mark in _PRIVATE_KEYS):
                     yield text
 
 

@@ -165,7 +165,24 @@ def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
         raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
     redactor = RunRedactor(known)
     redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
-    return redactor.redact_lines(clean(text)[0])[0]
+    return _without_secrets(clean(text)[0], redactor)
+
+
+def _without_secrets(diff: str, redactor: Redactor) -> str:
+    """Return a diff with secrets replaced and each line's sign kept; the end says how many lines that concerns."""
+    lines: list[str] = []
+    hidden = 0
+    for before, after in zip(diff.split("\n"), redactor.redact_lines(diff)[0].split("\n"), strict=True):
+        sign = before[:1] if before != after and before[:1] != after[:1] else ""
+        lines.append((sign if sign in ("+", "-", " ") else "") + after)
+        hidden += before != after
+    if not hidden:
+        return diff
+    were = "1 line was" if hidden == 1 else f"{hidden:,} lines were"
+    return (
+        "\n".join(lines).rstrip("\n")
+        + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
+    )
 
 
 # -- --cost -----------------------------------------------------------------------------------------------------------

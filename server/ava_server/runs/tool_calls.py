@@ -61,9 +61,13 @@ class _Ready:
 
 @dataclass(frozen=True, slots=True)
 class _Redaction:
-    """Cleans and redacts the texts of one call, and counts the invisible characters that it removes."""
+    """Cleans and redacts the texts of one call, and counts the invisible characters that it removes.
+
+    It learns private keys only where the texts are the run's own files, never from a page.
+    """
 
     redactor: RunRedactor
+    learns: bool = False
     counts: list[int] = field(default_factory=list[int])
 
     def __call__(self, text: str) -> str:
@@ -75,6 +79,8 @@ class _Redaction:
     def hide_in_lines(self, text: str) -> str:
         """Return a whole text with its secrets hidden; lines without a secret stay unchanged."""
         seen, removed = clean(text)
+        if self.learns:
+            self.redactor.learn_private_keys(seen)
         shown, found = self.redactor.redact_lines(seen)
         if not found or not removed:
             return shown if found else text
@@ -255,7 +261,7 @@ class ToolCalls:
             before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
             await self._log.record(*before, self._begins(call))
         began = time.monotonic()
-        hide = _Redaction(self._context.redactor)
+        hide = _Redaction(self._context.redactor, learns=tool.spec.files)
         output = await self._work(call, tool, found.args, injected, hide)
         took_ms = ms_since(began)
         result = await self._shown(call, tool, output, hide)
