@@ -7,13 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ava_roles.errors import WorkspaceRefused
-
-if TYPE_CHECKING:
-    from pwd import struct_passwd
 
 # Their subfolders are home folders.
 HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
@@ -229,7 +226,7 @@ class WorkspaceRule:
         if any(_within(system, self.home) for system in SYSTEM):
             return False
         user = _user()
-        listed = user is not None and Path(user.pw_dir).is_absolute() and _same(Path(user.pw_dir).resolve(), self.home)
+        listed = user is not None and user.home.is_absolute() and _same(user.home.resolve(), self.home)
         return listed or not any(_within(self.home, system) for system in SYSTEM)
 
 
@@ -323,20 +320,29 @@ def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
     return None
 
 
-def _user() -> struct_passwd | None:
+class _User(NamedTuple):
+    """This user, as the user database has it."""
+
+    name: str
+    home: Path
+
+
+def _user() -> _User | None:
     """Return this user's entry in the user database, if there is one."""
+    number = getattr(os, "getuid", None)
     try:
         import pwd
 
-        return pwd.getpwuid(os.getuid())
+        found = pwd.getpwuid(number()) if number is not None else None
     except (ImportError, KeyError):  # on Windows; in a container
         return None
+    return _User(found.pw_name, Path(found.pw_dir)) if found is not None else None
 
 
 def _own_disks() -> tuple[Path, ...]:
     """Return the folder with this user's removable disks; only root can create it."""
     user = _user()
-    return (MEDIA / user.pw_name,) if user is not None and user.pw_name else ()
+    return (MEDIA / user.name,) if user is not None and user.name else ()
 
 
 def _is_own(home: Path) -> bool:

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from ava_server.core.errors import BadInput
 from ava_server.mcp_server.app import App
 from ava_server.mcp_server.resources import access_of
+from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
 from ava_server.mcp_server.tasks import followed_tasks, serve_tasks, task_now
 
@@ -93,7 +94,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     serve_tasks(server)
     hide_error_texts(server)
     server.middleware.append(_open_after_answer)
-    server.middleware.append(QuestionSeal(tools.result_of))
+    server.middleware.append(QuestionSeal(result_of))
     return server
 
 

@@ -17,6 +17,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, ValidationError
 
+from ava_server.mcp_server.results import result_of
+
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
@@ -82,8 +84,6 @@ async def get_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
 
 async def detailed(service: Service, task: Task) -> dict[str, Any]:
     """Return a task with its result or its questions."""
-    from ava_server.mcp_server.tools import result_of
-
     fields = _fields(task, task.status)
     if task.status == "input_required":
         fields["inputRequests"] = {key: _asked(question) for key, question in task.questions.items()}

@@ -16,6 +16,7 @@ from mcp.shared.exceptions import MCPError
 
 from ava_server.core.errors import AvaError
 from ava_server.mcp_server.resources import refuse_cursor
+from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.tasks import as_task, declares_tasks
 from ava_server.service.responses import FAILED, Answer
 
@@ -91,17 +92,6 @@ async def call_tool(
             log.exception("%s failed", params.name)
             answer = Answer(status=FAILED, message=f"{params.name}: {FAULT}")
     return result_of(answer)
-
-
-def result_of(answer: Answer) -> types.CallToolResult:
-    """Return an answer as hosts get it, in both forms."""
-    from ava_server.service.render_text import text_of
-
-    return types.CallToolResult(
-        content=[types.TextContent(type="text", text=text_of(answer))],
-        structured_content=answer.structured(),
-        is_error=answer.status == FAILED,
-    )
 
 
 async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:
