@@ -285,6 +285,15 @@ async def test_a_value_beyond_the_proposed_cap_is_refused_and_the_question_stays
         assert (await host.ask("tasks/get", started.task_id))["status"] == "working", "not asked again in this session"
 
 
+async def test_a_client_that_can_ask_nobody_is_not_asked(tmp_path: Path) -> None:
+    async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
+        started, _asking, _key = await asks_for_more(host)
+    async with hosting(tmp_path, works, config=PRICED) as host:
+        task = await host.ask("tasks/get", started.task_id)
+        assert task["status"] == "working" and "inputRequests" not in task
+        assert "ava approve" in task["statusMessage"]
+
+
 async def test_a_model_cannot_answer_for_the_person(tmp_path: Path) -> None:
     async with hosting(tmp_path, works, config=PRICED, asks=agrees) as host:
         started, _asking, _key = await asks_for_more(host)

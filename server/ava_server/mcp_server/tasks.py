@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, ValidationError
 
+from ava_server.mcp_server.elicitation import can_ask
 from ava_server.mcp_server.results import result_of
 
 if TYPE_CHECKING:
@@ -71,14 +72,14 @@ async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] 
 
     if not isinstance(answer, ConfirmAnswer) or not declares_tasks(ctx) or (task_id := started_task(answer)) is None:
         return None
-    task = await service.tasks.task(task_id)
+    task = await service.tasks.task(task_id, asks=False)
     return {"resultType": "task", **_fields(task, "working", before=answer.message)}
 
 
 async def get_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
     """Serve `tasks/get`."""
     service = await _service(ctx)
-    task = await _task(service, params.task_id)
+    task = await _task(service, params.task_id, asks=can_ask(ctx))
     return {"resultType": "complete", **await detailed(service, task)}
 
 
@@ -122,7 +123,7 @@ async def task_now(ctx: Ctx, task_id: str) -> dict[str, Any] | None:
 
     service = await _service(ctx)
     try:
-        return await detailed(service, await service.tasks.task(task_id))
+        return await detailed(service, await service.tasks.task(task_id, asks=can_ask(ctx)))
     except AvaError:
         return None
 
@@ -146,7 +147,7 @@ async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
     from ava_server.service.responses import FAILED
 
     service = await _service(ctx)
-    task = await _task(service, params.task_id)
+    task = await _task(service, params.task_id, asks=False)
     which = "group_id" if task.id.startswith("G-") else "subagent_id"
     answer = await service.call("cancel_subagent", {which: task.id}, _no_progress)
     if answer.status == FAILED:
@@ -165,12 +166,12 @@ async def _service(ctx: Ctx) -> Service:
     return await ctx.lifespan_context.service(ctx)
 
 
-async def _task(service: Service, task_id: str) -> Task:
+async def _task(service: Service, task_id: str, *, asks: bool) -> Task:
     from ava_server.core.errors import BadInput, Refused
 
     try:
         service.refuse_without("read")
-        return await service.tasks.task(task_id)
+        return await service.tasks.task(task_id, asks=asks)
     except (BadInput, Refused) as error:
         raise MCPError(code=types.INVALID_PARAMS, message=str(error)) from error
 

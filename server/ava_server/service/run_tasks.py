@@ -61,8 +61,8 @@ class RunTasks(Operations):
         super().__init__(access)
         self._extensions = Extensions(access)
 
-    async def task(self, task_id: str) -> Task:
-        """Return a task as it is now.
+    async def task(self, task_id: str, *, asks: bool) -> Task:
+        """Return a task as it is now; with `asks`, also what it asks a person whom the client can ask.
 
         Raises:
             BadInput: There is none of this id for this user.
@@ -76,7 +76,7 @@ class RunTasks(Operations):
             return [view_run(view, row, alive, now_us, manager=manager, result=False) for row in now]
 
         runs = await self._store.read(query)
-        questions = await self._extensions.questions([run.row for run in runs])
+        questions = await self._extensions.questions([run.row for run in runs]) if asks else {}
         return Task(
             id=task_id_of(rows, task_id),
             status=_status(runs, asks=bool(questions)),
