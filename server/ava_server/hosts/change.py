@@ -184,7 +184,7 @@ def _keys_without_address(host: Host, entry: Mapping[str, object]) -> dict[str, 
     listed, given = entry.get("env_vars"), entry.get(host.env)
     names = cast("list[object]", listed) if isinstance(listed, list) else []
     passed = {str(cast("Mapping[str, object]", one).get("name") if isinstance(one, Mapping) else one) for one in names}
-    table = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {}
+    table: Mapping[str, object] = cast("Mapping[str, object]", given) if isinstance(given, Mapping) else {}
     passed |= {name for name, value in table.items() if name in str(value)}
     missing = {
         key: tuple(name for name in address_variables(provider) if name not in passed and name not in table)
