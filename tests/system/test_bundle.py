@@ -25,7 +25,7 @@ from ava_audit.redaction import Redactor
 from ava_server.config.checks import OWN_NAMES
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-KEY = "a-key-that-opens-nothing"
+KEY = "sk-or-v1-" + "0a1b2c3d" * 8
 TOOL = "@anthropic-ai/mcpb@2.1.2"
 FIRST_START_S = 120.0
 """The host's uv installs what the lock file names when it starts the bundle for the first time."""
