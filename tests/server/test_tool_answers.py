@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -385,14 +386,21 @@ def test_the_instructions_fit_into_two_kilobytes_and_say_what_is_data() -> None:
 # -- waiting --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_wait_reports_progress_and_a_client_cancellation_ends_only_the_wait(tmp_path: Path) -> None:
-    gate = Gate()
-    async with connect(tmp_path, [Say("done", gate=gate)], config=CONFIG) as (client, server):
+@asynccontextmanager
+async def working(tmp: Path, gate: Gate) -> AsyncGenerator[tuple[Client, Bench, dict[str, Any]]]:
+    """A client with a run whose model does not answer before the gate opens."""
+    async with connect(tmp, [Say("done", gate=gate)], config=CONFIG) as (client, server):
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        bench = Bench(client, server, tmp_path / "workspace", tools)
+        bench = Bench(client, server, tmp / "workspace", tools)
         made = await bench.propose("plain one")
         await bench.approve(made)
         await arrived(gate.arrived)
+        yield client, bench, made
+
+
+async def test_a_wait_reports_progress_and_a_client_cancellation_ends_only_the_wait(tmp_path: Path) -> None:
+    gate = Gate()
+    async with working(tmp_path, gate) as (client, bench, made):
         with anyio.move_on_after(0.3) as waiting:
             await client.call_tool("check_subagent", {"subagent_id": made["subagent_id"], "wait_seconds": 30})
         assert waiting.cancelled_caught
@@ -409,12 +417,7 @@ async def test_a_wait_reports_progress_within_a_second(tmp_path: Path) -> None:
         assert progress > 0 and total is None and "Thinking" in (message or "")
         told.set()
 
-    async with connect(tmp_path, [Say("done", gate=gate)], config=CONFIG) as (client, server):
-        tools = {tool.name: tool for tool in (await client.list_tools()).tools}
-        bench = Bench(client, server, tmp_path / "workspace", tools)
-        made = await bench.propose("plain one")
-        await bench.approve(made)
-        await arrived(gate.arrived)
+    async with working(tmp_path, gate) as (client, _bench, made):
         asked = {"subagent_id": made["subagent_id"], "wait_seconds": 30}
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(lambda: client.call_tool("check_subagent", asked, progress_callback=progress))

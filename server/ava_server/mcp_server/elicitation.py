@@ -1,10 +1,10 @@
 """Asking a person through the client, in both eras of the protocol.
 
 Up to 2025-11-25 the server sends the question inside the call, and waits 45 seconds for the answer, or longer if the
-host is known to allow it. From
-2026-07-28 on the call ends with the question, and the client calls again with the answer and with what it was given to
-keep (the request state): the question's hash, sealed under a key in the data root, so that a new server of the same
-data root recognizes it. Without it, or where the question has changed since, the person is asked again.
+host is known to allow it. From 2026-07-28 on the call ends with the question, and the client calls again with the
+answer and with what it was given to keep (the request state): the question's hash, sealed under a key in the data root,
+so that a new server of the same data root recognizes it. Without it, or where the question has changed since, the
+person is asked again.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class ClientPerson:
             closing = self._ctx.lifespan_context.runtime.closing
             seconds = (self._host.question_s if self._host is not None else None) or ASK_S
             with anyio.move_on_after(seconds) as asking, closing.question(asking):
-                return _reply(await self._send(question))
+                return reply_of(await self._send(question))
             return Reply("silent")
         answer = (self._params.input_responses or {}).get(_ANSWER)
         if not isinstance(answer, types.ElicitResult) or self._params.request_state != question.sha():
             raise AnsweredLater(question)
-        return _reply(answer)
+        return reply_of(answer)
 
     async def _send(self, question: Question) -> types.ElicitResult:
         """Send the question; where the client cannot ask after all, or its answer is invalid, it counts as closed."""
@@ -99,13 +99,17 @@ class ClientPerson:
 
 def asked_back(question: Question) -> types.InputRequiredResult:
     """Return the end of a call whose question the client has to ask."""
+    return types.InputRequiredResult(input_requests={_ANSWER: request_of(question)}, request_state=question.sha())
+
+
+def request_of(question: Question) -> types.ElicitRequest:
+    """Return a question as the request that a client carries out."""
     form = types.ElicitRequestFormParams(message=question.message, requested_schema=question.schema())
-    return types.InputRequiredResult(
-        input_requests={_ANSWER: types.ElicitRequest(params=form)}, request_state=question.sha()
-    )
+    return types.ElicitRequest(params=form)
 
 
-def _reply(answer: types.ElicitResult) -> Reply:
+def reply_of(answer: types.ElicitResult) -> Reply:
+    """Return a client's answer as the person's reply."""
     from ava_server.approval.questions import Reply
 
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})

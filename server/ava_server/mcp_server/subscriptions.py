@@ -48,12 +48,11 @@ class Listener:
         tasks: The tasks that it follows, each with its runs.
     """
 
-    def __init__(self, user: str | None, tell: Callable[[ServerEvent], None]) -> None:
+    def __init__(self, user: str | None, tell: Callable[[Heard], None]) -> None:
         self.user = user
         self.tell = tell
         self.uris: dict[str, str | None] = {}
         self.tasks: Mapping[str, frozenset[str]] = {}
-        self.tell_of_task: Callable[[TaskChanged], None] = lambda _event: None
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,35 @@ class TaskNotification(types.Notification[dict[str, Any], Literal["notifications
     params: dict[str, Any]
 
 
+class _Pending:
+    """The changes that a client has not been told of yet, each once: a slow client gets no backlog."""
+
+    def __init__(self) -> None:
+        self._events: dict[Heard, None] = {}
+        self._news = anyio.Event()
+
+    def add(self, event: Heard) -> None:
+        """Add a change."""
+        self._events[event] = None
+        self._news.set()
+
+    def take(self) -> Heard | None:
+        """Return the oldest change, and forget it; None without any."""
+        event = next(iter(self._events), None)
+        if event is not None:
+            del self._events[event]
+        return event
+
+    def wake(self) -> None:
+        """End the wait, although there is nothing to tell."""
+        self._news.set()
+
+    async def wait(self) -> None:
+        """Wait for a change, or to be woken."""
+        await self._news.wait()
+        self._news = anyio.Event()
+
+
 class Stream:
     """One stream of `subscriptions/listen`: tells its client of each change once, at the client's own pace.
 
@@ -87,20 +115,18 @@ class Stream:
         self._wanted = wanted
         self._uris = frozenset(wanted.resource_subscriptions or ())
         self._task_now = task_now
-        self._pending: dict[Heard, None] = {}
-        self._news = anyio.Event()
+        self._pending = _Pending()
         self._closed = False
 
     def tell(self, event: Heard) -> None:
         """Send an event, if the client wants it, as soon as the client accepts it."""
         if isinstance(event, TaskChanged) or event_matches(self._wanted, self._uris, event):
-            self._pending[event] = None
-            self._news.set()
+            self._pending.add(event)
 
     def close(self) -> None:
         """Send what is pending, and end the stream with a message to the client."""
         self._closed = True
-        self._news.set()
+        self._pending.wake()
 
     async def serve(self, ctx: Ctx) -> types.SubscriptionsListenResult:
         """Acknowledge, and send events until the client leaves or `close` is called."""
@@ -108,17 +134,14 @@ class Stream:
         params = types.SubscriptionsAcknowledgedNotificationParams(notifications=self._wanted, _meta=meta)
         await self._send(ctx, types.SubscriptionsAcknowledgedNotification(params=params))
         while True:
-            while self._pending:
-                event = next(iter(self._pending))
-                del self._pending[event]
+            while (event := self._pending.take()) is not None:
                 if not isinstance(event, TaskChanged):
                     await self._send(ctx, event_to_notification(event, meta))
                 elif (task := await self._task_now(event.task_id)) is not None:
                     await self._send(ctx, TaskNotification(params={**task, "_meta": meta}))
             if self._closed:
                 return types.SubscriptionsListenResult(_meta=meta)
-            await self._news.wait()
-            self._news = anyio.Event()
+            await self._pending.wait()
 
     async def _send(self, ctx: Ctx, notification: Any) -> None:
         await ctx.session.send_notification(notification, related_request_id=ctx.request_id)
@@ -129,14 +152,12 @@ class Notifier:
 
     def __init__(self, session: ServerSession) -> None:
         self._session = session
-        self._pending: dict[ServerEvent, None] = {}
-        self._news = anyio.Event()
+        self._pending = _Pending()
         self._scope = anyio.CancelScope()
 
-    def tell(self, event: ServerEvent) -> None:
+    def tell(self, event: Heard) -> None:
         """Send an event as soon as the client accepts it."""
-        self._pending[event] = None
-        self._news.set()
+        self._pending.add(event)
 
     def end(self) -> None:
         """Send nothing more."""
@@ -146,11 +167,9 @@ class Notifier:
         """Send the events until the connection ends."""
         with self._scope, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:
-                await self._news.wait()
-                self._news = anyio.Event()
-                while self._pending:
-                    event = next(iter(self._pending))
-                    del self._pending[event]
+                await self._pending.wait()
+                while (event := self._pending.take()) is not None:
+                    assert not isinstance(event, TaskChanged), "this era has no tasks"
                     await self._session.send_notification(event_to_notification(event, {}))
 
 
@@ -278,7 +297,7 @@ class Subscriptions:
         )
         stream = Stream(wanted, task_now)
         listener = Listener(user, stream.tell)
-        listener.uris, listener.tasks, listener.tell_of_task = uris, tasks, stream.tell
+        listener.uris, listener.tasks = uris, tasks
         await self.begin()
         with self._listening(listener, stream):
             return await stream.serve(ctx)
@@ -341,7 +360,7 @@ class Subscriptions:
                     listener.tell(ResourceUpdated(uri))
             for task_id, run_ids in listener.tasks.items():
                 if any(owners.get(run_id) == user for run_id in run_ids):
-                    listener.tell_of_task(TaskChanged(task_id))
+                    listener.tell(TaskChanged(task_id))
 
     async def _follow_roles(self, runtime: Runtime) -> None:
         while True:

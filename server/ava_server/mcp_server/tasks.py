@@ -7,7 +7,6 @@ wire format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,7 +16,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, ValidationError
 
-from ava_server.mcp_server.elicitation import can_ask
+from ava_server.mcp_server.elicitation import can_ask, reply_of, request_of
 from ava_server.mcp_server.results import result_of
 
 if TYPE_CHECKING:
@@ -87,10 +86,12 @@ async def detailed(service: Service, task: Task) -> dict[str, Any]:
     """Return a task with its result or its questions."""
     fields = _fields(task, task.status)
     if task.status == "input_required":
-        fields["inputRequests"] = {key: _asked(question) for key, question in task.questions.items()}
+        fields["inputRequests"] = {
+            key: request_of(question).model_dump(mode="json", by_alias=True, exclude_none=True)
+            for key, question in task.questions.items()
+        }
     if task.status == "completed":
-        which = "group_id" if task.id.startswith("G-") else "subagent_id"
-        answer = await service.call("check_subagent", {which: task.id}, _no_progress)
+        answer = await service.call("check_subagent", task.arguments, _no_progress)
         fields["result"] = result_of(answer).model_dump(mode="json", by_alias=True, exclude_none=True)
     return fields
 
@@ -148,8 +149,7 @@ async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
 
     service = await _service(ctx)
     task = await _task(service, params.task_id, asks=False)
-    which = "group_id" if task.id.startswith("G-") else "subagent_id"
-    answer = await service.call("cancel_subagent", {which: task.id}, _no_progress)
+    answer = await service.call("cancel_subagent", task.arguments, _no_progress)
     if answer.status == FAILED:
         raise MCPError(code=types.INVALID_PARAMS, message=answer.message or "it cannot be cancelled")
     return {"resultType": "complete"}
@@ -190,21 +190,12 @@ def _fields(task: Task, status: str, *, before: str | None = None) -> dict[str, 
     }
 
 
-def _asked(question: Any) -> dict[str, Any]:
-    form = types.ElicitRequestFormParams(message=question.message, requested_schema=question.schema())
-    return types.ElicitRequest(params=form).model_dump(mode="json", by_alias=True, exclude_none=True)
-
-
 def _reply(given: object) -> Reply | None:
     """Return a person's answer; None for what is none."""
-    from ava_server.approval.questions import Reply
-
     try:
-        answer = types.ElicitResult.model_validate(given)
+        return reply_of(types.ElicitResult.model_validate(given))
     except ValidationError:
         return None
-    content: Mapping[str, Any] = answer.content or {}
-    return Reply(answer.action, dict(content) if answer.action == "accept" else {})
 
 
 async def _no_progress(_line: str) -> None:

@@ -388,9 +388,11 @@ class RunSetup:
 
     def _open_folders(self, config: RunConfig, run: RunRow) -> tuple[Root | None, Root | None]:
         """Open the folders that a run reads and hands over files in; a run that changes files reads its worktree."""
-        self._check_folders(config, run.user_id)
-        reads = config.workspace if config.coding is None else None
-        files = self._open_workspace(config, reads, run.user_id) if reads else None
+        files = None
+        if config.coding is not None:
+            self._check_folders(config, run.user_id)
+        elif config.workspace:
+            files = self._open_workspace(config, config.workspace, run.user_id)
         if not any(spec.artifacts for spec in specs_of(config.tools, self._resources.tools)):
             return files, None
         folder = self._resources.settings.paths.artifacts / run.id

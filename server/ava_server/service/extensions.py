@@ -44,14 +44,11 @@ class Extensions(Operations):
             return None
         first = found[0]
         reply = await person.ask(first.question())
-        if reply.action in ("cancel", "silent"):
-            self._session.unanswered.add(first.asked.extension_id)
-            return self._access.adapt_text(_UNANSWERED.format(run_id=first.run.id))
-        allow = first.allowed(reply) if reply.action == "accept" else None
         try:
-            return (await self._decide(first.run.id, first.asked.digest, allow, "elicitation")).text
+            decided = await self._carry_out(first, reply)
         except Refused as refused:
             return f"{refused}."
+        return decided.text if decided else self._access.adapt_text(_UNANSWERED.format(run_id=first.run.id))
 
     async def questions(self, rows: Sequence[RunRow]) -> dict[str, Question]:
         """Return what these runs ask a person whom a client can ask: the questions, by the ids of the requests."""
@@ -65,13 +62,16 @@ class Extensions(Operations):
             Refused: It cannot be allowed any more.
         """
         found = {one.asked.extension_id: one for one in await self._to_ask_about(rows)}
-        if (one := found.get(extension_id)) is None:
-            return
+        if (one := found.get(extension_id)) is not None:
+            await self._carry_out(one, reply)
+
+    async def _carry_out(self, one: WaitingExtension, reply: Reply) -> ExtensionAnswer | None:
+        """Carry out a person's reply; None where they closed the question, which is then not asked here again."""
         if reply.action in ("cancel", "silent"):
-            self._session.unanswered.add(extension_id)
-            return
+            self._session.unanswered.add(one.asked.extension_id)
+            return None
         allow = one.allowed(reply) if reply.action == "accept" else None
-        await self._decide(one.run.id, one.asked.digest, allow, "elicitation")
+        return await self._decide(one.run.id, one.asked.digest, allow, "elicitation")
 
     async def _to_ask_about(self, rows: Sequence[RunRow]) -> list[WaitingExtension]:
         """Return what these runs ask for, as far as this session's person may decide it and has not closed it."""

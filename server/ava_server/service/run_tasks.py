@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import format_usd
@@ -52,6 +52,11 @@ class Task:
     ttl_ms: int | None
     poll_ms: int
     questions: Mapping[str, Question]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments with which the tools take it."""
+        return {"group_id" if self.id.startswith("G-") else "subagent_id": self.id}
 
 
 class RunTasks(Operations):
