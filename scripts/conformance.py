@@ -144,14 +144,20 @@ async def serving(scratch: Path) -> AsyncGenerator[str]:
 async def with_token(server_port: int, token: str) -> AsyncGenerator[int]:
     """Listen on a port whose requests reach the server with a token, which the suite cannot send by itself.
 
-    All else goes through as it is. Each connection carries one request, so that only its head has to be read.
+    Host and Origin, which name this port, name the server's instead; all else goes through as it is. Each connection
+    carries one request, so that only its head has to be read.
     """
+    port = 0
+
+    def seen_by_server(line: bytes) -> bytes:
+        named = line.lower().startswith((b"host:", b"origin:"))
+        return re.sub(rb":%d$" % port, b":%d" % server_port, line) if named else line
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             head = await reader.readuntil(b"\r\n\r\n")
             first, *lines = head[:-4].split(b"\r\n")
-            kept = [line for line in lines if not line.lower().startswith(b"connection:")]
+            kept = [seen_by_server(line) for line in lines if not line.lower().startswith(b"connection:")]
             more = [b"Connection: close", f"Authorization: Bearer {token}".encode()]
             theirs, ours = await asyncio.open_connection("127.0.0.1", server_port)
             ours.write(b"\r\n".join([first, *kept, *more, b"", b""]))
@@ -164,7 +170,8 @@ async def with_token(server_port: int, token: str) -> AsyncGenerator[int]:
 
     proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with proxy:
-        yield int(proxy.sockets[0].getsockname()[1])
+        port = int(proxy.sockets[0].getsockname()[1])
+        yield port
 
 
 async def passed_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
