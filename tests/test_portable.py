@@ -143,6 +143,7 @@ def uses() -> Iterator[tuple[str, int, str]]:
                 yield from ((name, line, use) for line, use in uses_in(ast.parse(path.read_text("utf-8"))))
 
 
+@pytest.mark.slow
 def test_only_the_listed_functions_use_platform_specific_features() -> None:
     strays = [f"{name}:{line}: {use}" for name, line, use in uses() if (name, use) not in BEHIND]
     assert strays == [], "put it behind a function that says `not on this system`, or ask with getattr"

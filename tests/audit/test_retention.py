@@ -372,6 +372,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["words", "heal", "note_healed", "merge", "remove", "empty", "note"])
 async def test_maintenance_finishes_an_erasure_killed_at_any_step(tmp_path: Path, step: str, when: str) -> None:

@@ -209,6 +209,7 @@ READS = re.compile(r"SELECT|WITH|PRAGMA|BEGIN$|COMMIT|ROLLBACK|--", re.IGNORECAS
 """What stands behind `--` is what SQLite itself does for a statement: triggers, the tables of the text index."""
 
 
+@pytest.mark.slow
 def test_only_the_writer_thread_and_the_opening_connection_can_write(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(TESTS), "AVA_DATA_ROOT": str(tmp_path / "data")}
     done = subprocess.run(

@@ -243,6 +243,7 @@ async def test_a_held_write_lock_fails_commands_but_not_reads(tmp_path: Path, mo
             assert texts(await log.read(all_entries)) == ["before", "after"]
 
 
+@pytest.mark.slow
 async def test_closing_the_store_answers_waiting_callers(tmp_path: Path) -> None:
     answers: list[BaseException] = []
 

@@ -160,6 +160,7 @@ def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> 
     assert text.endswith("(cut here: the rest is too long to read)\n\n(1 more sheets are not shown)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "text", "because"),
     [

@@ -282,6 +282,7 @@ def grown(lines: int, seed: int = 1) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 async def test_finds_near_matches_in_a_long_file_quickly(tree: Tree) -> None:
     lines = grown(20_000)
     tree.put("\n".join(lines).encode())

@@ -117,6 +117,7 @@ async def test_stops_an_endless_expression_without_blocking_the_server(
     assert time.monotonic() - began < 4
 
 
+@pytest.mark.slow
 async def test_hiding_secrets_does_not_use_up_the_time_of_an_expression(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -138,6 +138,7 @@ def test_horizontal_rules_in_the_body_do_not_end_the_frontmatter() -> None:
     assert role("description: d", "One.\n\n---\n\nTwo.").body == "One.\n\n---\n\nTwo."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("front", "told"),
     [

@@ -106,6 +106,7 @@ async def test_reverts_and_reports_changes_outside_the_namespace(kind: Kind, tmp
     assert branch is not None and [each.path for each in branch.changed] == ["calc.py"]
 
 
+@pytest.mark.slow
 async def test_restores_a_folder_replaced_by_a_link_and_writes_nothing_through_it(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project", {**PROJECT, "src/one.py": "1\n", "src/two.py": "2\n"})
     outside = tmp_path / "outside"
@@ -275,6 +276,7 @@ async def test_a_command_with_a_namespace_is_not_told_of_removed_caches(kind: Ki
         assert not (shop.files.path / "docs/__pycache__/a.pyc").exists()
 
 
+@pytest.mark.slow
 async def test_an_endless_verification_is_stopped_with_all_its_processes(kind: Kind, tmp_path: Path) -> None:
     repository = project(tmp_path / "project")
     mark = f"{time.time():.6f}"

@@ -40,6 +40,7 @@ def _only_where_bubblewrap_works() -> None:
     needs("bubblewrap")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("poison", [POISON, AT_HOME])
 async def test_a_failed_check_cannot_make_the_next_one_pass(tmp_path: Path, poison: str) -> None:
     checkout = project(tmp_path / "project")

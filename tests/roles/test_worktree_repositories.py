@@ -456,6 +456,7 @@ async def test_reports_a_base_commit_that_the_user_has_deleted(tmp_path: Path) -
     assert sealed(repository) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["node_modules/.bin", "."])
 async def test_does_not_run_a_git_program_from_the_project(
     tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,7 @@ async def test_work_succeeds_for_the_current_user(kind: Kind, tmp_path: Path) ->
     _came_out(await worked(kind, tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFINED)
 def test_work_succeeds_for_an_ordinary_user(kind: Kind, for_all: Path) -> None:
     needs(kind)

@@ -111,6 +111,7 @@ def words(count: int, thinking: str = "", calls: Sequence[tuple[str, str]] = ())
     return events(Say("w" * count, calls, reasoning=thinking, fragment=40))[:-3]
 
 
+@pytest.mark.slow
 async def test_shows_the_progress_of_a_slow_model(tmp_path: Path) -> None:
     pieces = words(400)
     two_by_two = [b"".join(pieces[n : n + 2]) for n in range(0, len(pieces), 2)]

@@ -405,6 +405,7 @@ async def test_a_hundred_simultaneous_confirms_start_one_run(tmp_path: Path) -> 
         assert len(lab.server.requests) == 1
 
 
+@pytest.mark.slow
 async def test_a_hundred_proposals_with_one_task_id_become_one(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()]) as lab:
         made: list[str] = []
@@ -662,6 +663,7 @@ async def test_a_call_refused_before_the_question_is_not_approved_later(tmp_path
         assert await runs(lab) == ["awaiting_approval"]
 
 
+@pytest.mark.slow
 async def test_the_group_timeout_ends_its_runs_as_timeout(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say("late", gate=gate)] * 4) as lab:

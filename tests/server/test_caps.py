@@ -109,6 +109,7 @@ async def test_a_cap_that_buys_no_work_is_refused_at_the_proposal_with_the_figur
         assert not lab.server.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["researcher", "data_extractor", "code_reviewer"])
 async def test_the_advised_budget_of_a_look_up_is_enough_with_every_shipped_tier(tmp_path: Path, role: str) -> None:
     for number, (provider, tiers) in enumerate(default_tiers().items()):
@@ -135,6 +136,7 @@ async def test_a_free_local_model_without_a_cache_is_not_ended_by_tokens(tmp_pat
     assert run.tokens > 200_000, "it counted every prompt in full"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["Background. ", LANGUAGES["Russian"][0], LANGUAGES["Chinese"][0]])
 async def test_the_largest_task_and_context_run_to_an_answer_or_are_refused_with_the_figure(
     tmp_path: Path, text: str

@@ -73,6 +73,7 @@ def test_an_unknown_name_is_rejected_before_asking_for_the_key(tmp_path: Path) -
     ]
 
 
+@pytest.mark.slow
 def test_the_list_and_the_doctor_say_which_variable_is_not_used_and_why(tmp_path: Path) -> None:
     env = {"ANTHROPIC_API_KEY": VALUE, "ANTHROPIC_BASE_URL": "http://gateway.example:4000", "GROQ_API_KEY": "dummy-key"}
     gateway = "ANTHROPIC_API_KEY is not used: ANTHROPIC_BASE_URL is set, so that key is for gateway.example"

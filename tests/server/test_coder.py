@@ -193,6 +193,7 @@ async def test_writes_outside_the_namespace_are_refused_or_reverted(
     untouched.check()
 
 
+@pytest.mark.slow
 async def test_a_planted_git_folder_runs_nothing_and_stays_off_the_branch(tmp_path: Path) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
@@ -227,6 +228,7 @@ async def test_a_dirty_checkout_stays_unchanged_and_work_starts_at_its_last_comm
     untouched.check()
 
 
+@pytest.mark.slow
 async def test_work_starts_at_the_approved_commit(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, says(RIGHT)) as lab:
@@ -241,6 +243,7 @@ async def test_work_starts_at_the_approved_commit(tmp_path: Path) -> None:
     assert git(repository, "rev-parse", f"ava/{made.subagent_id}^").strip() == base
 
 
+@pytest.mark.slow
 async def test_two_simultaneous_coders_in_one_repository_make_two_branches(tmp_path: Path) -> None:
     repository = project(tmp_path)
     untouched = Untouched(repository)
@@ -273,6 +276,7 @@ async def test_unchanged_work_is_still_verified_and_makes_no_branch(tmp_path: Pa
     assert "Nothing was changed; there is no branch." in text
 
 
+@pytest.mark.slow
 async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -> None:
     project(tmp_path)
     script = [Say("It is done."), Say(calls=[RIGHT]), Say("Now it is done.")]
@@ -285,6 +289,7 @@ async def test_an_answer_without_a_submit_call_is_verified_too(tmp_path: Path) -
     assert "AssertionError" in told and "3 more attempts are left" in told
 
 
+@pytest.mark.slow
 async def test_work_cut_off_by_a_cap_stays_on_the_branch_unverified(tmp_path: Path) -> None:
     repository = project(tmp_path)
     async with open_lab(tmp_path, says(RIGHT)) as lab:
@@ -296,6 +301,7 @@ async def test_work_cut_off_by_a_cap_stays_on_the_branch_unverified(tmp_path: Pa
     assert "Not verified: the run ended as iteration_limit" in " ".join(message.split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["baseline", "work", "check"])
 async def test_a_cancel_is_answered_in_time_and_keeps_the_work(tmp_path: Path, when: str) -> None:
     repository = project(tmp_path)
@@ -381,6 +387,7 @@ async def test_a_secret_printed_while_verifying_reaches_neither_model_nor_log_no
     assert "failed with exit code 1" in ready.told and branches(repository) == {}
 
 
+@pytest.mark.slow
 async def test_verifies_a_project_with_its_own_pytest(tmp_path: Path) -> None:
     """The project has a virtual environment of its own, which git ignores; nobody says how it is tested."""
     files = {
@@ -474,6 +481,7 @@ async def test_a_run_whose_repository_disappears_fails_and_its_work_is_kept_when
     assert git(repository, "show", f"{branch}:adding.py").endswith("a + b\n")
 
 
+@pytest.mark.slow
 async def test_repairs_of_a_malformed_result_count_separately_from_failed_verification(tmp_path: Path) -> None:
     """Three results that do not pass leave the two repairs of its form as they are."""
     project(tmp_path)

@@ -262,6 +262,7 @@ async def asleep(root: Path) -> None:
             await anyio.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("N-06")
 async def test_killing_the_server_ends_its_command_and_the_next_server_makes_a_fresh_copy(
     tmp_path: Path, home: Path
@@ -296,6 +297,7 @@ def test_resuming_a_run_removes_what_its_earlier_owner_left(tmp_path: Path) -> N
     assert names(tmp_path) == {"0123.txt"}
 
 
+@pytest.mark.slow
 async def test_removes_what_a_killed_owner_left_even_if_nobody_resumes_the_run(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
     with running_model_server(bash(SLEEPS)) as server:
@@ -477,6 +479,7 @@ async def test_without_a_sandbox_a_role_loses_its_commands_or_is_refused_if_it_n
         assert "install bubblewrap" in refused.message
 
 
+@pytest.mark.slow
 async def test_a_run_waits_where_its_sandbox_would_be_weaker_than_approved(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

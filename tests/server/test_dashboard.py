@@ -163,6 +163,7 @@ async def test_a_smaller_terminal_shows_less_per_run_then_fewer_runs_most_import
     assert live(page(settings, few), 50)[-1].startswith("… and 7 more: ava status --once ")
 
 
+@pytest.mark.slow
 async def test_the_live_screen_shows_the_most_important_first_and_scrolls_to_the_rest(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate)], config=ONE_AT_ONCE, check=False) as lab:

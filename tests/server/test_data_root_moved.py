@@ -109,6 +109,7 @@ async def test_a_run_continues_when_the_data_root_is_back_and_loses_no_paid_answ
     assert len(server.requests) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_host_and_stderr_are_told(tmp_path: Path, way: Way) -> None:
     root = tmp_path / "data"

@@ -221,6 +221,7 @@ async def test_works_without_a_server_and_says_when_already_erased(tmp_path: Pat
     assert [(fact.run_id, fact.whole) for fact in facts] == [(two.run_id, True)]
 
 
+@pytest.mark.slow
 async def test_asks_for_confirmation_and_a_no_erases_nothing(tmp_path: Path) -> None:
     async with two_runs(tmp_path) as two:
         pass

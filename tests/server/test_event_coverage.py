@@ -628,6 +628,7 @@ def files_that_make(name: str) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_model_and_tool_calls_have_one_wrapper_each() -> None:
     assert files_with(r"\b_model\.stream\(") == {"runs/model_call.py"}
     assert files_with(r"\btool\(args") == {"runs/tool_calls.py"}

@@ -99,6 +99,7 @@ async def check_spend(lab: Lab, run_id: str, result: Mapping[str, Any]) -> None:
     assert sum(result["cost_by"].values()) == pytest.approx(result["cost_cents"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", [what for what in STATUS if what != "cancel"])
 async def test_a_run_ended_by_a_cap_has_findings_its_true_cost_and_an_unchanged_prefix(
     tmp_path: Path, what: str
@@ -116,6 +117,7 @@ async def test_a_run_ended_by_a_cap_has_findings_its_true_cost_and_an_unchanged_
     assert [quote["verdict"] for quote in result["quotes_checked"]] == ["found"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", STATUS)
 async def test_without_a_final_answer_the_findings_are_the_sources_read(tmp_path: Path, what: str) -> None:
     subagent = Subagent(what, obeys=False)

@@ -40,6 +40,7 @@ ENDS: dict[str, tuple[int, Script, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDS)
 async def test_each_ending_of_a_run_has_its_exit_code(tmp_path: Path, ending: str) -> None:
     code, script, caps = ENDS[ending]

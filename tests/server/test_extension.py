@@ -180,6 +180,7 @@ async def test_asks_for_tokens(tmp_path: Path) -> None:
         assert (await lab.ended(run_id)).state == "success"
 
 
+@pytest.mark.slow
 async def test_asks_for_time_when_its_work_would_end_and_finishes_with_it(tmp_path: Path) -> None:
     slow = Say(calls=[("scratchpad", {"note": "slow"})], gate=Gate())
     async with open_lab(tmp_path, [note(0), slow, hand_over()], config=PRICED) as lab:

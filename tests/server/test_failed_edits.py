@@ -72,6 +72,7 @@ async def test_warns_at_the_third_failed_edit_of_a_file_and_ends_the_run_at_the_
     assert "Nearest" in results[0].output and "     1  x = 1" in results[0].output
 
 
+@pytest.mark.slow
 async def test_a_successful_edit_resets_the_count_but_reading_does_not(tmp_path: Path) -> None:
     read = Say(calls=[("read_file", {"path": "a.py"})])
     good = Say(calls=[("edit_file", {"path": "./a.py", "old": "y = 2", "new": "y = 3"})])
@@ -85,6 +86,7 @@ async def test_a_successful_edit_resets_the_count_but_reading_does_not(tmp_path:
     assert kept(tmp_path, run_id, "a.py") == "x = 1\ny = 3\n"
 
 
+@pytest.mark.slow
 async def test_counts_each_file_separately_even_under_different_paths(tmp_path: Path) -> None:
     script = [
         *(fails(number, path) for number in range(4) for path in ("a.py", "b.py")),

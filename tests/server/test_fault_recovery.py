@@ -455,6 +455,7 @@ anyio.run(main)
     assert said == ["Too many open files", "12 True", "approved success", "success"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grouped", [False, True], ids=["alone", "in a group"])
 async def test_a_run_without_free_file_descriptors_continues_and_counts_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grouped: bool
@@ -524,6 +525,7 @@ async def test_does_not_touch_links_and_pipes_among_the_lock_files(tmp_path: Pat
     assert not outside.exists(), "a file was made where the link leads"
 
 
+@pytest.mark.slow
 async def test_a_pipe_among_the_lock_files_does_not_keep_a_server_from_ending(tmp_path: Path) -> None:
     async with open_lab(tmp_path):
         pass

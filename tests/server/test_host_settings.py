@@ -206,6 +206,7 @@ def test_keeps_filled_variables_and_those_of_other_programs(name: str, value: st
     assert env == {name: value}
 
 
+@pytest.mark.slow
 async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_unset(tmp_path: Path) -> None:
     env = {
         "AVA_WORKSPACE": "${user_config.folder}",
@@ -223,6 +224,7 @@ async def test_a_server_started_with_unfilled_variables_works_as_if_they_were_un
     assert told == f"ava: the host left these unfilled, so they count as unset: {names}\n"
 
 
+@pytest.mark.slow
 async def test_a_server_with_an_unfilled_limit_reports_it_at_each_call(tmp_path: Path) -> None:
     async with serving(tmp_path / "data", cwd=tmp_path, env={"AVA_LIMITS__RUNNING": "$RUNNING"}) as wire:
         for _ in range(2):

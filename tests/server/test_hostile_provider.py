@@ -186,6 +186,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 async def test_every_bad_answer_ends_the_run_and_books_the_possible_cost(tmp_path: Path, name: str) -> None:
     case = CASES[name]

@@ -289,6 +289,7 @@ def test_covers_forty_attacks_and_every_tool_that_returns_untrusted_text() -> No
     assert sum(unseen(attack) > 0 for attack in ATTACKS) >= 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(WAYS))
 async def test_every_attack_reaches_the_model_only_as_data(tmp_path: Path, name: str) -> None:
     way, numbers = WAYS[name], range(len(ATTACKS))
@@ -351,6 +352,7 @@ async def test_every_attack_in_the_result_of_another_subagent_is_only_data(tmp_p
     assert_inert(body)
 
 
+@pytest.mark.slow
 async def test_every_attack_in_edit_errors_and_verification_output_is_only_data(
     tmp_path: Path,
 ) -> None:

@@ -261,6 +261,7 @@ async def finished(bench: Bench, **more: Any) -> tuple[dict[str, Any], CallToolR
     return run, answer
 
 
+@pytest.mark.slow
 async def test_each_endpoint_error_has_a_sentence_with_endpoint_value_and_next_step(bench: Bench) -> None:
     ended: dict[str, tuple[dict[str, Any], CallToolResult]] = {}
 

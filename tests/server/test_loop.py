@@ -213,6 +213,7 @@ async def test_the_token_cap_leads_to_the_wrap_up(tmp_path: Path) -> None:
     assert result["untrusted_result"]["output"] == "as far as the tokens went"
 
 
+@pytest.mark.slow
 async def test_the_time_cap_leads_to_the_wrap_up_and_books_the_aborted_call_in_full(tmp_path: Path) -> None:
     gate = Gate()
     async with open_lab(tmp_path, [Say(calls=NOTE), Say("late", gate=gate), submits("in time")], config=PRICED) as lab:

@@ -227,6 +227,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.integers(1, 400))
 async def test_cancelling_at_any_moment_ends_the_run_once(tmp_path_factory: pytest.TempPathFactory, steps: int) -> None:
@@ -259,6 +260,7 @@ class Deaf(Waiting):
         return ToolOutput("done at last")
 
 
+@pytest.mark.slow
 async def test_abandons_a_tool_that_ignores_its_timeout_and_continues_the_run(tmp_path: Path) -> None:
     tool = Deaf("deaf", timeout_s=0.2)
     async with open_lab(tmp_path, [Say(calls=[("deaf", {})]), hand_over()]) as lab:
@@ -270,6 +272,7 @@ async def test_abandons_a_tool_that_ignores_its_timeout_and_continues_the_run(tm
         tool.release.set()
 
 
+@pytest.mark.slow
 async def test_a_run_with_an_unresponsive_tool_ends_within_five_seconds_of_its_timeout(tmp_path: Path) -> None:
     tool = Deaf("deaf")
     async with open_lab(tmp_path, [NOTED, Say(calls=[("deaf", {})]), hand_over()], config=PRICED) as lab:

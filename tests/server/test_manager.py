@@ -216,6 +216,7 @@ async def test_takes_over_the_run_of_a_killed_owner_without_repeating_model_call
         await check_requests(tmp_path / "data", server.requests)
 
 
+@pytest.mark.slow
 async def test_shows_a_run_without_owner_as_interrupted_and_can_cancel_it(tmp_path: Path) -> None:
     gate = Gate()
     with running_model_server([NOTE, Say("lost", gate=gate)]) as server:
@@ -251,6 +252,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ENDINGS.values(), ids=ENDINGS)
 async def test_a_kill_after_any_entry_gives_the_same_result_without_repeated_calls(tmp_path: Path, last: Say) -> None:
     """The log is cut behind each entry of a run in turn: that is what a kill at that moment leaves."""
@@ -296,6 +298,7 @@ async def test_a_kill_after_any_entry_gives_the_same_result_without_repeated_cal
 # -- two houses -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_two_runtimes_claim_a_queued_run_once(tmp_path: Path) -> None:
     with running_model_server([hand_over()] * 6) as server:
         config = "[limits]\nrunning_per_user = 6"
@@ -313,6 +316,7 @@ async def test_two_runtimes_claim_a_queued_run_once(tmp_path: Path) -> None:
         assert len(server.requests) == 6
 
 
+@pytest.mark.slow
 async def test_a_cancel_and_a_message_reach_a_run_of_another_process(tmp_path: Path) -> None:
     gates = [Gate(), Gate()]
     with running_model_server([Say(calls=NOTE.calls, gate=gates[0]), Say("x", gate=gates[1])]) as server:
@@ -454,6 +458,7 @@ async def test_lists_an_unreadable_run_and_never_cleans_it_up(tmp_path: Path) ->
         assert (await lab.call("read_ava_logs")).status == "entries"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["queued", "overdue"])
 async def test_an_unreadable_run_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str

@@ -23,6 +23,7 @@ LATER = Fail(429, retry_after="3600")
 ONE = "[limits]\nrunning_per_user = 1\n"
 
 
+@pytest.mark.slow
 async def test_a_paused_run_continues_where_it_was_at_the_given_time(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [NOTE, Fail(429, retry_after="4"), hand_over()], config=PRICED) as lab:
         run_id = await lab.start(timeout=3)  # longer than what is left: waiting would be the end of it

@@ -86,6 +86,7 @@ def tries_of_a_process(path: Path, *pins: str) -> Sequence[str]:
 # -- set, check, change, remove ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_accepts_the_stored_pin_and_no_other(file: PinFile, path: Path) -> None:
     assert file.is_set
     file.check(RIGHT)
@@ -163,6 +164,7 @@ def test_the_right_pin_resets_the_tries_even_at_the_fifth(file: PinFile) -> None
     assert answer(file, WRONG) == "That is not the PIN; 4 tries are left."
 
 
+@pytest.mark.slow
 def test_the_lockout_expires_and_allows_five_new_tries(
     file: PinFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ class Reader:
         return hand_over()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("writes", [False, True])
 async def test_a_long_run_reads_from_the_cache_except_after_trims(tmp_path: Path, writes: bool) -> None:
     write_files(tmp_path / "workspace")

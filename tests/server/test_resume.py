@@ -253,6 +253,7 @@ async def paid_for(tmp: Path, server: ModelServer) -> tuple[str, list[Entry], li
     return run_id, entries[:claimed], entries[claimed : said + 1]
 
 
+@pytest.mark.slow
 async def test_accepts_a_paid_result_although_no_time_is_left(tmp_path: Path) -> None:
     """Its owner was killed between the answer's commit and the ending, at the end of its time."""
     with running_model_server([NOTE, hand_over()]) as server:

@@ -172,6 +172,7 @@ async def test_editing_shows_no_piece_of_a_private_key(tmp_path: Path) -> None:
     assert MARK in read and MARK in written
 
 
+@pytest.mark.slow
 async def test_an_answer_of_an_mcp_server_shows_no_piece_of_a_private_key_in_the_workspace(tmp_path: Path) -> None:
     found = find_sandbox("auto", tmp_path / "state")
     if isinstance(found, Unavailable):

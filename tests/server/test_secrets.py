@@ -547,6 +547,7 @@ def owning_process(root: Path, server: ModelServer, web: Site, certificate: Path
             process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["while the secret is on its way", "while the model reads what it brought"])
 @pytest.mark.requirement("S5-03", "N-10")
 async def test_a_killed_run_resumes_with_the_same_bytes_and_without_the_secret(

@@ -63,6 +63,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Callabl
 Play = Callable[[Callable[..., Any]], Made]
 
 
+@pytest.mark.slow
 def test_a_run_is_a_span_that_contains_spans_of_model_and_tool_calls(made: Play) -> None:
     all_of_it = made(traced.whole_run)
     run = all_of_it.one("invoke_agent researcher")
@@ -98,6 +99,7 @@ def test_spans_have_the_attributes_of_the_semantic_conventions(made: Play) -> No
     assert tool["attributes"]["gen_ai.tool.call.id"].startswith("call_")
 
 
+@pytest.mark.slow
 def test_a_failed_span_has_its_error_kind(made: Play) -> None:
     all_of_it = made(traced.whole_run)
     assert [span["attributes"].get("error.type") for span in all_of_it.named("chat test")] == [None, "overloaded", None]
@@ -109,6 +111,7 @@ def test_a_failed_span_has_its_error_kind(made: Play) -> None:
     assert run["attributes"]["ava.run.ending"] == "error" == refused.told["state"]
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_is_not_marked_as_failed(made: Play) -> None:
     all_of_it = made(traced.cancelled)
     run = all_of_it.one("invoke_agent researcher")
@@ -127,6 +130,7 @@ def test_spans_contain_no_text_of_users_or_models(scenario: Callable[..., Any], 
     assert not any(span["said"] or span["events"] for span in all_of_it.spans)
 
 
+@pytest.mark.slow
 def test_concurrent_runs_are_separate_traces(made: Play) -> None:
     all_of_it = made(traced.side_by_side)
     runs = all_of_it.named("invoke_agent researcher")
@@ -147,6 +151,7 @@ def test_a_resumed_run_is_another_span_of_the_same_run(made: Play) -> None:
     assert second["attributes"]["ava.run.ending"] == "success" == all_of_it.told["state"]
 
 
+@pytest.mark.slow
 def test_a_request_to_an_mcp_server_is_a_span_within_the_tool_call(made: Play) -> None:
     all_of_it = made(traced.another_server)
     assert all_of_it.told["state"] == "success"
@@ -154,6 +159,7 @@ def test_a_request_to_an_mcp_server_is_a_span_within_the_tool_call(made: Play) -
     assert [span["name"] for span in all_of_it.below(call)] == ["MCP send tools/call add"]
 
 
+@pytest.mark.slow
 def test_a_failed_request_marks_its_span_and_only_the_host_gets_the_message(made: Play) -> None:
     all_of_it = made(traced.requests)
     assert "quokka" in all_of_it.told["said"], "the host is told what it gave"

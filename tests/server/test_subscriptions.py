@@ -39,6 +39,7 @@ async def approve(client: Client, made: dict[str, Any], **more: Any) -> None:
     await client.call_tool("confirm_spawn", {**lines, **more})
 
 
+@pytest.mark.slow
 @ERAS
 async def test_sends_updates_of_a_subscribed_run_until_it_ends(tmp_path: Path, mode: str) -> None:
     ear, gate = Ear(), Gate()
@@ -62,6 +63,7 @@ async def test_sends_updates_of_a_subscribed_run_until_it_ends(tmp_path: Path, m
                 assert ResourceUpdated("ava://roles") not in ear.heard
 
 
+@pytest.mark.slow
 @ERAS
 async def test_adding_a_role_file_announces_changed_tools_prompts_and_roles(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -118,6 +120,7 @@ async def test_a_stream_receives_only_the_updates_it_requested(tmp_path: Path) -
                 assert await anext(wide) == ResourcesListChanged()
 
 
+@pytest.mark.slow
 @ERAS
 async def test_a_user_gets_no_updates_of_the_runs_of_others(tmp_path: Path, mode: str) -> None:
     ear = Ear()
@@ -162,6 +165,7 @@ async def test_a_server_in_legacy_mode_declares_its_notifications_and_no_logging
         assert refused.value.error.code == METHOD_NOT_FOUND
 
 
+@pytest.mark.slow
 async def test_temporarily_unreadable_role_files_block_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ear, here = Ear(), tmp_path / "here"
     here.mkdir()

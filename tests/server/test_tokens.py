@@ -132,6 +132,7 @@ def test_an_untrusted_token_file_denies_all_access(file: Path, damage: str) -> N
             reader.find(text)
 
 
+@pytest.mark.slow
 def test_keeps_all_tokens_created_by_concurrent_processes(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ava_server", "token", "create"]
     env = environment(tmp_path / "data")
@@ -144,6 +145,7 @@ def test_keeps_all_tokens_created_by_concurrent_processes(tmp_path: Path) -> Non
     assert [token.name for text in texts if text and (token := tokens.find(text[0]))] == list("abcd")
 
 
+@pytest.mark.slow
 def test_the_command_shows_a_token_once_and_log_and_list_never_do(tmp_path: Path) -> None:
     root = tmp_path / "data"
     made = ava(root, "token", "create", "laptop", "--user", "ana", "--scope", "spawn,read", "--expires", "90d")
@@ -181,6 +183,7 @@ def test_does_not_repeat_a_token_given_in_place_of_a_name(tmp_path: Path) -> Non
         assert text not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_creating_a_token_that_can_approve_requires_the_pin(tmp_path: Path) -> None:
     with on_terminal(tmp_path, "pin", "set", command=CONTROLLED) as screen:
         screen.until("New approval PIN (not shown): ")

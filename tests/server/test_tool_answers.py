@@ -295,6 +295,7 @@ async def test_the_pages_of_a_long_result_reassemble_to_the_whole(bench: Bench, 
     assert "".join(pages) == whole
 
 
+@pytest.mark.slow
 async def test_a_result_with_every_part_large_fits_the_answer_limit(bench: Bench) -> None:
     run, _answer = await bench.run("wide one")
     pages = run["untrusted_result"]["output"]
@@ -318,6 +319,7 @@ async def test_a_group_of_long_results_fits_the_answer_limit_and_each_can_be_rea
         assert output == LONG
 
 
+@pytest.mark.slow
 async def test_a_long_list_says_how_many_more_entries_exist(bench: Bench) -> None:
     for number in range(40):
         await bench.propose(f"plain number {number} with a task of some length", name=f"run number {number}")

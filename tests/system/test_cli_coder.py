@@ -31,6 +31,7 @@ def options(repository: Path, *more: str) -> list[str]:
     return ["run", "coder", "Make add add.", *given, "--yes", "--max-cost", "1", *more]
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S2-17")
 def test_shows_the_changes_of_a_coder_line_by_line_without_terminal_escapes(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"
@@ -61,6 +62,7 @@ def test_shows_the_changes_of_a_coder_line_by_line_without_terminal_escapes(tmp_
     assert "Traceback" not in gone.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S2-17")
 def test_a_failed_verification_exits_with_21_for_run_and_wait(tmp_path: Path) -> None:
     repository, root = project(tmp_path), tmp_path / "data"

@@ -18,6 +18,7 @@ def at_most(files: int, soft: int | None = None) -> tuple[str, ...]:
     return ("/bin/sh", "-c", f'ulimit -Sn {soft or files}; {hard}exec "$@"', "sh")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("files", [35, 45])
 async def test_refuses_new_work_and_leaves_approved_runs_to_a_server_that_can(tmp_path: Path, files: int) -> None:
     root, workspace = tmp_path / "data", tmp_path / "project"

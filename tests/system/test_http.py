@@ -45,6 +45,7 @@ async def start(client: Client, **spawn: object) -> str:
     return run_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_propose_approve_run_check_and_read_over_http(tmp_path: Path, mode: str) -> None:
     root = tmp_path / "data"
@@ -100,6 +101,7 @@ async def test_token_and_client_name_identify_a_session_even_after_a_restart(
     assert len(logged(root, "SessionEnd")) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_person_behind_the_client_can_be_asked_over_http(tmp_path: Path, mode: str) -> None:
     from mcp_types import ElicitResult
@@ -119,6 +121,7 @@ async def test_a_person_behind_the_client_can_be_asked_over_http(tmp_path: Path,
     assert decided.content["channel"] == "elicitation"
 
 
+@pytest.mark.slow
 async def test_two_clients_of_one_user_work_at_the_same_time(tmp_path: Path) -> None:
     root = tmp_path / "data"
     text = token(root, "ana")

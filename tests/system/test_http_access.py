@@ -84,6 +84,7 @@ async def test_every_address_requires_a_valid_token(tmp_path: Path) -> None:
         assert text not in server.stderr and "access_token" not in server.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 async def test_revoked_and_expired_tokens_fail_at_the_next_request(tmp_path: Path, mode: str) -> None:
     root = made(tmp_path / "data")
@@ -116,6 +117,7 @@ TOOLS: dict[str, dict[str, Any]] = {
 READS = ("check_subagent", "read_ava_logs")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("scope", SCOPES)
 async def test_a_scope_allows_only_what_it_names(tmp_path: Path, mode: str, scope: Any) -> None:

@@ -218,6 +218,7 @@ async def test_every_server_method_has_a_decision_on_ownership(tmp_path: Path) -
     assert names - of_the_protocol == tried | the_same_for_all, "is what is new the same for everybody?"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S4-21")
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_auditor_reads_everything_and_changes_nothing(tmp_path: Path, mode: str) -> None:
@@ -247,6 +248,7 @@ async def test_an_auditor_reads_everything_and_changes_nothing(tmp_path: Path, m
         assert len([entry for entry in logged(root, "ToolResult") if entry.run_id == both.run]) == fetched
 
 
+@pytest.mark.slow
 async def test_a_session_of_one_user_does_not_work_for_another(tmp_path: Path) -> None:
     """In the handshake era a session has an id: it is worth nothing with another token."""
     root = tmp_path / "data"

@@ -67,6 +67,7 @@ async def owned(tmp: Path, server: ModelServer, kill_behind: int) -> tuple[str, 
     return run_id, root, ended.returncode
 
 
+@pytest.mark.slow
 async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_path: Path) -> None:
     """Nothing that was answered is paid for again, and no process and no file of the killed one is left."""
     with running_model_server(script) as server:

@@ -16,6 +16,7 @@ LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one")
 @pytest.mark.parametrize("system", ["win32", "darwin", "bare"])
 async def test_serves_a_user_without_a_name(tmp_path: Path, system: str) -> None:

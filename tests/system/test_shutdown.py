@@ -123,6 +123,7 @@ async def test_a_run_with_a_hanging_model_call_is_left_to_the_next_server(
     assert_intact(root)
 
 
+@pytest.mark.slow
 async def test_a_stalled_answer_does_not_delay_the_shutdown(root: Path, workspace: Path) -> None:
     stall = Gate()
     half = Raw([b'data: {"choices":[{"index":0,"delta":{"content":"half an ans'], chunked=True, cut=True, stall=stall)
@@ -134,6 +135,7 @@ async def test_a_stalled_answer_does_not_delay_the_shutdown(root: Path, workspac
     assert state_of(root, run) == "running"
 
 
+@pytest.mark.slow
 async def test_ending_the_server_ends_the_child_process_of_a_running_tool(
     root: Path, workspace: Path, end: tuple[End, int]
 ) -> None:
@@ -220,6 +222,7 @@ async def test_a_kill_10_ms_after_stdin_closes_loses_nothing_acknowledged(root: 
     assert_intact(root)
 
 
+@pytest.mark.slow
 async def test_a_finished_run_and_its_result_outlive_the_server(root: Path, workspace: Path) -> None:
     with running_model_server([DONE]) as models:
         async with serving(root, env=using(models.base_url)) as wire:

@@ -163,6 +163,7 @@ async def _started(client: Client, workspace: Path, **confirm: Any) -> tuple[str
     return spawned["subagent_id"], confirmed
 
 
+@pytest.mark.slow
 async def test_a_message_reaches_the_next_turn_and_a_cancellation_keeps_partial_results(
     tmp_path: Path, workspace: Path, mode: str
 ) -> None:
@@ -203,6 +204,7 @@ async def test_a_message_reaches_the_next_turn_and_a_cancellation_keeps_partial_
     assert_intact(root)
 
 
+@pytest.mark.slow
 async def test_a_host_finds_tools_instructions_resources_and_prompts(
     tmp_path: Path, workspace: Path, mode: str
 ) -> None:
@@ -244,6 +246,7 @@ async def _read(client: Client, uri: str) -> str:
     return content.text
 
 
+@pytest.mark.slow
 async def test_cancelling_a_wait_does_not_end_the_run(tmp_path: Path, workspace: Path, mode: str) -> None:
     root, gate = tmp_path / "data", Gate()
     with running_model_server([Say(calls=[("submit_result", FOUND)], gate=gate)]) as models:

@@ -42,6 +42,7 @@ NO_MESSAGES = {
 }
 
 
+@pytest.mark.slow
 async def test_an_invalid_line_gets_an_error_and_the_next_call_works(root: Path) -> None:
     async with serving(root) as wire:
         for name, (line, request_id, code) in NO_MESSAGES.items():
@@ -66,6 +67,7 @@ async def test_accepts_windows_line_endings(root: Path) -> None:
         assert (await wire.answer("crlf"))["result"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "request_id"),
     [
@@ -85,6 +87,7 @@ async def test_rejects_an_oversized_message_under_its_id(
         assert (await wire.tool("check_subagent"))["status"] == "list"
 
 
+@pytest.mark.slow
 async def test_a_huge_but_allowed_message_reaches_the_tool(root: Path) -> None:
     async with serving(root) as wire:
         result = await wire.tool_result("spawn_subagent", role="researcher", task="x" * 8_000_000)
@@ -155,6 +158,7 @@ async def test_ends_at_once_without_a_host(root: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+@pytest.mark.slow
 async def test_a_host_that_stops_reading_does_not_keep_the_server_alive(root: Path) -> None:
     async with serving(root) as wire:
         for _ in range(30):  # far more than a pipe holds
@@ -163,6 +167,7 @@ async def test_a_host_that_stops_reading_does_not_keep_the_server_alive(root: Pa
         assert await wire.exited() == 0
 
 
+@pytest.mark.slow
 async def test_serves_a_host_that_closed_its_reading_end_until_stdin_closes(root: Path) -> None:
     async with serving(root) as wire:
         await wire.close_stdout()

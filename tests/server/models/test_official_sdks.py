@@ -55,6 +55,7 @@ async def ours(url: str, wire: Wire) -> Completion:
     return one.completion
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_back(streaming: bool) -> None:
     import anthropic

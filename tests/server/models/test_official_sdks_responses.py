@@ -90,6 +90,7 @@ def calls_in(output: list[ResponseOutputItem]) -> list[tuple[str, str, str]]:
     return [(item.call_id, item.name, item.arguments) for item in output if isinstance(item, ResponseFunctionToolCall)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 @pytest.mark.parametrize("name", SAYS)
 async def test_the_openai_sdk_reads_the_same_as_ava(name: str, streaming: bool) -> None:

@@ -529,6 +529,7 @@ EVENT = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(EVENT | RESPONSE, max_size=12))
 def test_any_input_yields_an_answer_that_can_be_stored_and_sent_back(pieces: list[dict[str, Any]]) -> None:
     for piece in pieces:
