@@ -92,13 +92,13 @@ class Fact(BaseModel):
 
 
 class UserMessage(Fact):
-    """What a person or the orchestrator wrote: a run's task, a message to the run, or a decision on a proposal."""
+    """What a person or the orchestrator wrote: a task, a message, a decision on a proposal, an answer to a question."""
 
     transcript = True
     text_fields = ("text", "context", "system_prompt")
 
     text: str
-    kind: Literal["task", "message", "decision"] = "message"
+    kind: Literal["task", "message", "decision", "answer"] = "message"
     context: str | None = None
     system_prompt: str | None = None
     rationale: str | None = None
@@ -390,6 +390,37 @@ class ExtensionDecided(Fact):
     digest: str
     decision_digest: str
     changes: dict[str, Any] = Field(default_factory=dict)
+
+
+class QuestionAsked(Fact):
+    """A run has asked the person a question, and waits. It is queued without a slot, and its clock stops.
+
+    The question is in the `ToolCall` with this `call_id`. If nobody answers by `expires_us`, the run goes on without.
+    """
+
+    default_severity: ClassVar[Severity] = "warning"
+
+    question_id: str
+    call_id: str
+    expires_us: int
+    active_us: int = 0
+
+    def search_text(self) -> str:
+        """Return the id."""
+        return f"{self.question_id} asks a person"
+
+
+class QuestionAnswered(Fact):
+    """A run's question was answered, or declined, and the run is queued again. The `UserMessage` before has the text.
+
+    `channel` says who answered: `host_call` is the model at the host, all others are a person.
+    """
+
+    text_fields = ("question_id", "decision", "channel")
+
+    question_id: str
+    decision: Literal["answered", "declined"]
+    channel: Channel
 
 
 class RunResumed(Fact):

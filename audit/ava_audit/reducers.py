@@ -24,6 +24,8 @@ from ava_audit.events import (
     ExtensionAsked,
     ExtensionDecided,
     Fact,
+    QuestionAnswered,
+    QuestionAsked,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -227,7 +229,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
 def _claimed(state: State, run: RunRow, header: Header, fact: RunClaimed) -> None:
     _leave(run)
     run.state = RUNNING
-    run.not_before_us = run.extension = None
+    run.not_before_us = run.extension = run.question = None
     run.generation = fact.generation
     run.instance = fact.instance
     run.claimed_us = run.last_us = header.ts_us
@@ -246,19 +248,30 @@ def _leave(run: RunRow) -> None:
     run.instance = run.claimed_us = None
 
 
-def _paused(_state: State, run: RunRow, header: Header, fact: RunPaused) -> None:
-    run.claimed_us = None  # the fact gives the active time
-    run.active_us = max(run.active_us, fact.active_us)
+def _pause(run: RunRow, active_us: int, until_us: int) -> None:
+    """Return a run to the queue until a time; the fact of its pause gives the active time."""
+    run.claimed_us = None
+    run.active_us = max(run.active_us, active_us)
     _leave(run)
-    run.not_before_us = fact.not_before_us
+    run.not_before_us = until_us
+
+
+def _paused(_state: State, run: RunRow, _header: Header, fact: RunPaused) -> None:
+    _pause(run, fact.active_us, fact.not_before_us)
 
 
 def _extension_asked(_state: State, run: RunRow, _header: Header, fact: ExtensionAsked) -> None:
-    run.claimed_us = None  # the fact gives the active time
-    run.active_us = max(run.active_us, fact.active_us)
-    _leave(run)
-    run.not_before_us = fact.expires_us
+    _pause(run, fact.active_us, fact.expires_us)
     run.extension = to_json(fact).decode()
+
+
+def _question_asked(_state: State, run: RunRow, _header: Header, fact: QuestionAsked) -> None:
+    _pause(run, fact.active_us, fact.expires_us)
+    run.question = to_json(fact).decode()
+
+
+def _question_answered(_state: State, run: RunRow, _header: Header, _fact: QuestionAnswered) -> None:
+    run.not_before_us = run.question = None
 
 
 def _extension_decided(_state: State, run: RunRow, _header: Header, fact: ExtensionDecided) -> None:
@@ -349,7 +362,7 @@ def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
     run.stop_reason = fact.stop_reason
     run.error_kind = fact.error_kind
     run.ended_us = header.ts_us
-    run.extension = None
+    run.extension = run.question = None
     run.wrap_micros, run.wrap_scopes = 0, None
     run.active_us = max(run.active_us, fact.active_us)
 
@@ -403,6 +416,8 @@ _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
     "RunPaused": _paused,
     "ExtensionAsked": _extension_asked,
     "ExtensionDecided": _extension_decided,
+    "QuestionAsked": _question_asked,
+    "QuestionAnswered": _question_answered,
     "RunResumed": _resumed,
     "CostUpdate": _settled,
     "RunEnded": _ended,

@@ -19,7 +19,8 @@ class RunRow:
 
     `config` is the approved configuration, with the decision's changes applied. `in_flight` is the `CostReserved` of a
     model call that is not settled. `tokens` counts the tokens that count against `max_tokens`. `not_before_us` is the
-    end of a pause; nobody may claim the run before. `extension` is the `ExtensionAsked` that the run waits for.
+    end of a pause; nobody may claim the run before. `extension` and `question` are the `ExtensionAsked` and the
+    `QuestionAsked` that the run waits for.
     """
 
     id: str
@@ -65,6 +66,7 @@ class RunRow:
     result_seq: int | None = None
     fetched_us: int | None = None
     extension: str | None = None
+    question: str | None = None
 
     @property
     def ended(self) -> bool:

@@ -212,6 +212,7 @@ class _Keys(BaseModel):
     secrets: Annotated[tuple[_Secret, ...], BeforeValidator(_names)] = ()
     plan: bool = False
     extended_thinking: bool = False
+    questions: Annotated[int, Field(ge=0, le=10)] = 1
     verify: _Command | None = None
     setup: _Command | None = None
     carry: Annotated[tuple[Annotated[str, AfterValidator(_folder)], ...], BeforeValidator(_names)] = ()
@@ -238,6 +239,7 @@ class Role(_Keys):
         secrets: Names of the secrets that its tool calls may use.
         plan: A run plans before it works.
         extended_thinking: The model thinks before it answers.
+        questions: How many questions a run may ask the person.
         verify: The command line that a coder's work must pass.
         setup: The command line that prepares a coder's worktree.
         carry: Folders, relative to the workspace, that are shown in a coder's worktree.

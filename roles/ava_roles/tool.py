@@ -130,7 +130,7 @@ class ToolSpec:
         return self.network or self.files or self.foreign is not None
 
     def schema(self) -> Mapping[str, Any]:
-        """Return the JSON schema of the arguments, without pydantic's titles; it is shared, so do not change it."""
+        """Return the JSON schema of the arguments, without what pydantic adds; it is shared, so do not change it."""
         return _schema(self.args) if self.foreign is None else self.foreign
 
 
@@ -151,12 +151,14 @@ class ToolOutput:
         success: False for a failure, such as a page that answered 404.
         count: How many results, files or pages it has; for the one-line view of the log.
         sources: What was read; a run that ends without a result lists it.
+        own: The text is Ava's own, or a person's to the run: it is not marked as untrusted.
     """
 
     text: str
     success: bool = True
     count: int | None = None
     sources: tuple[Source, ...] = ()
+    own: bool = False
 
 
 def _say_nothing(_sentence: str) -> None:
@@ -183,6 +185,7 @@ class ToolContext:
         edits: The files that the run may change, in its worktree; None if it has no worktree.
         say: Takes a sentence of at most 80 characters about what is being done this second.
         run_id: The run that calls; marks every child process that it starts.
+        call_id: The call, as the model named it.
         secrets: The secrets that this call names and may send.
         hide: Replaces secrets in a text. It keeps the number of lines, and changes no line without a secret. Give it a
             whole file or page before you take part of it: half a secret is not recognised.
@@ -198,6 +201,7 @@ class ToolContext:
     edits: Edits | None = None
     say: Callable[[str], None] = field(default=_say_nothing)
     run_id: str = ""
+    call_id: str = ""
     secrets: tuple[InjectedSecret, ...] = ()
     hide: Callable[[str], str] = field(default=_hide_nothing)
 
@@ -229,7 +233,8 @@ class Tool(Protocol):
 
 @cache
 def _schema(args: type[ToolArgs]) -> Mapping[str, Any]:
-    schema: Mapping[str, Any] = _untitled(args.model_json_schema())
+    schema: dict[str, Any] = _untitled(args.model_json_schema())
+    schema.pop("description", None)  # of the class: the tool's own says more
     return schema
 
 

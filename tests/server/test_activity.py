@@ -16,6 +16,7 @@ from ava_audit.store.store import Store
 from ava_roles.tool import Tool, status_sentence
 from ava_roles.tools.registry import builtin_tools
 from ava_server.runs.history import History
+from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import ReadSubagentResult, run_tools
 from ava_server.service.runtime import stored_result_words
 
@@ -54,6 +55,7 @@ SAYS: list[tuple[str, dict[str, Any], str]] = [
     ("write_file", {"path": LONG, "content": "never shown"}, f"Writing {LONG}"[:79] + "…"),
     ("scratchpad", {"note": "never shown"}, "Taking a note"),
     ("scratchpad", {}, "Reading its notes"),
+    ("ask", {"question": "In which currency?\nEuro?", "options": ["EUR"]}, "Asking: In which currency? Euro?"),
     ("read_tool_result", {"id": "R-12"}, "Reading an earlier result again"),
     ("read_subagent_result", {"id": "S-7f3a2b"}, "Reading the result of an earlier subagent"),
 ]
@@ -63,7 +65,8 @@ def every_tool() -> dict[str, Tool]:
     results = ReadSubagentResult(
         cast("Store", None), "somebody", (), stored_result_words
     )  # a sentence needs none of these
-    return {**builtin_tools(), **run_tools(cast("History", None), Path(), results)}
+    ask = Ask(cast("Store", None), cast("History", None), 1, 600)
+    return {**builtin_tools(), **run_tools(cast("History", None), Path(), ask, results)}
 
 
 @pytest.mark.requirement("S1-03")

@@ -64,6 +64,7 @@ CALLS: Mapping[str, Sequence[tuple[Mapping[str, Any], str]]] = {
     "python_exec": [({"code": TABLE}, "42")],
     "save_artifact": [({"name": "prices.csv", "content": "Otter,12\n"}, "saved prices.csv")],
     "scratchpad": [({"note": "twelve cents"}, "twelve cents")],
+    "ask": [({"question": "Which prices?"}, "Nobody has answered.")],
     "recall": [({"query": "budget"}, "The budget is nine cents.")],
     "read_subagent_result": [({"id": "{earlier}"}, "thirty cents")],
 }
@@ -89,7 +90,9 @@ async def ground(tmp_path: Path, script: Any) -> AsyncGenerator[tuple[Lab, dict[
     before = tree(checkout(tmp_path / "workspace", PROJECT))
     hit = {"url": PRICES, "title": "What it costs", "content": "about prices"}
     with running_model_server([Fail(200, {"results": [hit], "unresponsive_engines": []})] * 2) as engine:
-        config = f'[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
+        config = (
+            f'[limits]\nquestion_wait_s = 1\n[search]\nengine = "searxng"\nsearxng = "http://127.0.0.1:{engine.port}"\n'
+        )
         async with site(PAGES) as web, open_lab(tmp_path, script, config=config) as lab:
             lab.runtime.fetcher = web.fetcher
             yield lab, before

@@ -54,7 +54,7 @@ async def test_an_agent_runs_as_a_role_with_its_prompt_tier_and_available_tools(
         assert (role.model, set(role.tools), role.max_iterations) == (tier, tools | set(COMMON_TOOLS), turns)
         assert list(role.ignored_keys) == PASSED_OVER[name]
         proposal = await lab.propose(role=name)
-        here = {*lab.runtime.tools, "scratchpad", "read_tool_result"} - {"recall", "web_search"}
+        here = {*lab.runtime.tools, "ask", "scratchpad", "read_tool_result"} - {"recall", "web_search"}
         assert set(proposal.tools) == here & set(role.tools)
         assert (await lab.approve(proposal)).status == "approved"
         assert (await lab.ended(proposal.subagent_id)).state == "success"

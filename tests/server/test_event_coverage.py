@@ -60,6 +60,7 @@ UNSAID = {
     ("RunResumed", "channel"): {"auto", "http"},
     ("CancelRequested", "by"): {"system"},
     ("ExtensionDecided", "channel"): {"auto"},
+    ("QuestionAnswered", "channel"): {"auto"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
 }
 """Words of a closed set that no entry of this version has: nothing says them yet. A proposal ends without a result."""
@@ -82,6 +83,7 @@ GOOD: Mapping[str, Any] = {
     "save_artifact": {"name": "prices.csv", "content": "otter,12"},
     "recall": {"query": "twelve"},
     "scratchpad": {"note": "twelve"},
+    "ask": {"question": "Whose prices?", "options": ["Otter's"]},
     "read_tool_result": {"id": "R-{sha}"},
     "read_subagent_result": {"id": "S-{earlier}"},
 }
@@ -216,6 +218,7 @@ def plays() -> dict[str, Sequence[Step]]:
             *(Say(calls=[("http_get", {"url": LONG_URL})], usage=counted(tokens)) for tokens in (4_000, 9_500)),
             hand_over(),
         ],
+        "asks": [*([Say(calls=[("ask", GOOD["ask"])]), hand_over()] * 3)],
         "late": [note(0), Say("too late", gate=Gate()), submits("in time")],
         "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }
@@ -245,7 +248,19 @@ async def everything_at_once(lab: Lab) -> None:
             tasks.start_soon(partial(lab.outcome, task=play(f"error_{kind}")))
         for status in ENDED.keys() - {"cancelled", "rejected", "expired"}:
             tasks.start_soon(partial(ended, lab, status))
-        for other in (cancelled, rejected, superseded, agreed, grouped, everything, steered, misused, erased, extended):
+        for other in (
+            cancelled,
+            rejected,
+            superseded,
+            agreed,
+            grouped,
+            everything,
+            steered,
+            misused,
+            erased,
+            extended,
+            questioned,
+        ):
             tasks.start_soon(other, lab)
         tasks.start_soon(partial(lab.outcome, task=play("whole")))
         tasks.start_soon(partial(lab.outcome, role="jack", task=play("ratio"), max_tokens=45_000))
@@ -344,6 +359,13 @@ class Agreeing:
         return Reply("accept")
 
 
+class Declining:
+    """A person who does not want to answer."""
+
+    async def ask(self, question: Question) -> Reply:
+        return Reply("decline")
+
+
 async def quiet(_line: str) -> None: ...
 
 
@@ -377,6 +399,20 @@ async def extended(lab: Lab) -> None:
             person = Service(lab.runtime, Session(user=lab.runtime.user, transport="memory", channel=channel))
             [shown] = [one for one in await person.extensions.waiting() if one.subagent_id == run_id]
             await person.extensions.decide(run_id, shown.digest, approve=channel == "http")
+        await lab.ended(run_id)
+
+
+async def questioned(lab: Lab) -> None:
+    """Runs that ask a question, and the answers over the other channels."""
+    channels: Sequence[Channel] = ("terminal", "http", "elicitation")
+    for channel in channels:
+        run_id = await lab.start(task=play("asks"))
+        await lab.logged(run_id, "QuestionAsked", within_s=30)
+        if channel == "elicitation":
+            await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, person=Declining())
+        else:
+            person = Service(lab.runtime, Session(user=lab.runtime.user, transport="memory", channel=channel))
+            await person.call("message_subagent", {"subagent_id": run_id, "message": "EUR"}, quiet)
         await lab.ended(run_id)
 
 
@@ -416,6 +452,8 @@ async def everything(lab: Lab) -> None:
     proposal = await lab.propose(**asked, context_from=[earlier])
     assert set(proposal.tools) == {*builtin_tools(), *RUN_TOOLS} - {*CHANGING}, proposal.tools
     await lab.approve(proposal)
+    await lab.logged(proposal.subagent_id, "QuestionAsked", within_s=60)
+    await lab.call("message_subagent", subagent_id=proposal.subagent_id, message="Otter's")
     await lab.ended(proposal.subagent_id)
     await lab.call("check_subagent", subagent_id=proposal.subagent_id)
     await lab.call("read_ava_logs", subagent_id=proposal.subagent_id)

@@ -17,7 +17,7 @@ from support.schedules import config
 from support.transitions import Before, before, compare, facts_of, moved
 
 from ava_audit.errors import StaleOwner
-from ava_audit.events import CostReserved, Event, ExtensionAsked, Fact, Fence, RunPaused, Who
+from ava_audit.events import CostReserved, Event, ExtensionAsked, Fact, Fence, QuestionAsked, RunPaused, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Command, Outcome, Store, append
 from ava_audit.units import DAY_US
@@ -44,6 +44,7 @@ from ava_server.runs.lifecycle import (
     resume,
     transition,
 )
+from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
 
 HERE, ELSEWHERE, DEAD = "here", "elsewhere", "dead"
@@ -58,6 +59,7 @@ EXTENSIONS = ExtensionLimits(60, 10**7, 10**7, 10**7, 10**5, LIMITS.days)
 OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DEAD}
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
+PAUSED: tuple[Situation, ...] = ("paused", "asking", "awaiting answer")
 
 
 class Log:
@@ -142,14 +144,15 @@ class Log:
         sibling = self.proposed()
         self.approved([mine, sibling], GROUP_S if timed else None)
         self.claimed(sibling.subagent_id, HERE)
-        if where in ("queued", "paused", "asking") and cancel_asked:  # asked for while it ran, and given back by force
+        if where in ("queued", *PAUSED) and cancel_asked:  # asked for while it ran, and given back by force
             self.claimed(run_id, ELSEWHERE)
             self.do(cancel(run_id, WHO, "enough", "person"))
             assert isinstance(self.do(resume(run_id, WHO, "terminal", GONE, LIMITS, force=True)), RunRow)
-        if where in ("paused", "asking"):
+        if where in PAUSED:
             self.claimed(run_id, HERE)
             fact: Fact = RunPaused(not_before_us=self.now_us + 3 * DAY_US, why="a limit", active_us=1)
             fact = self.request(self.row(run_id)) if where == "asking" else fact
+            fact = self.question() if where == "awaiting answer" else fact
             self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
         if where in OWNER:
             self.claimed(run_id, OWNER[where])
@@ -237,6 +240,8 @@ class Log:
             "pause": lambda: pause(fence, self.agent(run_id), paused),
             "ask": lambda: pause(fence, self.agent(run_id), self.request(row)),
             "decide": lambda: self.decides(row),
+            "question": lambda: pause(fence, self.agent(run_id), self.question()),
+            "answer": lambda: self.answers(row),
             "resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS),
             "force resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS, force=True),
             "end": lambda: lambda _view, _now_us: Outcome(None, ending),
@@ -246,6 +251,14 @@ class Log:
             "abandon": lambda: end_overdue(run_id, GONE),
         }
         return commands[cause]()
+
+    def question(self) -> QuestionAsked:
+        return QuestionAsked(question_id="Q-00000001", call_id="c1", expires_us=self.now_us + 3 * DAY_US, active_us=1)
+
+    def answers(self, row: RunRow) -> Command[Any]:
+        """An answer to a run's question, or of every second run a no."""
+        text = None if int(row.id[2:], 16) % 2 else "EUR"
+        return answer_question(row.id, "Q-00000001", text, self.agent(row.id), WHO, "terminal")
 
     def decides(self, row: RunRow) -> Command[Any]:
         """A person's answer to what a run asks for: yes, and of every second run no."""
@@ -280,13 +293,11 @@ def test_every_cause_in_every_state_matches_the_transition_table() -> None:
     tried: set[tuple[Situation, Cause]] = set()
     with open_log() as log:
         for where, cause, cancel_asked, in_flight in product(SITUATIONS, CAUSES, (False, True), (False, True)):
-            if in_flight and cause in ("pause", "ask"):  # its owner settles it first
+            if in_flight and cause in ("pause", "ask", "question"):  # its owner settles it first
                 continue
             timed = cause == "group timeout"
             run_id = log.at(where, cancel_asked=cancel_asked, in_flight=in_flight, timed=timed)
-            if run_id is None or (
-                where in ("paused", "asking") and cause == "abandon"
-            ):  # a pause is not over a day after its end
+            if run_id is None or (where in PAUSED and cause == "abandon"):  # a pause is not over a day after its end
                 continue
             log.happens(run_id, cause)
             tried.add((where, cause))
@@ -306,7 +317,7 @@ def test_any_sequence_of_causes_follows_the_table_and_ends_the_run_once(
         assert run_id is not None
         for cause in causes:
             row = log.row(run_id)
-            if row.state == RUNNING and row.in_flight is not None and cause in ("pause", "ask"):
+            if row.state == RUNNING and row.in_flight is not None and cause in ("pause", "ask", "question"):
                 continue
             log.happens(run_id, cause)
             row = log.row(run_id)

@@ -416,7 +416,7 @@ def dear(prompt: int, answer: int) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("caps", "status", "plan"),
-    [({"max_cost_cents": 24}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
+    [({"max_cost_cents": 25}, "cost_exceeded", FIRST_PLAN), ({"max_tokens": 36_000}, "token_exceeded", "")],
     ids=["money", "tokens"],
 )
 async def test_running_out_of_money_or_tokens_during_planning_leads_to_the_wrap_up(

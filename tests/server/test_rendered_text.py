@@ -30,7 +30,7 @@ async def test_server_instructions_say_when_and_how_to_delegate_and_the_cost(tmp
         "Do it yourself when",
         "about 15 times the tokens",
         "25 cents for a look-up, 50 standard, 200 deep",
-        "One subject a subagent: goal, what counts as done, form of the answer; it cannot ask back",
+        "One subject a subagent: goal, what counts as done, form of the answer; it sees nothing of this conversation",
         'Say "requested", never "started", until confirm_spawn',
         "after 30 s without news say its status line",
         "say it in your own words",

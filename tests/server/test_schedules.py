@@ -145,6 +145,21 @@ class Schedule(Processes):
         able = self.able_to_ask()
         self.asks(able[number % len(able)], step)
 
+    @precondition(lambda self: bool(self.able_to_ask()))
+    @rule(number=PICK)
+    def a_run_asks_a_question(self, number: int) -> None:
+        able = self.able_to_ask()
+        self.asks_a_question(able[number % len(able)])
+
+    @precondition(lambda self: bool(self.ledger.runs))
+    @rule(number=PICK, text=st.sampled_from(["EUR", None]), shown=st.sampled_from([True, True, False]))
+    def somebody_answers_a_question(self, number: int, text: str | None, shown: bool) -> None:
+        """A run that asks one, if there is one; now and then any other."""
+        asking = [run for run in self.ledger.in_state("queued") if run.question]
+        states = {run.state for run in self.ledger.runs.values()}
+        run = asking[number % len(asking)] if asking and number % 5 else self.pick(number, *states)
+        self.answers_a_question(run, text, shown=shown)
+
     @precondition(lambda self: len(self.ledger.runs) < MOST_RUNS)
     @rule(user=st.sampled_from(USERS), cap=st.integers(1_000, 3_000), by=PICK, step=st.integers(1, 2_000))
     def a_run_is_started_works_and_asks_for_more(self, user: str, cap: int, by: int, step: int) -> None:

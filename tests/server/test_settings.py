@@ -52,6 +52,7 @@ def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) 
         "max_iterations": 100,
         "max_tool_calls": 200,
         "extension_wait_s": 600,
+        "question_wait_s": 600,
     }
     assert (settings.sandbox.mode, settings.sandbox.read_only) == ("auto", ())
     assert (settings.workspace.roots, settings.fetch.proxy) == ((), "")

@@ -50,6 +50,7 @@ class Run:
     cancel_asked: bool = False
     not_before_us: int = 0
     asks_for: int = 0
+    question: str = ""
     tokens: int = 0
     cost: int = 0
     uncosted: int = 0

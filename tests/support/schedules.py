@@ -28,6 +28,7 @@ from ava_audit.events import (
     Event,
     ExtensionAsked,
     Fact,
+    QuestionAsked,
     RunPaused,
     Usage,
     Who,
@@ -69,6 +70,7 @@ from ava_server.runs.lifecycle import (
     resume,
 )
 from ava_server.runs.log import RunLog
+from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
 from support.ledger import Call, Ledger, Run
 from support.transitions import Before, before, compare, facts_of
@@ -526,7 +528,34 @@ class Processes(RuleBasedStateMachine):
         came[f"answer {answer.status}"] += 1
         if may:
             run.cap = run.cap if allow is None else allow
-            run.not_before_us = run.asks_for = 0
+            run.not_before_us, run.asks_for, run.question = 0, 0, ""
+
+    def asks_a_question(self, owner: Owner) -> None:
+        """A run asks the person something about its task."""
+        run = self.ledger.runs[owner.run_id]
+        self.begin("question")
+        self.made += 1
+        expires_us = self.now_us + ASK_S * 1_000_000
+        fact = QuestionAsked(question_id=f"Q-{self.made:08x}", call_id="c1", expires_us=expires_us, active_us=1)
+        command = self.moving("question", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
+        assert self.portal.call(owner.log.do, self.at(command)) is not run.cancel_asked
+        if not run.cancel_asked:
+            came["asks a question"] += 1
+            run.state, run.instance, run.not_before_us = "queued", None, expires_us
+            run.question = fact.question_id
+            self.dispossess(run)
+
+    def answers_a_question(self, run: Run, text: str | None, *, shown: bool) -> None:
+        """Somebody answers the question of a run, or another one, or of a run that asks nothing."""
+        waits = run.state == "queued" and bool(run.question) and run.not_before_us > self.now_us
+        which = run.question if shown and run.question else "Q-ffffffff"
+        who = self.who(run.user)
+        command = answer_question(run.id, which, text, who, who, "terminal")
+        answered = self.do("answer", self.moving("answer", command, run))
+        assert answered is (waits and shown)
+        came[f"question {'answered' if answered else 'not answered'}"] += 1
+        if answered:
+            run.not_before_us, run.question = 0, ""
 
     def ends(self, owner: Owner, status: Ending) -> None:
         """As the loop does: what is in flight is settled as unknown, then the ending is written under the claim."""

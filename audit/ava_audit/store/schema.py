@@ -29,11 +29,16 @@ def _extension(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE runs ADD COLUMN extension TEXT")
 
 
+def _question(db: sqlite3.Connection) -> None:
+    """Version 3: what a run asks a person."""
+    db.execute("ALTER TABLE runs ADD COLUMN question TEXT")
+
+
 def reducers_changed(_db: sqlite3.Connection) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _extension)
+MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (_first, _extension, _question)
 """In order; the schema's version is the number of applied migrations."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -1,4 +1,4 @@
-"""The tools for what belongs to a run: artifacts, scratchpad, earlier results and memory notes.
+"""The tools for what belongs to a run: artifacts, scratchpad, earlier results, questions and memory notes.
 
 Tools that need the log have only their specifications here; `ava_server.runs.run_tools` implements them.
 """
@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Annotated
 
 from pydantic import Field
 
@@ -139,7 +140,30 @@ READ_SUBAGENT_RESULT = ToolSpec(
     common=True,
 )
 
-RUN_SPECS = (SCRATCHPAD, READ_TOOL_RESULT, READ_SUBAGENT_RESULT)
+QUESTION_CHARS, OPTION_CHARS, MOST_OPTIONS = 1_000, 100, 6
+
+
+class AskArgs(ToolArgs):
+    """Arguments of `ask`."""
+
+    question: str = Field(
+        min_length=1, max_length=QUESTION_CHARS, description="The question, with what the person must know to answer."
+    )
+    options: tuple[Annotated[str, Field(min_length=1, max_length=OPTION_CHARS)], ...] = Field(
+        default=(), max_length=MOST_OPTIONS, description="Answers to choose from, where they are few."
+    )
+
+
+ASK = ToolSpec(
+    name="ask",
+    description="Ask the person who started you, and wait for the answer. Only for what you cannot find out and without"
+    " which the result would be useless; the answer may not come.",
+    args=AskArgs,
+    timeout_s=10,
+    common=True,
+)
+
+RUN_SPECS = (SCRATCHPAD, READ_TOOL_RESULT, ASK, READ_SUBAGENT_RESULT)
 
 
 NAME = "recall"

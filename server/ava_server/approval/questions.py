@@ -51,6 +51,30 @@ class LimitField:
         """Return a value of this limit for people: dollars, or a number of minutes."""
         return format_usd(round(value * MICROS_PER_USD), exact=True) if self.name == COST else f"{value:.10g}"
 
+    def schema(self) -> dict[str, Any]:
+        """Return the field as JSON schema."""
+        return {
+            "type": "number",
+            "title": self.title,
+            "description": f"From {self.words(self.least)} to {self.words(self.most)}.",
+            "minimum": self.least,
+            "maximum": self.most,
+            "default": self.most,
+        }
+
+
+@dataclass(frozen=True)
+class TextField:
+    """A text in the form: its name, its title, and the texts to choose from, if there are any."""
+
+    name: str
+    title: str
+    options: tuple[str, ...] = ()
+
+    def schema(self) -> dict[str, Any]:
+        """Return the field as JSON schema."""
+        return {"type": "string", "title": self.title, **({"enum": list(self.options)} if self.options else {})}
+
 
 @dataclass(frozen=True)
 class Question:
@@ -58,13 +82,13 @@ class Question:
 
     Attributes:
         text: The question.
-        fields: The limits that may be lowered in the form.
+        fields: The fields of the form; all of them may be left empty.
         invitation: The last sentence, which points to the form.
         without_form: The last sentence for a client that shows no form.
     """
 
     text: str
-    fields: tuple[LimitField, ...]
+    fields: tuple[LimitField | TextField, ...]
     invitation: str = ""
     without_form: str = ""
 
@@ -78,21 +102,8 @@ class Question:
         return replace(self, fields=(), invitation=self.without_form)
 
     def schema(self) -> dict[str, Any]:
-        """Return the form as the JSON schema that a client shows: optional numbers."""
-        return {
-            "type": "object",
-            "properties": {
-                each.name: {
-                    "type": "number",
-                    "title": each.title,
-                    "description": f"From {each.words(each.least)} to {each.words(each.most)}.",
-                    "minimum": each.least,
-                    "maximum": each.most,
-                    "default": each.most,
-                }
-                for each in self.fields
-            },
-        }
+        """Return the form as the JSON schema that a client shows."""
+        return {"type": "object", "properties": {each.name: each.schema() for each in self.fields}}
 
     def sha(self) -> str:
         """Return the hash of everything that is shown: an answer counts for this question only."""

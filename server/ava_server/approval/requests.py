@@ -110,7 +110,7 @@ class SpawnArgs(Arguments):
         min_length=1,
         max_length=100_000,
         description="Required, except with retry_of. One subject: the goal, what counts as done, the form of the"
-        " answer. It cannot ask back.",
+        " answer. It may ask at most one question.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."

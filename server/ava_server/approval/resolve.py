@@ -20,6 +20,7 @@ from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace, resolve_workspace
 from ava_roles.tool import Tool
+from ava_roles.tools.records import ASK
 from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_server.approval.coding import changes_files, resolve_coding
@@ -307,6 +308,7 @@ def _assemble(
         hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
         secrets=_secrets(role, found.names, around),
         plan=plan,
+        questions=role.questions if ASK.name in found.names else 0,
         extended_thinking=thinking,
         thinking_note=thinking_note,
         search=search.name if search else "",
@@ -400,7 +402,8 @@ def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
 def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, ...]:
     """Return the wanted tools: the role's, reduced by the call's allow-list and block-list.
 
-    The tool for earlier results is included only where the call names some, memory only where there are notes.
+    The tool for earlier results is included only where the call names some, memory only where there are notes, and the
+    tool for questions only where the role and the settings allow any.
     """
     for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
         unknown = [name for name in names if name not in role.tools]
@@ -412,12 +415,14 @@ def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, .
             " tools, or name some"
         )
     specs, memory = tool_specs(), _with_memory()
+    asks = role.questions > 0 and around.settings.limits.question_wait_s > 0
     return tuple(
         name
         for name in role.tools
         if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
         if args.context_from or name not in specs or not specs[name].results
         if name not in memory or around.notes or name in (args.tools or ())
+        if name != ASK.name or asks
     )
 
 

@@ -171,7 +171,7 @@ def _paths(namespace: Sequence[str]) -> str:
     """Return the paths that may be changed, in quotes unless they are plain."""
     if tuple(namespace) == (".",):
         return "everything"
-    named = [path if _PLAIN.fullmatch(path) else _quoted(path, PATH_CHARS) for path in namespace[:PATHS]]
+    named = [path if _PLAIN.fullmatch(path) else quoted(path, PATH_CHARS) for path in namespace[:PATHS]]
     more = len(namespace) - len(named)
     return ", ".join(named) + (f" and {more} more" if more else "")
 
@@ -207,7 +207,7 @@ def _unseen(char: str) -> bool:
     return variation or char in _UNSEEN or unicodedata.category(char) in ("Cf", "Cc", "Cn", "Co", "Cs")
 
 
-def _quoted(text: str, most: int) -> str:
+def quoted(text: str, most: int) -> str:
     """Return foreign text as one quoted line that nothing in it can close, with the number of characters left out."""
     whole = _line(text)
     shown = one_line(text, most)
@@ -218,7 +218,7 @@ def _quoted(text: str, most: int) -> str:
 
 def named_path(path: str) -> str:
     """Return a path as the proposal shows it: complete, and in quotes unless it is plain."""
-    return path if _PLAIN.fullmatch(path) else _quoted(path, COMMAND_CHARS)
+    return path if _PLAIN.fullmatch(path) else quoted(path, COMMAND_CHARS)
 
 
 def minutes(seconds: float) -> str:
@@ -232,7 +232,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
     # A host may show only the first three lines at once.
     lines = [*_first_lines(config, texts), *_reach_lines(config, texts), *_limit_lines(config)]
     if texts.rationale:
-        lines.append(f"Why: {_quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
+        lines.append(f"Why: {quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
     return "\n".join(map(_line, lines))
 
 
@@ -246,7 +246,7 @@ def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     cost = "costs nothing" if free else f"costs at most {format_usd(config.max_cost_micros, exact=True)}"
     about = f"{low} to {high} minutes" if low < high else minutes(high * 60)
     return [
-        f"Ava wants to start a {label}: {_quoted(texts.task, SHOWN_CHARS)}.",
+        f"Ava wants to start a {label}: {quoted(texts.task, SHOWN_CHARS)}.",
         f"It {can}." if sees else f"It {can}; it cannot read your files.",
         f"It takes about {about}, at most {minutes(config.timeout_s)}, and {cost}.",
     ]
@@ -269,7 +269,7 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
             " whatever you can."
         )
     if config.role_source != BUILT_IN_SOURCE:
-        lines.append(f"Its role is not built in; it comes from the file {_quoted(config.role_source, BESIDES_CHARS)}.")
+        lines.append(f"Its role is not built in; it comes from the file {quoted(config.role_source, BESIDES_CHARS)}.")
     if config.context_from:
         lines.append(f"Results that it may read: {list_earlier(config.context_from)}.")
     lines.extend(_server_line(name, use, config) for name, use in config.foreign.items())
@@ -278,7 +278,7 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
         lines.append(f"No files because: {config.files_note}.")
     for what, given in (("Its instructions", texts.system_prompt), ("It is told besides", texts.context)):
         if given:
-            lines.append(f"{what}, {len(given):,} characters: {_quoted(given, BESIDES_CHARS)}.")
+            lines.append(f"{what}, {len(given):,} characters: {quoted(given, BESIDES_CHARS)}.")
     return lines
 
 
@@ -303,6 +303,8 @@ def _limit_lines(config: RunConfig) -> list[str]:
         lines.append(f"Its cost cap buys at least {some}, even if each model call costs its maximum.")
     if config.plan:
         lines.append(_plan_line(config))
+    if config.questions > 1:
+        lines.append(f"It may ask you up to {config.questions} questions.")
     lines.extend(_secret_lines(config))
     if config.unavailable_tools:
         lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
@@ -319,7 +321,7 @@ def _coding_lines(coding: Coding) -> list[str]:
     of = f"{named_path(coding.repository)}, from commit {coding.base[:12]} ({branch})"
     lines = [
         f"It works in a worktree of its own of {of}, and may change {'all of it' if whole else 'only these paths'}"
-        + ("." if whole else f": {', '.join(_quoted(path, PATH_CHARS) for path in coding.namespace[:MORE_PATHS])}."),
+        + ("." if whole else f": {', '.join(quoted(path, PATH_CHARS) for path in coding.namespace[:MORE_PATHS])}."),
         "What it changes comes on a new branch, ava/S-… after its id; your checkout, its branch and its index stay as"
         " they are, and merging is left to you.",
     ]

@@ -141,6 +141,7 @@ class RunConfig(BaseModel):
         plan: It plans before it works.
         extended_thinking: The model is told to think before it answers.
         thinking_note: Why it does not, although its role asks for it; else empty.
+        questions: How many questions it may ask the person.
         wrap_output: Most tokens of the wrap-up's answer.
         least_micros: The cost cap from which it can work; no lower one is accepted.
         least_turns: The turns that its cost cap buys even if each call costs its maximum.
@@ -191,6 +192,7 @@ class RunConfig(BaseModel):
     plan: bool = False
     extended_thinking: bool = False
     thinking_note: str = ""
+    questions: int = 0
     search: str = ""
     search_micros: int = 0
     context_from: tuple[EarlierRun, ...] = ()

@@ -106,7 +106,8 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     from ava_server.runs.changes import changed_lines, changes_lines
 
     if run.state != "error" and run.state not in ENDING_CODES:
-        return [Part("", (f"Waits for: {run.waits_for}",))] if run.waits_for else []
+        asked = [Part("Question", theirs=run.untrusted_question)] if run.untrusted_question else []
+        return [*([Part("", (f"Waits for: {run.waits_for}",))] if run.waits_for else []), *asked]
     result = run.untrusted_result
     first: list[str] = []
     error = ""

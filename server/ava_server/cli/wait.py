@@ -17,6 +17,7 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import StoreUnavailable
+from ava_roles.wrap import add_bars
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.artifacts import SavedFiles, save_artifacts
@@ -140,6 +141,7 @@ class RunWatch:
         self._instances = instances
         self._run_ids = run_ids
         self._manager = manager
+        self._told: set[str] = set()
 
     async def look(self) -> list[RunView]:
         """Return the runs as they are now.
@@ -185,8 +187,21 @@ class RunWatch:
                     self.progress.end()
                     return
                 if not quiet():
+                    self._tell_questions(seen)
                     self._show(seen)
             await anyio.sleep(LOOK_EVERY_S)
+
+    def _tell_questions(self, seen: list[RunView]) -> None:
+        """Show each question of a run once, and how to answer it."""
+        for run in seen:
+            asked = run.wait.question if run.wait is not None else None
+            if asked is not None and asked.asked.question_id not in self._told:
+                from ava_server.core.ids import label
+
+                self._told.add(asked.asked.question_id)
+                self.progress.end()
+                tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
+                tell(f'Answer in another terminal: ava send {run.row.id} "…"')
 
     def _show(self, seen: list[RunView]) -> None:
         from ava_server.core.ids import label

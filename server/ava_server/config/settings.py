@@ -92,6 +92,7 @@ def http_url(url: str) -> str:
 
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
 Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
+Wait = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86_400)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
@@ -120,7 +121,8 @@ class Limits(Table):
     max_tokens_deep: Cap = 10_000_000
     max_iterations: Cap = 100
     max_tool_calls: Cap = 200
-    extension_wait_s: Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86_400)] = 600
+    extension_wait_s: Wait = 600
+    question_wait_s: Wait = 600
 
 
 class Tiers(Table):

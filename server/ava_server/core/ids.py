@@ -18,6 +18,7 @@ _FORMS = {
     "pending_id": ("P-", 8, "a pending id looks like P-1c22b09d"),
     "group_id": ("G-", 7, "a group id looks like G-4e1b2c3"),
     "extension_id": ("E-", 8, "an extension id looks like E-5d20c7a1"),
+    "question_id": ("Q-", 8, "a question id looks like Q-91ab04ce"),
 }
 
 
@@ -31,7 +32,7 @@ def parse_id(field: str, given: str, argument: str | None = None) -> str:
     """Return an id in its canonical form; prefix and case of the given one do not matter.
 
     Args:
-        field: `subagent_id`, `pending_id`, `group_id` or `extension_id`.
+        field: `subagent_id`, `pending_id`, `group_id`, `extension_id` or `question_id`.
         given: What was given.
         argument: The argument's name in the error; by default the field.
 

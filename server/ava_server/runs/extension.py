@@ -28,21 +28,17 @@ from ava_server.budget.caps import CapReached, CapRequest, DayCaps, money_caps
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.ids import new_id
-from ava_server.runs.lifecycle import Paused, group_time
+from ava_server.runs.lifecycle import Paused, group_time, wait_for_person
 from ava_server.runs.log import RunLog
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
-AWAITING_EXTENSION = "awaiting_extension"
-"""The state of a run that waits for such an answer, as screens and answers show it; the log has it as queued."""
 MOST_ASKED = 3
 """How often a run may ask; each time but the last a person must have agreed."""
 GROWTH = 0.4
 """The share of a cap by which it asks for more, at least; and of its turns so far, how many more are estimated."""
 LEAST_TURNS = 3
-GROUP_RESERVE_S = 60
-"""Seconds of its group's time that a run keeps for its last turn while it waits for an answer."""
 RECENT_CALLS = 5
 """Calls of the model from which the cost of a further turn is estimated."""
 LONG_S = 300
@@ -120,8 +116,7 @@ def extension_request(
     """
     config, texts = config_of(run.config), texts_of(view, run)
     free = short.cap == "max_cost_cents" and config.price.free
-    group_s = group_time(view.group(run.group_id) if run.group_id else None, now_us)
-    wait_s = limits.wait_s if group_s is None else min(limits.wait_s, math.floor(group_s) - GROUP_RESERVE_S)
+    wait_s = math.floor(wait_for_person(view, run, limits.wait_s, now_us))
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
     limit, used = getattr(config, FIELDS[short.cap]), _used(run, short.cap, short.active_s)

@@ -24,6 +24,8 @@ from ava_audit.events import (
     LastTurn,
     PlanPhase,
     PlanReady,
+    QuestionAnswered,
+    QuestionAsked,
     RunStarted,
     ToolCall,
     ToolResult,
@@ -155,6 +157,14 @@ class Repeat:
     count: int
 
 
+@dataclass(frozen=True)
+class Answered:
+    """The answer to a question of the run; the text is empty where it was declined."""
+
+    fact: QuestionAnswered
+    text: str
+
+
 @dataclass
 class _Item:
     """One turn of the conversation.
@@ -263,6 +273,7 @@ class History:
         repeats: By call, how often it brought the same result.
         notices_sent: Topics of the notices that requests had.
         raised: The last answer that raised a cap.
+        questions: What the run has asked the person, by the id of the call. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         answer_tokens: The tokens of the last answer.
@@ -294,6 +305,8 @@ class History:
     unknown_attempts: int = 0
     paid_attempts: int = 0
     raised: ExtensionDecided | None = None
+    questions: dict[str, QuestionAsked] = field(default_factory=dict[str, QuestionAsked])
+    answers: dict[str, Answered] = field(default_factory=dict[str, Answered])
     last: LastTurn | None = None
     thinks: bool = True
     thinking_dropped: bool = False
@@ -316,6 +329,7 @@ class History:
     _elided: set[int] = field(default_factory=set[int])
     _cut: dict[int, int] = field(default_factory=dict[int, int])
     _reports: _Reports = field(default_factory=_Reports)
+    _answer_text: str = ""
     _written: int | None = None
     _unknown: tuple[int, int] | None = None
     _results_in: bool = True
@@ -338,6 +352,11 @@ class History:
             case UserMessage(kind="message"):
                 self.last_message_seq = max(self.last_message_seq, seq)
                 self._waiting.append((seq, fact.text))
+            case UserMessage(kind="answer"):
+                self._answer_text = fact.text
+            case QuestionAnswered():
+                text = self._answer_text if fact.decision == "answered" else ""
+                self.answers[fact.question_id] = Answered(fact, text)
             case CostReserved():
                 self._add_reservation(seq, fact)
             case CostUpdate():
@@ -374,6 +393,8 @@ class History:
                     self.started[fact.call_id] = fact
             case ToolResult():
                 self._add_result(seq, fact)
+            case QuestionAsked():
+                self.questions[fact.call_id] = fact
             case ErrorOccurred():
                 self._add_error(fact)
             case _:

@@ -29,6 +29,8 @@ from ava_audit.events import (
     ExtensionDecided,
     Fact,
     Fence,
+    QuestionAnswered,
+    QuestionAsked,
     RunClaimed,
     RunEnded,
     RunPaused,
@@ -67,14 +69,23 @@ RESULT_BYTES = 1_800_000
 # -- the table --------------------------------------------------------------------------------------------------------
 
 Situation = Literal[
-    "proposed", "expired", "queued", "paused", "asking", "running here", "running elsewhere", "interrupted", "ended"
+    "proposed",
+    "expired",
+    "queued",
+    "paused",
+    "asking",
+    "awaiting answer",
+    "running here",
+    "running elsewhere",
+    "interrupted",
+    "ended",
 ]
 """Where a run stands.
 
 `expired`: it was not approved in time, and this is not recorded yet. `paused`: queued until its provider takes calls
-again. `asking`: queued until a person allows it more or declines, or its time to ask is over. `running here`: the
-instance that asks owns it. `running elsewhere`: another instance owns it, and is alive as far as is known.
-`interrupted`: its owner is gone.
+again. `asking`: queued until a person allows it more or declines, or its time to ask is over. `awaiting answer`:
+queued until its question is answered, or the time for that is over. `running here`: the instance that asks owns it.
+`running elsewhere`: another instance owns it, and is alive as far as is known. `interrupted`: its owner is gone.
 """
 Cause = Literal[
     "approve",
@@ -86,6 +97,8 @@ Cause = Literal[
     "pause",
     "ask",
     "decide",
+    "question",
+    "answer",
     "resume",
     "force resume",
     "end",
@@ -96,7 +109,8 @@ Cause = Literal[
 ]
 """What happens to a run.
 
-`ask`: it is near a cap, and asks a person for more. `decide`: a person answers that. `end`: its owner ends it. `cancel
+`ask`: it is near a cap, and asks a person for more. `decide`: a person answers that. `question`: it asks the person
+something about its task. `answer`: the person or the orchestrator answers that. `end`: its owner ends it. `cancel
 unanswered`: its owner has not answered a cancel, and another instance carries it out. `give up`: the instance that owns
 it, or was about to claim it, ends it because its loop does not stop or met an internal error. `group timeout`,
 `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
@@ -126,7 +140,7 @@ class Transition:
     cancel_asked: bool | None = None
 
 
-_QUEUED: tuple[Situation, ...] = ("queued", "paused", "asking")
+_QUEUED: tuple[Situation, ...] = ("queued", "paused", "asking", "awaiting answer")
 _CLOSED = (SpawnDecided, RunEnded)
 _ENDED = (SubagentComplete, RunEnded)
 _TABLE = (
@@ -141,6 +155,8 @@ _TABLE = (
     Transition("pause", ("running here",), QUEUED, (RunPaused,), cancel_asked=False),
     Transition("ask", ("running here",), QUEUED, (ExtensionAsked,), cancel_asked=False),
     Transition("decide", ("asking",), QUEUED, (UserMessage, ExtensionDecided)),
+    Transition("question", ("running here",), QUEUED, (QuestionAsked,), cancel_asked=False),
+    Transition("answer", ("awaiting answer",), QUEUED, (UserMessage, QuestionAnswered)),
     Transition("resume", ("interrupted",), QUEUED, (CostUpdate, RunResumed)),
     Transition("force resume", RUNNING_SITUATIONS, QUEUED, (CostUpdate, RunResumed)),
     Transition("end", ("running here",), None, (CostUpdate, ToolResult, *_ENDED)),
@@ -179,6 +195,8 @@ def situation(
     if run.state == QUEUED:
         if run.not_before_us is None or run.not_before_us <= now_us:
             return "queued"
+        if run.question is not None:
+            return "awaiting answer"
         return "paused" if run.extension is None else "asking"
     if run.instance == instance:
         return "running here"
@@ -194,13 +212,19 @@ def transition(run: RunRow, cause: Cause, where: Situation) -> Transition | None
 
 
 def paused(run: RunRow, now_us: int) -> bool:
-    """Tell whether a run waits for its provider, or for a person's answer: nobody may claim it before."""
-    return situation(run, now_us) in ("paused", "asking")
+    """Tell whether a run waits for its provider, or for a person: nobody may claim it before."""
+    return situation(run, now_us) in ("paused", "asking", "awaiting answer")
 
 
-def asking(run: RunRow, now_us: int) -> bool:
-    """Tell whether a run waits for a person who may allow it more."""
-    return situation(run, now_us) == "asking"
+AWAITING_EXTENSION, AWAITING_ANSWER = "awaiting_extension", "awaiting_answer"
+"""The states of a run that waits for a person: to allow it more, or to answer its question. The log has both as queued.
+"""
+
+
+def awaited(run: RunRow, now_us: int) -> str | None:
+    """Return the state that screens and answers show for a run that awaits a person; None for any other."""
+    where = situation(run, now_us)
+    return AWAITING_EXTENSION if where == "asking" else AWAITING_ANSWER if where == "awaiting answer" else None
 
 
 def pause_words(run: RunRow) -> str:
@@ -279,7 +303,7 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         if run is None or transition(run, "claim", where) is None:
             if run is not None and where == "paused":
                 return Outcome(pause_words(run))
-            if where == "asking":
+            if where in ("asking", "awaiting answer"):
                 return Outcome("it waits for a person's answer")
             if run is not None and where == "running elsewhere":
                 return Outcome(f"instance {run.instance} has it")
@@ -307,15 +331,18 @@ class Paused:
         fact: What is recorded, without the active time.
     """
 
-    fact: RunPaused | ExtensionAsked
+    fact: RunPaused | ExtensionAsked | QuestionAsked
 
 
-def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked) -> Command[bool]:
+_PAUSES: Mapping[type[Fact], Cause] = {RunPaused: "pause", ExtensionAsked: "ask", QuestionAsked: "question"}
+
+
+def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked | QuestionAsked) -> Command[bool]:
     """Return a run to the queue for a while; False where somebody has asked for its end.
 
     The owner does this, under its claim.
     """
-    cause: Cause = "pause" if isinstance(fact, RunPaused) else "ask"
+    cause = _PAUSES[type(fact)]
 
     def command(view: View, _now_us: int) -> Outcome[bool]:
         run = view.run(fence.run_id)
@@ -406,6 +433,8 @@ def _not_resumed(run: RunRow, where: Situation) -> str:
             return f"{label(run)} has not started: {run.pending_id} waits for approval"
         case "asking":
             return f"{label(run)} waits for a person's answer: `ava approve {run.id}`"
+        case "awaiting answer":
+            return f'{label(run)} waits for an answer to its question: `ava send {run.id} "…"`'
         case "queued" | "paused":
             return f"{label(run)} is queued and starts by itself as soon as it can"
         case _:
@@ -520,6 +549,16 @@ def group_time(group: GroupRow | None, now_us: int) -> float | None:
         return None
     passed_s = max(0.0, (now_us - group.started_us) / 1e6)  # a clock that was set back gives no time
     return max(0.0, group.timeout_s - passed_s)
+
+
+GROUP_RESERVE_S = 60
+"""Seconds of its group's time that a run keeps for its last turn while it waits for a person."""
+
+
+def wait_for_person(view: View, run: RunRow | None, wait_s: float, now_us: int) -> float:
+    """Return how many seconds a run may wait for a person: at most `wait_s`, and what its group's time leaves."""
+    left_s = group_time(view.group(run.group_id) if run is not None and run.group_id else None, now_us)
+    return wait_s if left_s is None else min(wait_s, left_s - GROUP_RESERVE_S)
 
 
 def overdue(run: RunRow, group: GroupRow | None, gone: frozenset[str], now_us: int) -> RunResult | None:

@@ -12,7 +12,16 @@ import anyio.abc
 import anyio.to_thread
 
 from ava_audit.errors import OutcomeUnknown, SchemaNewer, StaleOwner
-from ava_audit.events import ErrorOccurred, LastTurn, RunPaused, ToolResult, Who, WorkChecked
+from ava_audit.events import (
+    ErrorOccurred,
+    ExtensionAsked,
+    LastTurn,
+    QuestionAsked,
+    RunPaused,
+    ToolResult,
+    Who,
+    WorkChecked,
+)
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_roles.tool import status_sentence
@@ -228,7 +237,7 @@ class AgentRun:
             return await self._turns()
         return RunResult(last.status, last.reason)
 
-    async def _finish_handover(self) -> RunResult | None:
+    async def _finish_handover(self) -> RunResult | Paused | None:
         """Accept a logged result that the timeout left unprocessed; it has been paid for."""
         if not self._history.answered or all(call.name != SUBMIT for call in self._history.open_calls()):
             return None
@@ -238,13 +247,13 @@ class AgentRun:
 
     async def _work(self) -> RunResult | Paused:
         if self._coding is not None:
-            if (ended := await self._coding.begin()) is not None:
-                return ended
+            if (unfit := await self._coding.begin()) is not None:
+                return unfit
             self._tool_calls.place = self._coding.place(self._tool_calls.place)
         ended = await self._finish_turn()
         return ended if ended is not None else await self._turns()
 
-    async def _finish_turn(self) -> RunResult | None:
+    async def _finish_turn(self) -> RunResult | Paused | None:
         """Finish a turn that a crash cut off: its answer is logged, but not everything that follows from it."""
         said = self._history.answer
         if said is None or not self._history.answered:
@@ -265,8 +274,8 @@ class AgentRun:
 
     # -- act ------------------------------------------------------------------------------------------------------
 
-    async def _act(self, completion: Completion) -> RunResult | None:
-        """Do what an answer asks for, and return the run's ending, or None where the loop goes on.
+    async def _act(self, completion: Completion) -> RunResult | Paused | None:
+        """Do what an answer asks for, and return the run's ending or pause, or None where the loop goes on.
 
         What was done before a crash is in the history, and is not done again.
         """
@@ -285,7 +294,8 @@ class AgentRun:
         if last is not None:
             await self._refuse_open("the limits are reached, only submit_result was accepted")
             return RunResult(last.status, last.reason)
-        await self._tool_calls.run(completion.calls)
+        if (waits := await self._tool_calls.run(completion.calls)) is not None:
+            return waits
         if self._history.tripped is not None:
             return RunResult("guardrail", ENDED_BECAUSE.get(self._history.tripped.guardrail, "a guardrail"))
         return self._end_after_invalid()
@@ -376,9 +386,13 @@ class AgentRun:
         active_us = round(self.active_s * 1e6)
         fact = paused.fact.model_copy(update={"active_us": active_us})
         if not self.cancelled and await self._log.do(pause(self._log.fence, self._log.who, fact)):
-            self.say(
-                f"Paused: {fact.why}" if isinstance(fact, RunPaused) else f"Asks a person to {request_words(fact)}"
-            )
+            match fact:
+                case RunPaused():
+                    self.say(f"Paused: {fact.why}")
+                case ExtensionAsked():
+                    self.say(f"Asks a person to {request_words(fact)}")
+                case QuestionAsked():
+                    self.say("Waits for an answer to its question")
             return None
         on_record = await self._log.read(lambda view: cancel_reason(view, self.id))
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)

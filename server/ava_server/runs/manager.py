@@ -356,7 +356,7 @@ class Manager:
             case "paused":
                 self._waits(row.id, pause_words(row))
                 return False
-            case "asking":  # the log has what it waits for
+            case "asking" | "awaiting answer":  # the log has what it waits for
                 return False
             case "queued":
                 pass

@@ -46,6 +46,7 @@ from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import parse_id
 from ava_server.runs.history import History
+from ava_server.runs.questions import Ask
 from ava_server.runs.result import unwrap_output
 
 if TYPE_CHECKING:
@@ -188,9 +189,9 @@ def _shown(run: EarlierRun, text: str, hide: Callable[[str], str]) -> str:
     return head + words
 
 
-def run_tools(history: History, scratch: Path, results: ReadSubagentResult) -> dict[str, Tool]:
+def run_tools(history: History, scratch: Path, ask: Ask, results: ReadSubagentResult) -> dict[str, Tool]:
     """Return the tools that need the log, for one run."""
-    tools: tuple[Tool, ...] = (Scratchpad(history), ReadToolResult(history, scratch), results)
+    tools: tuple[Tool, ...] = (Scratchpad(history), ReadToolResult(history, scratch), ask, results)
     return {tool.spec.name: tool for tool in tools}
 
 

@@ -49,6 +49,7 @@ from ava_server.runs.context import ConfigNotSupported, RunContext, SecretInject
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
+from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
 
 if TYPE_CHECKING:
@@ -239,9 +240,10 @@ class RunSetup:
     ) -> dict[str, Tool]:
         resources = self._resources
         results = ReadSubagentResult(resources.store, user, config.context_from, resources.render_result)
+        ask = Ask(resources.store, history, config.questions, resources.settings.limits.question_wait_s)
         tools: dict[str, Tool] = {
             **resources.tools,
-            **run_tools(history, scratch, results),
+            **run_tools(history, scratch, ask, results),
             **foreign_tools(config, servers),
         }
         if config.coding is not None:

@@ -23,6 +23,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.placeholders import InjectedSecret, has_placeholder
 from ava_roles.sandbox.path_access import make_folders
 from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_sentence
+from ava_roles.tools.records import ASK
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
 from ava_server.core.threads import run_apart
@@ -31,8 +32,10 @@ from ava_server.models.json_text import object_fault
 from ava_server.runs.context import RunContext, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
+from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog, ms_since
 from ava_server.runs.private_keys import learn_private_keys
+from ava_server.runs.questions import Ask
 
 MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
@@ -125,11 +128,12 @@ class ToolCalls:
         self._ready: dict[str, _Ready] = {}
         self._keys_known = False
 
-    async def run(self, calls: Sequence[ToolUse]) -> None:
+    async def run(self, calls: Sequence[ToolUse]) -> Paused | None:
         """Run each call of an answer that has no result yet: concurrently when all only read, else in order.
 
-        The first 16 are run while the run's cap on tool calls allows it; the others are refused. After a crash, calls
-        with a result are skipped, and calls that had begun are not counted again.
+        The first 16 are run while the run's cap on tool calls allows it; the others are refused. Questions come last:
+        with one, the run pauses, and its next owner calls this again. After a crash or a pause, calls with a result are
+        skipped, and calls that had begun are not counted again.
         """
         begun = self._history.started
         allowed = self._max_calls - self._history.tool_calls
@@ -147,6 +151,8 @@ class ToolCalls:
             else:
                 allowed -= 1
                 admitted.append(call)
+        asking = [call for call in admitted if call.name == ASK.name]
+        admitted = [call for call in admitted if call.name != ASK.name]
         if all(self._reads_only(call) for call in admitted):
             await self._together(admitted)
         else:
@@ -157,6 +163,23 @@ class ToolCalls:
                     await self._call(call, number == 0)
         for call, why in refused:
             await self.refuse(call, why)
+        for call in asking if self._history.tripped is None else ():
+            if (waits := await self._asks(call)) is not None:
+                return waits
+            await self._call(call, first=not admitted)
+        return None
+
+    async def _asks(self, call: ToolUse) -> Paused | None:
+        """Return the pause in which a call's question waits; None where the call itself says what came of it."""
+        found = self._ready.get(call.call_id) or self._fitting(call)
+        if isinstance(found, str) or not isinstance(found.tool, Ask) or self._repeats(call):
+            return None
+        asked = await found.tool.new_question(call.call_id)
+        if asked is None:
+            return None
+        if call.call_id not in self._history.started:
+            await self._log.record(Activity(activity=found.sentence), self._begins(call))
+        return Paused(asked)
 
     def begun(self, calls: Sequence[ToolUse]) -> list[Fact]:
         """Return the facts to record before an answer's tools start, if all of them can start at once; else none.
@@ -276,7 +299,9 @@ class ToolCalls:
     async def _work(
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
-        place = replace(self.place, secrets=injected, hide=hide.hide_in_lines, say=self._say_hidden)
+        place = replace(
+            self.place, call_id=call.call_id, secrets=injected, hide=hide.hide_in_lines, say=self._say_hidden
+        )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
         if (tool.spec.commands or tool.spec.foreign is not None) and not self._keys_known and place.files is not None:
             await learn_private_keys(self._context.redactor, place.files)
@@ -326,7 +351,9 @@ class ToolCalls:
             scratch = f"{sha[:32]}.txt"
             await anyio.to_thread.run_sync(_keep, self._context.scratch, scratch, text)
             text, shown = _cut(text, tool.spec)
-        body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
+        body = text
+        if not output.own:
+            body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
         if scratch is not None:
             goes_on = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
             body += f"\n[cut at {tool.spec.max_chars} of {whole} characters; {goes_on}]"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from ava_audit.events import CancelledBy, Channel, Who
@@ -42,7 +42,7 @@ class Session:
         client: The client's name and version, once they are known.
         roots: Folders that the client named.
         url: The server's address; only over HTTP.
-        unanswered: Questions about more for a run that its person has closed or not seen: they are not asked again.
+        unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
         seen: What each run looked like at the last poll: a poll without news is not logged.
     """
 
@@ -220,9 +220,46 @@ class Access:
         """Return how a person gives this server a provider's key in this session's host."""
         return launching.key_advice(provider, self.session.client)
 
+    def redact(self, text: str) -> str:
+        """Return a text without what looks like a key."""
+        return self.runtime.credentials.redactor.redact(text)[0]
+
+    def refuse_keys(self, given: Mapping[str, Any]) -> None:
+        """Refuse arguments with something that looks like a key: neither a model nor the log may get one.
+
+        Raises:
+            BadInput: Names the argument, and says what to do instead.
+        """
+        for where, text in _texts(given):
+            shapes = self.runtime.credentials.redactor.find_shapes(text)
+            if shapes:
+                raise BadInput(
+                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}), and neither the subagent,"
+                    " its provider nor the log may have it: a person can store it with `ava secret set NAME --for"
+                    " HOST`; then write {{secret:NAME}} in its place, for a role whose file lists NAME under secrets"
+                )
+
+    def wake(self, run_id: str) -> None:
+        """Have this process go on with a run as soon as it can."""
+        self.runtime.manager.adopt_run(run_id)
+        self.runtime.manager.wake()
+
     def agent_of(self, run: RunRow) -> Who:
         """Return a run as the log names it, under this session."""
         return Who(self.session.id, run.id, run.user_id, parent_agent_id=AGENT)
+
+
+def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in arguments, including the names of arguments, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for name, item in cast("Mapping[Any, Any]", value).items():
+            yield f"{path} (a name in it)" if path else "an argument's name", str(name)
+            yield from _texts(item, path or str(name))
+    elif isinstance(value, list):
+        for item in cast("list[Any]", value):
+            yield from _texts(item, path)
 
 
 class Operations:

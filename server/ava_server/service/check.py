@@ -8,17 +8,16 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from ava_audit.events import Event, UserMessage
 from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, RunRow
-from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
+from ava_server.runs.questions import deliver
 from ava_server.service.access import Access, CallContext, Operations, Progress
-from ava_server.service.extensions import Extensions
+from ava_server.service.questions import PersonQuestions
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.run_view import (
     EXPIRED,
@@ -56,10 +55,10 @@ class RunChecks(Operations):
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
-        self._extensions = Extensions(access)
+        self._questions = PersonQuestions(access)
 
     async def check(self, given: dict[str, Any], caller: CallContext) -> Answer:
-        """Do `check_subagent`. Where a run asks for more and the client can ask its person, the person is asked.
+        """Do `check_subagent`. Where a run waits for a person and the client can ask one, the person is asked.
 
         Raises:
             BadInput: An argument, or a person's answer, cannot be used.
@@ -86,7 +85,7 @@ class RunChecks(Operations):
             rows = await self._waited_for([run], args.wait_seconds, caller.progress)
         # A question and a wait share the time of a call: after a long wait, the next call asks.
         person = caller.person if time.monotonic() - began <= self._session.wait_s - ASKED_S else None
-        decided = await self._extensions.ask(rows, person)
+        decided = await self._questions.ask(rows, person)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)
@@ -245,21 +244,27 @@ class RunSteering(Operations):
         """
         args = parse(MessageArgs, given)
         run = await self._access.run(args.subagent_id, "subagent_id")
-        event = Event(self._access.agent_of(run), UserMessage(text=args.message, kind="message"), run_id=run.id)
-        delivered = await self._store.do(_deliver(run.id, event))
+        agent, session = self._access.agent_of(run), self._session
+        delivered = await self._store.do(deliver(run.id, args.message, agent, session.who, session.channel))
         if delivered == "waiting":
             raise Refused(f"{label(run)} waits for approval; to change it, cancel it and propose it again")
         if delivered == "ended":
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
+        if delivered == "answered":
+            self._access.wake(run.id)
+            return self._delivered(run, "has the answer to its question and goes on")
         state = await anyio.to_thread.run_sync(shown_state, run, self._runtime.instances.alive)
         paused = state == QUEUED and run.generation > 0
         when = "when it goes on" if paused else _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
+        return self._delivered(run, f"reads it {when}")
+
+    def _delivered(self, run: RunRow, what: str) -> MessageAnswer:
         return MessageAnswer(
             status="delivered",
             subagent_id=run.id,
             name=run.name,
             task_id=run.task_id,
-            message=f"{label(run)} reads it {when}. It may steer the work; limits and tools stay.",
+            message=f"{label(run)} {what}. It may steer the work; limits and tools stay.",
         )
 
     async def cancel(self, given: dict[str, Any], _caller: CallContext) -> Answer:
@@ -303,15 +308,3 @@ class RunSteering(Operations):
         if over:
             message = " ".join(part for part in (f"Ended before already: {', '.join(over)}.", message) if part)
         return CancelAnswer(status=status, message=message, runs=dumped(runs))
-
-
-def _deliver(run_id: str, event: Event) -> Command[str]:
-    def command(view: View, _now_us: int) -> Outcome[str]:
-        run = view.run(run_id)
-        if run is None or run.ended:
-            return Outcome("ended")
-        if run.state == WAITING:
-            return Outcome("waiting")
-        return Outcome(run.state, (event,))
-
-    return command

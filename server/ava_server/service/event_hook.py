@@ -22,7 +22,7 @@ from anyio.abc import Process
 
 from ava_audit.entries import Entry, entry_of
 from ava_audit.errors import AuditError
-from ava_audit.events import ExtensionAsked
+from ava_audit.events import ExtensionAsked, QuestionAsked
 from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.locks import hold_when_free
@@ -34,8 +34,9 @@ from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.config.keys import key_variables
 from ava_server.core.data_root import home_folder
-from ava_server.runs.extension import AWAITING_EXTENSION, asked_of, request_words
-from ava_server.runs.lifecycle import asking
+from ava_server.runs.extension import asked_of, request_words
+from ava_server.runs.lifecycle import awaited
+from ava_server.runs.questions import waiting_question
 
 log = logging.getLogger("ava.events")
 
@@ -80,7 +81,7 @@ def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
     def query(view: View) -> list[dict[str, Any]]:
         old_us = now_us() - OLD_US
         found: list[dict[str, Any]] = []
-        where = "type IN ('SpawnProposed', 'ExtensionAsked', 'RunEnded') AND seq > ? AND seq <= ?"
+        where = "type IN ('SpawnProposed', 'ExtensionAsked', 'QuestionAsked', 'RunEnded') AND seq > ? AND seq <= ?"
         for entry in (entry_of(row[:-1]) for row in view.rows(where, after, upto)):
             try:
                 event = _event(view, entry) if entry.ts_us > old_us else None
@@ -100,8 +101,9 @@ def _event(view: View, entry: Entry) -> dict[str, Any] | None:
     proposal = view.proposal(run.pending_id) if run is not None else None
     if run is None or proposal is None:
         return None
-    if isinstance(entry.fact, ExtensionAsked):
-        return {**_fields(view, run, AWAITING_EXTENSION), **_request(run)} if asking(run, now_us()) else None
+    if isinstance(entry.fact, ExtensionAsked | QuestionAsked):
+        state = awaited(run, now_us())
+        return {**_fields(view, run, state), "status": state, **_request(view, run)} if state else None
     ended = entry.type == "RunEnded"
     if proposal.state != ("approved" if ended else WAITING):
         return None
@@ -118,12 +120,19 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
         "task": task_excerpt(texts.task) if texts is not None else "",
         "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},
         "max_cost_cents": 0.0 if config.price.free else cents(config.max_cost_micros),
-        "status": AWAITING_EXTENSION if event == AWAITING_EXTENSION else run.state,
+        "status": run.state,
     }
 
 
-def _request(run: RunRow) -> dict[str, Any]:
-    """Return what a run asks a person for."""
+def _request(view: View, run: RunRow) -> dict[str, Any]:
+    """Return what a run asks a person, or asks a person for."""
+    if (found := waiting_question(view, run, now_us())) is not None:
+        return {
+            "question_id": found.asked.question_id,
+            "question": found.text,
+            "options": list(found.options),
+            "expires_at": iso_utc(found.asked.expires_us),
+        }
     asked = asked_of(run)
     if asked is None:
         return {}

@@ -1,15 +1,13 @@
-"""More for a run near a cap: asks the person whom a client can ask, and carries out what a person has decided."""
+"""More for a run near a cap: carries out what a person has decided."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 from ava_audit.events import Channel
-from ava_audit.rows import RunRow
-from ava_server.approval.questions import Person, Question, Reply
+from ava_server.approval.questions import Reply
 from ava_server.core.errors import Refused
-from ava_server.runs.extension import asked_of, extension_limits
+from ava_server.runs.extension import extension_limits
 from ava_server.runs.extension_answer import (
     ExtensionAnswer,
     PendingExtension,
@@ -18,75 +16,25 @@ from ava_server.runs.extension_answer import (
     waiting_extension,
     waiting_extensions,
 )
-from ava_server.runs.lifecycle import asking
 from ava_server.service.access import Operations
 
 ONLY_PIN = (
     'approval = "human": only the approval PIN allows a run more, in a terminal: `ava approve {run_id}`. No tool can'
 )
-_UNANSWERED = "The person has not answered; {run_id} still waits: `ava approve {run_id}` in a terminal."
 
 
 class Extensions(Operations):
     """Decides on what a user's runs ask for; a model never does."""
 
-    async def ask(self, rows: Sequence[RunRow], person: Person | None) -> str | None:
-        """Ask the person about the first of these runs that waits for an answer, and return what came of it.
-
-        A question that was closed or not seen is not asked again in this session; the run still waits.
-
-        Raises:
-            BadInput: The form's value cannot be used.
-            AnsweredLater: The client asks the person and calls again.
-        """
-        found = await self._to_ask_about(rows) if person is not None else []
-        if person is None or not found:
-            return None
-        first = found[0]
-        reply = await person.ask(first.question())
-        try:
-            decided = await self._carry_out(first, reply)
-        except Refused as refused:
-            return f"{refused}."
-        return decided.text if decided else self._access.adapt_text(_UNANSWERED.format(run_id=first.run.id))
-
-    async def questions(self, rows: Sequence[RunRow]) -> dict[str, Question]:
-        """Return what these runs ask a person whom a client can ask: the questions, by the ids of the requests."""
-        return {one.asked.extension_id: one.question() for one in await self._to_ask_about(rows)}
-
-    async def answer(self, rows: Sequence[RunRow], extension_id: str, reply: Reply) -> None:
-        """Carry out a person's answer to one of these questions; an answer to no open question changes nothing.
+    async def carry_out(self, one: WaitingExtension, reply: Reply) -> str:
+        """Carry out a person's reply to the client's question, and return what came of it.
 
         Raises:
             BadInput: The form's value cannot be used.
             Refused: It cannot be allowed any more.
         """
-        found = {one.asked.extension_id: one for one in await self._to_ask_about(rows)}
-        if (one := found.get(extension_id)) is not None:
-            await self._carry_out(one, reply)
-
-    async def _carry_out(self, one: WaitingExtension, reply: Reply) -> ExtensionAnswer | None:
-        """Carry out a person's reply; None where they closed the question, which is then not asked here again."""
-        if reply.action in ("cancel", "silent"):
-            self._session.unanswered.add(one.asked.extension_id)
-            return None
         allow = one.allowed(reply) if reply.action == "accept" else None
-        return await self._decide(one.run.id, one.asked.digest, allow, "elicitation")
-
-    async def _to_ask_about(self, rows: Sequence[RunRow]) -> list[WaitingExtension]:
-        """Return what these runs ask for, as far as this session's person may decide it and has not closed it."""
-        now_us = time.time_ns() // 1000
-        asking_now = [row for row in rows if self._access.owns(row) and self._may_ask_about(row, now_us)]
-        if not asking_now or not self._session.may("spawn"):
-            return []
-        if await self._runtime.policy(self._session.user) == "human" and not self._session.pin_given:
-            return []
-        found = await self._store.read(lambda view: [waiting_extension(view, row, now_us) for row in asking_now])
-        return [one for one in found if isinstance(one, WaitingExtension)]
-
-    def _may_ask_about(self, row: RunRow, now_us: int) -> bool:
-        asked = asked_of(row) if asking(row, now_us) else None
-        return asked is not None and asked.extension_id not in self._session.unanswered
+        return (await self._decide(one.run.id, one.asked.digest, allow, "elicitation")).text
 
     async def waiting(self) -> list[PendingExtension]:
         """Return what this user's runs ask for, oldest first."""
@@ -124,6 +72,5 @@ class Extensions(Operations):
         answer = await self._store.do(command)
         if answer.status == "refused":
             raise Refused(answer.text)
-        self._runtime.manager.adopt_run(run_id)
-        self._runtime.manager.wake()
+        self._access.wake(run_id)
         return answer

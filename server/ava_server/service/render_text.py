@@ -99,7 +99,10 @@ def _facts(run: RunAnswer) -> list[str]:
         run.last_tool and f"last tool: {run.last_tool.name} at {run.last_tool.at}",
         run.stop_reason and f"ended because: {run.stop_reason}",
     )
-    return [f"  {fact}" for fact in facts if fact]
+    lines = [f"  {fact}" for fact in facts if fact]
+    if run.untrusted_question:
+        lines += ["  its question, in the subagent's own words:", add_bars(escape_result(run.untrusted_question))]
+    return lines
 
 
 def _quotes(quotes: list[dict[str, Any]]) -> str:

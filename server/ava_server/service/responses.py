@@ -52,7 +52,7 @@ class SpawnAnswer(Answer):
     subagent_id: str | None = None
     name: str | None = None
     task_id: str | None = None
-    approval_line: str | None = Field(default=None, description="Give it to confirm_spawn, letter for letter.")
+    approval_line: str | None = Field(default=None, description="For confirm_spawn, letter for letter.")
     estimated_minutes: Minutes | None = None
     max_cost_cents: float | None = None
     model: str | None = None
@@ -73,7 +73,7 @@ class OneDecision(BaseModel):
     status: str
     queue_position: int | None = None
     refused_because: str | None = None
-    fresh: dict[str, Any] | None = Field(default=None, description="A new proposal for an expired one.")
+    fresh: dict[str, Any] | None = Field(default=None, description="In place of an expired one.")
 
 
 class ConfirmAnswer(Answer):
@@ -81,7 +81,7 @@ class ConfirmAnswer(Answer):
 
     decisions: list[OneDecision] = []
     group_id: str | None = None
-    approval_lines: list[str] | None = Field(default=None, description="The right lines, where one was wrong.")
+    approval_lines: list[str] | None = Field(default=None, description="The right lines.")
     next: str | None = None
     runs: list[dict[str, Any]] | None = Field(default=None, description="After a wait: as check_subagent.")
 
@@ -115,6 +115,7 @@ class RunAnswer(BaseModel):
     queue_position: int | None = None
     expires_at: str | None = None
     waits_for: str | None = None
+    untrusted_question: str | None = None
     not_before: str | None = None
     stop_reason: str | None = None
     model: str | None = None

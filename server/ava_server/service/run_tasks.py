@@ -18,7 +18,7 @@ from ava_server.budget.run_config import config_of
 from ava_server.core.errors import BadInput
 from ava_server.runs.lifecycle import ABANDONED_US
 from ava_server.service.access import Access, Operations
-from ava_server.service.extensions import Extensions
+from ava_server.service.questions import PersonQuestions
 from ava_server.service.responses import ConfirmAnswer
 from ava_server.service.run_view import RunView, status_line, view_run
 
@@ -64,7 +64,7 @@ class RunTasks(Operations):
 
     def __init__(self, access: Access) -> None:
         super().__init__(access)
-        self._extensions = Extensions(access)
+        self._questions = PersonQuestions(access)
 
     async def task(self, task_id: str, *, asks: bool) -> Task:
         """Return a task as it is now; with `asks`, also what it asks a person whom the client can ask.
@@ -81,7 +81,7 @@ class RunTasks(Operations):
             return [view_run(view, row, alive, now_us, manager=manager, result=False) for row in now]
 
         runs = await self._store.read(query)
-        questions = await self._extensions.questions([run.row for run in runs]) if asks else {}
+        questions = await self._questions.open([run.row for run in runs]) if asks else {}
         return Task(
             id=task_id_of(rows, task_id),
             status=_status(runs, asks=bool(questions)),
@@ -112,7 +112,7 @@ class RunTasks(Operations):
         """
         rows = await self._rows(task_id)
         for key, reply in replies.items():
-            await self._extensions.answer(rows, key, reply)
+            await self._questions.answer(rows, key, reply)
 
     async def _rows(self, task_id: str) -> list[RunRow]:
         """Return the started runs of a task."""

@@ -16,11 +16,21 @@ from ava_audit.units import format_usd, iso_second, iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import task_excerpt
+from ava_server.approval.summary import quoted, task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
-from ava_server.runs.extension import AWAITING_EXTENSION, asked_of, request_words, wait_words
-from ava_server.runs.lifecycle import asking, blocker_in, pause_words, paused, resume_line, waits_for_resume
+from ava_server.runs.extension import asked_of, request_words, wait_words
+from ava_server.runs.lifecycle import (
+    AWAITING_ANSWER,
+    AWAITING_EXTENSION,
+    awaited,
+    blocker_in,
+    pause_words,
+    paused,
+    resume_line,
+    waits_for_resume,
+)
+from ava_server.runs.questions import WaitingQuestion, waiting_question
 from ava_server.service.responses import LastTool, RunAnswer, Untrusted
 
 if TYPE_CHECKING:
@@ -148,6 +158,7 @@ def fitting(text: str, room: int) -> int:
 INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""
 ACTIVITY_CHARS = 80
+QUESTION_CHARS = 200
 _NO_SERVER = "no Ava server is running; the next one of this user takes it over"
 _NO_OWNER = "no server is running it"
 
@@ -173,23 +184,26 @@ class Wait:
 
     Attributes:
         cause: `approval`: a person has to approve it. `limit`: its provider takes no calls until `until_us`.
-            `extension`: a person may allow it more, until `until_us`. `queue`: it is queued. `owner`: its server is
-            gone, and the next one resumes it. `resume`: a person has to resume it.
+            `extension`: a person may allow it more, until `until_us`. `answer`: it has asked a question, and waits for
+            the answer until `until_us`. `queue`: it is queued. `owner`: its server is gone, and the next one resumes
+            it. `resume`: a person has to resume it.
         run: The run.
         until_us: When a limit is over.
         position: The place in the queue, from 1.
         blocker: Why the server that tried last could not take it; empty where none has said.
         served: An Ava server works on this data root.
         line: What `confirm_spawn` takes as `approving` to resume it; None where the task was erased.
+        question: What it asks.
     """
 
-    cause: Literal["approval", "limit", "extension", "queue", "owner", "resume"]
+    cause: Literal["approval", "limit", "extension", "answer", "queue", "owner", "resume"]
     run: RunRow
     until_us: int | None = None
     position: int | None = None
     blocker: str = ""
     served: bool = True
     line: str | None = None
+    question: WaitingQuestion | None = None
 
     def for_tools(self) -> str | None:
         """Return `waits_for` of the tools' answers."""
@@ -201,6 +215,11 @@ class Wait:
             case "extension":
                 asked = asked_of(self.run)
                 return wait_words(self.run, asked) if asked is not None else None
+            case "answer":
+                return (
+                    "an answer to its question (untrusted_question): ask the person, and pass the answer on with"
+                    f" message_subagent. Without one, it goes on at {iso_second(self.until_us or 0)}"
+                )
             case "resume":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
                 confirm = f'confirm_spawn with pending_ids ["{self.run.id}"]{how}'
@@ -222,6 +241,13 @@ class Wait:
                     return f"ava approve {self.run.id}: {words}?"
                 until = iso_second(self.until_us or 0)
                 return f"a person may {words}: `ava approve {self.run.id}`; without an answer it wraps up at {until}"
+            case "answer":
+                how = f'`ava send {self.run.id} "…"`'
+                if brief:
+                    return how if self.question is None else f"{how}: {quoted(self.question.text, QUESTION_CHARS)}"
+                return (
+                    f"answer its question with {how}; without an answer it goes on at {iso_second(self.until_us or 0)}"
+                )
             case "queue":
                 place = f"number {self.position}" + ("" if brief else " in the queue")
                 return _joined(place, self.blocker if self.served else _NO_SERVER)
@@ -239,7 +265,7 @@ class RunView:
 
     Attributes:
         row: What the log has of it: ids, times, sums, and its ending.
-        state: Its state; `interrupted`, `expired` and `awaiting_extension` are not stored.
+        state: Its state; `interrupted`, `expired`, `awaiting_extension` and `awaiting_answer` are not stored.
         at_us: Up to when its clock counts.
         caps: Time, turns, tool calls, tokens and cost; empty where a newer Ava wrote the configuration.
         free: Its model costs nothing.
@@ -321,8 +347,7 @@ def view_run(
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
     if proposal is not None and proposal.expires_us <= now_us:
         state = EXPIRED
-    if asking(run, now_us):
-        state = AWAITING_EXTENSION
+    state = awaited(run, now_us) or state
     entry = view.entry(run.result_seq) if result and run.ended and run.result_seq is not None else None
     fact = entry.fact if entry is not None else None
     texts = texts_of(view, run) if task else None
@@ -412,6 +437,8 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
     if wait is not None:
         answer.waits_for, answer.queue_position = wait.for_tools(), wait.position
         answer.not_before = iso_utc(wait.until_us) if wait.until_us is not None else None
+        if wait.question is not None:
+            answer.untrusted_question = wait.question.untrusted
     if shown.result is not None:
         add_result(answer, shown.result, offset, room)
     return answer
@@ -419,7 +446,7 @@ def run_answer(shown: RunView, *, offset: int = 0, room: int | None = None, owne
 
 @dataclass(frozen=True)
 class Notice:
-    """News of a run that its user has not fetched: it ended, or a person has to resume it or may allow it more.
+    """News of a run that its user has not fetched: it ended, or a person has to resume it, or it waits for an answer.
 
     Attributes:
         row: The run.
@@ -434,6 +461,11 @@ class Notice:
         run = self.row
         if not run.ended and (asked := asked_of(run)) is not None:
             return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
+        if run.question is not None:
+            return (
+                f"{label(run)} asks the person a question; check_subagent shows it. Pass the answer on with"
+                " message_subagent"
+            )
         if self.interrupted_us is None:
             cost = format_usd(run.cost_micros)
             return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"
@@ -476,6 +508,8 @@ def _wait(
         return Wait("approval", run)
     if state == AWAITING_EXTENSION:
         return Wait("extension", run, until_us=run.not_before_us)
+    if state == AWAITING_ANSWER:
+        return Wait("answer", run, until_us=run.not_before_us, question=waiting_question(view, run, now_us))
     if state not in (QUEUED, INTERRUPTED):
         return None
     is_served = served()

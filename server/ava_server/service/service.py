@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import anyio.to_thread
 
@@ -22,7 +21,7 @@ from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
-from ava_server.runs.lifecycle import asking, waits_for_resume
+from ava_server.runs.lifecycle import awaited, waits_for_resume
 from ava_server.service.access import Access, CallContext, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering, dumped
 from ava_server.service.confirm import Confirmations
@@ -119,7 +118,7 @@ class Service:
             elif spec.recorded == "before":
                 await self._store.do(called)
             self._access.refuse_without(spec.scope)
-            self._refuse_keys(given)
+            self._access.refuse_keys(given)
             answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded, wakes))
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
@@ -146,13 +145,14 @@ class Service:
     async def _notices(self, answer: Answer) -> list[str]:
         """Return a line for each run of this user that ended in the last hour and whose result was not fetched yet.
 
-        Runs of this workspace come first; before them, those that wait for a person: to allow them more, or to resume.
+        Runs of this workspace come first; before them, those that wait for a person: to allow them more, to answer, or
+        to resume.
         """
         in_it = {run["subagent_id"] for run in _runs_in(answer)}
         now_us = time.time_ns() // 1000
 
         def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
-            asks = [row for row in view.runs(user=self._session.user, states=(QUEUED,)) if asking(row, now_us)]
+            asks = [row for row in view.runs(user=self._session.user, states=(QUEUED,)) if awaited(row, now_us)]
             running = view.runs(user=self._session.user, states=(RUNNING,))
             silent = [row for row in running if waits_for_resume(view, row, now_us)]
             return asks, silent, view.unfetched(self._session.user)
@@ -214,34 +214,6 @@ class Service:
         stored, _count = self._redactor.redact(text)
         took_ms = round((time.monotonic() - began) * 1000)
         return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
-
-    def _refuse_keys(self, given: dict[str, Any]) -> None:
-        """Refuse a call with something that looks like a key: neither a model nor the log may get one.
-
-        Raises:
-            BadInput: Names the argument, and says what to do instead.
-        """
-        for where, text in _texts(given):
-            shapes = self._redactor.find_shapes(text)
-            if shapes:
-                raise BadInput(
-                    f"{where[:60]}: it contains what looks like a key ({shapes[0].name}), and neither the subagent,"
-                    " its provider nor the log may have it: a person can store it with `ava secret set NAME --for"
-                    " HOST`; then write {{secret:NAME}} in its place, for a role whose file lists NAME under secrets"
-                )
-
-
-def _texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text in arguments, including the names of arguments, with its path."""
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for name, item in cast("dict[Any, Any]", value).items():
-            yield f"{path} (a name in it)" if path else "an argument's name", str(name)
-            yield from _texts(item, path or str(name))
-    elif isinstance(value, list):
-        for item in cast("list[Any]", value):
-            yield from _texts(item, path)
 
 
 def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.units import cents, format_bytes
 from ava_server.cli.doctor.data import LITTLE_BYTES
 from ava_server.cli.doctor.finding import State
-from ava_server.runs.extension import AWAITING_EXTENSION
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_server.service.run_view import RunView, run_answer
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def health(overview: Overview, settings: Settings, confined: str | None, trouble
 def _processes(overview: Overview) -> list[Health]:
     count = overview.processes
     if not count:
-        working = (AWAITING_EXTENSION, "queued", "running", "interrupted")
+        working = (AWAITING_EXTENSION, AWAITING_ANSWER, "queued", "running", "interrupted")
         waiting = any(overview.counts.get(state) for state in working)
         text = "none is running: nothing runs until one starts"
         return [Health("servers", "warning" if waiting else "note", text, "no server")]

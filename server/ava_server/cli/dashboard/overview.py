@@ -26,14 +26,13 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.runs.extension import AWAITING_EXTENSION
-from ava_server.runs.lifecycle import asking
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, awaited
 from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, shown_state, view_run
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
-ORDER = (WAITING, AWAITING_EXTENSION, INTERRUPTED, "running", "queued", EXPIRED)
+ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of the screen: first what waits for a person."""
 RECENT_US = HOUR_US
 PROBE_ENDS_S = 5.0
@@ -174,9 +173,7 @@ class OverviewReader:
         def state(row: RunRow) -> str:
             proposal = view.proposal(row.pending_id) if row.state == WAITING else None
             expired = proposal is not None and proposal.expires_us <= at_us
-            if asking(row, at_us):
-                return AWAITING_EXTENSION
-            return EXPIRED if expired else shown_state(row, alive)
+            return EXPIRED if expired else awaited(row, at_us) or shown_state(row, alive)
 
         def shown(row: RunRow) -> RunView:
             return view_run(view, row, alive, at_us, served=lambda: overview.processes > 0, result=False, task=True)

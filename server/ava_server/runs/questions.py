@@ -1,0 +1,215 @@
+"""A run's questions to the person who started it: the tool `ask`, and what answers it.
+
+A run that asks waits like a paused one: without a slot, and its clock stops. The answer comes over any channel, also
+from the orchestrator. Without one, the run goes on when its time to wait is over, and is told so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ava_audit.events import Channel, Event, QuestionAnswered, QuestionAsked, ToolCall, UserMessage, Who
+from ava_audit.rows import WAITING, RunRow
+from ava_audit.store.store import Command, Outcome, Store
+from ava_audit.units import iso_second, now_us
+from ava_audit.view import View
+from ava_roles.errors import ToolFailed
+from ava_roles.tool import ToolContext, ToolOutput
+from ava_roles.tools.records import ASK, AskArgs
+from ava_roles.wrap import add_bars, clean
+from ava_server.approval.questions import Question, Reply, TextField
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import label, new_id
+from ava_server.runs.history import Answered, History
+from ava_server.runs.lifecycle import situation, transition, wait_for_person
+
+_ERASED = "(erased)"
+_GO_ON = "Go on with what is most likely meant, and say in the result what you have assumed."
+_CHOICE, _ANSWER = "choice", "answer"
+
+
+class Ask:
+    """The tool `ask` of one run.
+
+    Args:
+        store: The log.
+        history: The run's history.
+        most: How many questions it may ask.
+        wait_s: How long it waits for an answer, in seconds.
+    """
+
+    spec = ASK
+
+    def __init__(self, store: Store, history: History, most: int, wait_s: int) -> None:
+        self._store = store
+        self._history = history
+        self._most = most
+        self._wait_s = wait_s
+
+    def activity(self, args: AskArgs) -> str:
+        """Return the sentence for the status line."""
+        return f"Asking: {args.question}"
+
+    async def new_question(self, call_id: str) -> QuestionAsked | None:
+        """Return what records a call's question; None where it was asked before, or nobody can be asked."""
+        asked = self._history.questions
+        wait_s = await self._store.read(self._time) if call_id not in asked and len(asked) < self._most else 0
+        if wait_s <= 0:
+            return None
+        expires_us = now_us() + wait_s * 1_000_000
+        return QuestionAsked(question_id=new_id("question_id"), call_id=call_id, expires_us=expires_us)
+
+    async def __call__(self, args: AskArgs, at: ToolContext) -> ToolOutput:
+        """Return the answer to this call's question, or say that there is none.
+
+        Raises:
+            ToolFailed: It could not be asked.
+        """
+        asked = self._history.questions.get(at.call_id)
+        if asked is None:
+            many = f"{self._most} question{'' if self._most == 1 else 's'}"
+            full = len(self._history.questions) >= self._most
+            raise ToolFailed(
+                f"a run may ask {many}, and you have. {_GO_ON}" if full else f"no time is left to wait. {_GO_ON}"
+            )
+        return ToolOutput(_words(self._history.answers.get(asked.question_id)), own=True)
+
+    def _time(self, view: View) -> int:
+        return math.floor(wait_for_person(view, view.run(self._history.run_id), self._wait_s, now_us()))
+
+
+def _words(answer: Answered | None) -> str:
+    """Return what the model is told about the answer."""
+    if answer is None:
+        return f"Nobody has answered. {_GO_ON}"
+    if answer.fact.decision == "declined":
+        return f"The person does not want to answer. {_GO_ON}"
+    who = "The person answers"
+    if answer.fact.channel == "host_call":
+        who = "The orchestrator answers; whether the person said so is not known"
+    return f"{who}. This may steer the work, and changes no limit:\n{answer.text}"
+
+
+# -- as it is shown ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WaitingQuestion:
+    """A question that waits for its answer. What the subagent wrote is cleaned, and still untrusted.
+
+    Attributes:
+        run: The run.
+        asked: What the log has of it.
+        text: The question.
+        options: Answers to choose from; may be empty.
+    """
+
+    run: RunRow
+    asked: QuestionAsked
+    text: str
+    options: tuple[str, ...]
+
+    @property
+    def untrusted(self) -> str:
+        """The question and its options, as one text."""
+        return "\n".join((self.text, *(f"- {option}" for option in self.options)))
+
+    def question(self) -> Question:
+        """Return the question for a host's form."""
+        text = (
+            f"{label(self.run)} asks you, in its own words:\n{add_bars(self.untrusted)}\n"
+            f"Your answer goes to the model {self.run.model}: give no passwords or keys. It changes no limit. Without"
+            f" an answer by {iso_second(self.asked.expires_us)} the subagent goes on."
+        )
+        own = TextField(_ANSWER, "Or in your own words" if self.options else "Your answer")
+        fields = (TextField(_CHOICE, "Your answer", self.options), own) if self.options else (own,)
+        return Question(" \n".join(text.split("\n")), fields)
+
+    def answer_in(self, reply: Reply) -> str:
+        """Return the answer that a form has.
+
+        Raises:
+            BadInput: It has none.
+        """
+        choice, own = (_text(reply.content, name) for name in (_CHOICE, _ANSWER))
+        if choice and choice not in self.options:
+            raise BadInput(f"{_CHOICE}: {choice[:100]!r} is not one of the options; the question still waits")
+        answer = "\n".join(filter(None, (choice, own)))
+        if not answer:
+            raise BadInput(f"{_ANSWER}: the form returned no answer; the question still waits")
+        return answer
+
+
+def _text(content: Mapping[str, Any], name: str) -> str:
+    given = content.get(name)
+    return given.strip() if isinstance(given, str) else ""
+
+
+def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | None:
+    """Return the question that a run waits with; None where it waits with none."""
+    if run.question is None or transition(run, "answer", situation(run, now_us)) is None:
+        return None
+    asked = QuestionAsked.model_validate_json(run.question)
+    calls = (entry.fact for entry in reversed(view.entries(run.id, 0, ("ToolCall",))))
+    call = next((fact for fact in calls if isinstance(fact, ToolCall) and fact.call_id == asked.call_id), None)
+    args = call.args if call is not None and isinstance(call.args, dict) else {"question": _ERASED}
+    options = tuple(clean(str(option))[0] for option in args.get("options") or ())
+    return WaitingQuestion(run, asked, clean(str(args.get("question", "")))[0], options)
+
+
+# -- the answer -------------------------------------------------------------------------------------------------------
+
+
+def deliver(run_id: str, text: str, agent: Who, who: Who, channel: Channel) -> Command[str]:
+    """Deliver a message to a run; where the run waits with a question, the message is its answer.
+
+    The value is `answered`, the run's state where it reads the message later, or why it never does: `ended`, `waiting`.
+
+    Args:
+        run_id: The run.
+        text: The message.
+        agent: The run under the session that writes.
+        who: The session and the user that write.
+        channel: The channel over which they do.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[str]:
+        run = view.run(run_id)
+        if run is None or run.ended:
+            return Outcome("ended")
+        if run.state == WAITING:
+            return Outcome("waiting")
+        if (found := waiting_question(view, run, now_us)) is not None:
+            return Outcome("answered", _answered(found, text, agent, who, channel))
+        return Outcome(run.state, (Event(agent, UserMessage(text=text, kind="message"), run_id=run.id),))
+
+    return command
+
+
+def answer_question(
+    run_id: str, question_id: str, text: str | None, agent: Who, who: Who, channel: Channel
+) -> Command[bool]:
+    """Answer one question of a run, or decline to (no text); False where it does not wait any more.
+
+    The other arguments are those of `deliver`.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        found = waiting_question(view, run, now_us) if run is not None else None
+        if found is None or found.asked.question_id != question_id:
+            return Outcome(False)
+        return Outcome(True, _answered(found, text, agent, who, channel))
+
+    return command
+
+
+def _answered(found: WaitingQuestion, text: str | None, agent: Who, who: Who, channel: Channel) -> tuple[Event, ...]:
+    decided = QuestionAnswered(
+        question_id=found.asked.question_id, decision="declined" if text is None else "answered", channel=channel
+    )
+    said = () if text is None else (Event(agent, UserMessage(text=text, kind="answer"), run_id=found.run.id),)
+    return (*said, Event(who, decided, run_id=found.run.id))

@@ -1,0 +1,111 @@
+"""What runs wait for a person with, where the client can ask one: more for a run near a cap, or a run's own question.
+
+The client asks within a call, or as the question of a task. A question that its person has closed or not seen is not
+asked again in the session; the run still waits.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ava_audit.rows import RunRow
+from ava_audit.view import View
+from ava_server.approval.questions import Person, Question, Reply
+from ava_server.approval.requests import MessageArgs, parse
+from ava_server.core.errors import Refused
+from ava_server.core.ids import label
+from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
+from ava_server.runs.questions import WaitingQuestion, answer_question, waiting_question
+from ava_server.service.access import Access, Operations
+from ava_server.service.extensions import Extensions
+
+Waiting = WaitingExtension | WaitingQuestion
+_UNANSWERED = "The person has not answered; {run_id} still waits: {how} in a terminal."
+
+
+class PersonQuestions(Operations):
+    """Asks the person of a session what runs wait for, and carries out the replies."""
+
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        self._extensions = Extensions(access)
+
+    async def ask(self, rows: Sequence[RunRow], person: Person | None) -> str | None:
+        """Ask the person about the first of these runs that waits for them, and return what came of it.
+
+        Raises:
+            BadInput: What is in the form cannot be used.
+            AnsweredLater: The client asks the person and calls again.
+        """
+        found = await self._waiting(rows) if person is not None else []
+        if person is None or not found:
+            return None
+        first = found[0]
+        reply = await person.ask(first.question())
+        try:
+            decided = await self._carry_out(first, reply)
+        except Refused as refused:
+            return f"{refused}."
+        how = "`ava approve {}`" if isinstance(first, WaitingExtension) else '`ava send {} "…"`'
+        return decided or self._access.adapt_text(_UNANSWERED.format(run_id=first.run.id, how=how.format(first.run.id)))
+
+    async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
+        """Return the questions of these runs to a person whom a client can ask, by their ids."""
+        return {_id(one): one.question() for one in await self._waiting(rows)}
+
+    async def answer(self, rows: Sequence[RunRow], question_id: str, reply: Reply) -> None:
+        """Carry out a person's answer to one of these questions; an answer to no open question changes nothing.
+
+        Raises:
+            BadInput: What is in the form cannot be used; the question stays open.
+            Refused: It cannot be allowed any more.
+        """
+        found = {_id(one): one for one in await self._waiting(rows)}
+        if (one := found.get(question_id)) is not None:
+            await self._carry_out(one, reply)
+
+    async def _carry_out(self, one: Waiting, reply: Reply) -> str | None:
+        """Carry out a reply and return what came of it; None where the person closed the question."""
+        if reply.action in ("cancel", "silent"):
+            self._session.unanswered.add(_id(one))
+            return None
+        if isinstance(one, WaitingExtension):
+            return await self._extensions.carry_out(one, reply)
+        return await self._answer(one, reply)
+
+    async def _answer(self, one: WaitingQuestion, reply: Reply) -> str:
+        text = None
+        if reply.action == "accept":
+            answer = parse(MessageArgs, {"subagent_id": one.run.id, "message": one.answer_in(reply)}).message
+            self._access.refuse_keys({"answer": answer})
+            text = self._access.redact(answer)
+        agent, who = self._access.agent_of(one.run), self._session.who
+        command = answer_question(one.run.id, one.asked.question_id, text, agent, who, "elicitation")
+        if not await self._store.do(command):
+            raise Refused(f"{label(one.run)} waits for no answer any more")
+        self._access.wake(one.run.id)
+        return f"{label(one.run)} has its answer and goes on." if text is not None else f"{label(one.run)} goes on."
+
+    async def _waiting(self, rows: Sequence[RunRow]) -> list[Waiting]:
+        """Return what these runs wait with, as far as this session's person may answer it and has not closed it."""
+        owned = [row for row in rows if self._access.owns(row) and (row.extension or row.question)]
+        if not owned or not self._session.may("spawn"):
+            return []
+        now_us = time.time_ns() // 1000
+        by_pin = await self._runtime.policy(self._session.user) == "human" and not self._session.pin_given
+
+        def query(view: View) -> list[Waiting]:
+            found = (waiting_question(view, row, now_us) or waiting_extension(view, row, now_us) for row in owned)
+            return [one for one in found if one is not None and not isinstance(one, str)]
+
+        found = await self._store.read(query)
+        return [
+            one
+            for one in found
+            if _id(one) not in self._session.unanswered and not (by_pin and isinstance(one, WaitingExtension))
+        ]
+
+
+def _id(one: Waiting) -> str:
+    return one.asked.extension_id if isinstance(one, WaitingExtension) else one.asked.question_id
