@@ -13,6 +13,7 @@ ACCESS = [  # name, network, files, read_only
     ("read_webpages", True, False, True),
     ("web_search", True, False, True),
     ("read_file", False, True, True),
+    ("find_files", False, True, True),
     ("search_codebase", False, True, True),
     ("search_and_read", False, True, True),
     ("save_artifact", False, False, False),

@@ -29,7 +29,7 @@ TABLE = {  # tier, seconds, cents, tokens, turns, tool calls, thinking, minutes
     "coder": ("balanced", 1800, 200, 5_000_000, 60, 120, False, (5, 20)),
     "custom": ("balanced", 600, 50, 2_000_000, 20, 25, False, (2, 8)),
 }
-FILES = {"read_file", "search_codebase", "search_and_read"}
+FILES = {"read_file", "find_files", "search_codebase", "search_and_read"}
 TOOLS = {
     "web_crawler": {"web_search", "read_webpages", "http_get", *FILES, "python_exec"},
     "data_extractor": {"read_webpages", "http_get", *FILES, "python_exec"},

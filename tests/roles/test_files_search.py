@@ -12,7 +12,14 @@ from ava_roles.passages import query_words, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools import grep
-from ava_roles.tools.search import SearchAndRead, SearchAndReadArgs, SearchArgs, SearchCodebase
+from ava_roles.tools.search import (
+    FindFiles,
+    FindFilesArgs,
+    SearchAndRead,
+    SearchAndReadArgs,
+    SearchArgs,
+    SearchCodebase,
+)
 
 
 @pytest.fixture
@@ -43,9 +50,46 @@ async def search(at: ToolContext, query: str, **more: object) -> ToolOutput:
         return await SearchCodebase()(SearchArgs.model_validate({"query": query, **more}), at)
 
 
+async def find(at: ToolContext, pattern: str, **more: object) -> ToolOutput:
+    with anyio.fail_after(5):
+        return await FindFiles()(FindFilesArgs.model_validate({"pattern": pattern, **more}), at)
+
+
 async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
     with anyio.fail_after(5):
         return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.py", ["src/main.py"]),
+        ("src/*", ["src/.gitignore", "src/blob.bin", "src/keep.log", "src/main.py", "src/util.ts"]),
+        ("**/guide.*", ["docs/guide.md"]),
+        ("*.log", ["src/keep.log"]),
+        ("config", []),
+        ("*.rs", []),
+    ],
+)
+async def test_lists_files_by_pattern_and_skips_ignored_ones_and_links(
+    at: ToolContext, pattern: str, names: list[str]
+) -> None:
+    head, *lines = (await find(at, pattern)).text.split("\n")
+    assert [line.rpartition(" (")[0] for line in lines] == names
+    assert head == ("1 file matches" if len(names) == 1 else f"{len(names)} files match")
+
+
+async def test_a_long_list_of_files_is_cut_and_says_so(at: ToolContext, tmp_path: Path) -> None:
+    for number in range(201):
+        (tmp_path / "docs" / f"{number:03}.txt").write_text("x")
+    got = await find(at, "*.txt")
+    assert got.count == 200 and got.text.startswith("200 files match; there are more: narrow the pattern or the path")
+    assert (await find(at, "2??.txt", path="docs")).text.split("\n") == ["1 file matches", "docs/200.txt (1 bytes)"]
+    for wrong in ("!", "#x"):
+        with pytest.raises(ToolFailed, match="cannot be used"):
+            await find(at, wrong)
+    with pytest.raises(AccessRefused):
+        await find(at, "*", path="../x")
 
 
 @pytest.mark.parametrize("regex", [False, True])

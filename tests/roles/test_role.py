@@ -91,7 +91,7 @@ def test_reads_a_claude_code_agent_file_and_reports_what_is_unsupported() -> Non
     assert mine.name == "release-notes"
     assert first_sentence(mine.description) == "Use this agent for notes."
     assert mine.tools == (
-        *("read_file", "search_codebase", "run_bash", "read_webpages", "web_search", "edit_file"),
+        *("read_file", "search_codebase", "find_files", "run_bash", "read_webpages", "web_search", "edit_file"),
         *COMMON_TOOLS,
     )
     assert (mine.model, mine.max_iterations) == ("deep", 12)

@@ -25,6 +25,7 @@ SAYS: list[tuple[str, dict[str, Any], str]] = [
     ("read_file", {"path": "docs/prices.md"}, "Reading docs/prices.md"),
     ("read_file", {"path": "a\x1b[31m\nb\u202ec"}, "Reading a\ufffd[31m\ufffdb\ufffdc"),
     ("read_file", {"path": LONG}, f"Reading {LONG}"[:79] + "…"),
+    ("find_files", {"pattern": "src/**/*.ts"}, "Looking for files src/**/*.ts"),
     ("search_codebase", {"query": "def  main\n("}, "Searching for def main ("),
     ("search_codebase", {"query": "x" * 500}, "Searching for " + "x" * 65 + "…"),
     ("search_and_read", {"query": "What does it cost?"}, "Looking for What does it cost?"),

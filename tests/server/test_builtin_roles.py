@@ -58,6 +58,7 @@ CALLS: Mapping[str, Sequence[tuple[Mapping[str, Any], str]]] = {
     "http_get": [({"url": f"http://{HOST}/feed.json"}, '{"minute": 12}')],
     "read_file": [({"path": "prices.csv"}, "Otter"), ({"path": "long.txt"}, "line 17")],
     "read_tool_result": [({"id": "R-0"}, "the latest are R-"), ({"id": "R-{latest}"}, "<tool_output_")],
+    "find_files": [({"pattern": "*.csv"}, "prices.csv (")],
     "search_codebase": [({"query": "def add"}, "adding.py")],
     "search_and_read": [({"query": "assertEqual"}, "self.assertEqual(add(1, 2), 3)")],
     "run_bash": [({"command": "python3 -m unittest -q 2>&1 && echo changed > adding.py"}, "Ran 1 test")],

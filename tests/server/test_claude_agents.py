@@ -16,7 +16,7 @@ from ava_server.config.role_folders import RolePlaces, change_trusted
 AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
 FILES = {path.relative_to(AGENTS).as_posix(): path for path in sorted(AGENTS.rglob("*.md"))}
 MEANT = {
-    "code-reviewer": ("balanced", {"search_codebase", "read_file", "read_webpages", "web_search"}, 20),
+    "code-reviewer": ("balanced", {"find_files", "search_codebase", "read_file", "read_webpages", "web_search"}, 20),
     "security-auditor": ("deep", {"read_file", "search_codebase"}, 20),
     "docs-writer": ("fast", set(RESEARCH_TOOLS), 12),
     "test-runner": ("balanced", {"run_bash", "read_file"}, 20),

@@ -71,6 +71,7 @@ PAGE_URL, LONG_URL = "http://docs.example.com/prices", "http://docs.example.com/
 
 GOOD: Mapping[str, Any] = {
     "read_file": {"path": "a.md"},
+    "find_files": {"pattern": "*.md"},
     "search_codebase": {"query": "twelve"},
     "search_and_read": {"query": "twelve cents"},
     "read_webpages": {"urls": [PAGE_URL]},

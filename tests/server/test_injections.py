@@ -186,6 +186,10 @@ def _listing(at: Ground, number: int) -> dict[str, Any]:
     return {"path": folder.name}
 
 
+def _found(at: Ground, number: int) -> dict[str, Any]:
+    return {"pattern": "*", **_listing(at, number)}
+
+
 def _hit(at: Ground, number: int) -> dict[str, Any]:
     rows = [{"url": f"https://a.example/{number}", "title": marked(number), "content": marked(number)}]
     at.hits.append(Fail(200, {"results": rows, "unresponsive_engines": [[marked(number), "x"]]}))
@@ -211,6 +215,7 @@ WAYS: Mapping[str, Way] = {
     "read_file, names of files": Way("read_file", _listing, counted="not"),
     "recall, a note": Way("recall", lambda at, n: {"name": at.note(n)}),
     "recall, passages": Way("recall", lambda at, n: {"query": mark(n), "_": at.note(n)}),
+    "find_files": Way("find_files", _found, counted="not"),
     "search_codebase": Way("search_codebase", lambda at, n: {"query": mark(n), "path": _text(at, n)}),
     "search_and_read": Way("search_and_read", lambda at, n: {"query": mark(n), "max_files": 1, "_": _text(at, n)}),
     "run_bash": Way("run_bash", lambda at, n: {"command": f"cat {_text(at, n)}"}),

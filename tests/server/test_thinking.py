@@ -64,7 +64,7 @@ async def test_requests_extended_thinking_and_logs_it(tmp_path: Path, name: str,
     assert thought(second) == ["thought 0"], "it goes back as it came, or the API would have refused it"
 
 
-@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (16, False)])
+@pytest.mark.parametrize(("cents", "thinks"), [(26, True), (17, False)])
 async def test_thinking_counts_toward_every_cap_and_turns_off_when_it_does_not_fit(
     tmp_path: Path, cents: int, thinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

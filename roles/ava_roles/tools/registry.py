@@ -9,7 +9,7 @@ from ava_roles.tool import Tool, ToolSpec
 from ava_roles.tools.documents import ReadFile
 from ava_roles.tools.edits import EditFile, WriteFile
 from ava_roles.tools.records import RUN_SPECS, Recall, SaveArtifact
-from ava_roles.tools.search import SearchAndRead, SearchCodebase
+from ava_roles.tools.search import FindFiles, SearchAndRead, SearchCodebase
 from ava_roles.tools.shell import PythonExec, RunBash
 from ava_roles.tools.web import HttpGet, ReadWebpages, WebSearch
 
@@ -23,6 +23,7 @@ def builtin_tools() -> Mapping[str, Tool]:
         WebSearch(),
         ReadWebpages(),
         ReadFile(),
+        FindFiles(),
         SearchCodebase(),
         SearchAndRead(),
         HttpGet(),

@@ -1,4 +1,4 @@
-"""`search_codebase` and `search_and_read`: search the workspace for lines and for passages."""
+"""`find_files`, `search_codebase` and `search_and_read`: search the workspace for files, lines and passages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,66 @@ from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import documents, grep
-from ava_roles.tools.text_files import WalkFilter, decode_text
+from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
 
 _MAX_FILE_BYTES = 2_000_000
 _MAX_DOCUMENT_BYTES = 10_000_000
 _MAX_DOCUMENTS = 20
 _MAX_TOTAL_BYTES = 40_000_000
 _MAX_ENTRIES = 20_000
+
+
+_MAX_FILES = 200
+
+
+class FindFilesArgs(ToolArgs):
+    """Arguments of `find_files`."""
+
+    pattern: str = Field(min_length=1, max_length=200, description="As in .gitignore, e.g. *.toml or src/**/test_*.py")
+    path: str = Field(default="", description="Folder to search; the whole workspace if left out.")
+
+
+class FindFiles:
+    """Finds files by their names."""
+
+    spec = ToolSpec(
+        name="find_files",
+        description="List the workspace's files whose path matches a pattern, with their sizes. Skips files that"
+        " .gitignore names.",
+        args=FindFilesArgs,
+        files=True,
+        default=True,
+        aliases=("Glob",),
+    )
+
+    def activity(self, args: FindFilesArgs) -> str:
+        """Return `Looking for files PATTERN`."""
+        return f"Looking for files {args.pattern}"
+
+    async def __call__(self, args: FindFilesArgs, at: ToolContext) -> ToolOutput:
+        """List the files."""
+        return await run_sync(_find_files, need_files(at), args, check_cancelled)
+
+
+def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> ToolOutput:
+    matching = patterns(args.pattern)
+    if matching is None:
+        raise ToolFailed(f"pattern {args.pattern!r} cannot be used; give one such as *.py or src/**/*.ts")
+    walk = WalkFilter(root, check)
+    found, more = [], False
+    for entry in root.walk(args.path, limit=_MAX_ENTRIES, keep=walk):
+        if not matching.match_file(entry.name):
+            continue
+        more = len(found) == _MAX_FILES
+        if more:
+            break
+        found.append(f"{shown(entry.name)} ({entry.size:,} bytes)")
+    head = "1 file matches" if len(found) == 1 else f"{len(found)} files match"
+    if more:
+        head += "; there are more: narrow the pattern or the path"
+    elif walk.asked >= _MAX_ENTRIES:
+        head += f"; only the first {_MAX_ENTRIES:,} entries were looked at: give a path"
+    return ToolOutput("\n".join([head, *found]), count=len(found))
 
 
 class SearchArgs(ToolArgs):
@@ -57,7 +110,7 @@ class SearchCodebase:
         args=SearchArgs,
         files=True,
         default=True,
-        aliases=("Grep", "Glob"),
+        aliases=("Grep",),
     )
 
     def activity(self, args: SearchArgs) -> str:
