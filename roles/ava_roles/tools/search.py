@@ -71,7 +71,8 @@ def _find_files(root: Root, args: FindFilesArgs, check: Callable[[], None]) -> T
     if matching is None:
         raise ToolFailed(f"pattern {args.pattern!r} cannot be used; give one such as *.py or src/**/*.ts")
     walk = WalkFilter(root, check)
-    found, more = [], False
+    found: list[str] = []
+    more = False
     for entry in root.walk(args.path, limit=_MAX_ENTRIES, keep=walk):
         if not matching.match_file(entry.name):
             continue
