@@ -43,6 +43,7 @@ class LogQuery:
         sessions: Session ids.
         runs: Runs that an entry belongs to, including their proposals, decisions and fetched results.
         types: Event types by name in any case, or the short names of `SHORT_TYPES`.
+        without: Event types to leave out, by their exact names.
         since_us: Only entries at or after this time (microseconds UTC).
         until_us: Only entries before this time.
         search: Words that must all be in the entry; words in double quotes must be adjacent.
@@ -58,6 +59,7 @@ class LogQuery:
     sessions: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
     since_us: int | None = None
     until_us: int | None = None
     search: str | None = None
@@ -174,6 +176,9 @@ class Conditions:
                 parts.append(f"{column} IN ({placeholders(wanted)})")
                 # No id has a lone surrogate, and SQLite accepts none: the replacement matches nothing.
                 self.values += [value.encode("utf-8", "replace").decode() for value in wanted]
+        if query.without:
+            parts.append(f"type NOT IN ({placeholders(query.without)})")
+            self.values += query.without
         for condition, time_us in (("+ts_us >= ?", query.since_us), ("+ts_us < ?", query.until_us)):
             if time_us is not None:
                 parts.append(condition)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -57,6 +58,10 @@ def lines(root: Path, *args: str, env: dict[str, str] | None = None) -> list[str
     return [line for line in others if line.startswith("[")]
 
 
+def unstyled(text: str) -> str:
+    return re.sub(r"\x1b\[[\d;]*m", "", text)
+
+
 def types(root: Path, *args: str) -> list[str]:
     return [line.split()[3] for line in lines(root, *args)]
 
@@ -66,11 +71,11 @@ def agents(root: Path, *args: str) -> set[str]:
 
 
 def test_shows_the_last_entries_of_all_agents_newest_last(root: Path) -> None:
-    everything = lines(root, "--last", "100")
+    everything = lines(root, "--last", "100", "--all")
     assert agents(root, "--last", "100") == {"ava", ONE, OTHER}
     assert "SessionStart claude-code stdio" in everything[0]
     assert everything[-1].endswith("ava UserMessage (message) the zebra walks")
-    assert lines(root, "--last", "2") == everything[-2:]
+    assert lines(root, "--last", "2", "--all") == everything[-2:]
     assert "The newest 2 entries; --last shows more." in ava(root, "logs", "--last", "2").stdout
 
 
@@ -265,13 +270,34 @@ def test_a_line_shows_text_before_numbers_plus_counts_and_the_cost_of_an_ending(
     assert ending.endswith(" ava SubagentComplete S-cccccc success 30 tokens, $0.003, 1.5 s: done")
 
 
+@pytest.mark.parametrize("more", [(), (ONE,)], ids=["all", "one run"])
+def test_leaves_out_the_bookkeeping_unless_asked_for_it(root: Path, more: tuple[str, ...]) -> None:
+    book = {"SessionStart", "SpawnProposed", "RunClaimed", "CostReserved", "RunEnded"}
+    shown, everything = set(types(root, *more, "--last", "100")), set(types(root, *more, "--last", "100", "--all"))
+    assert shown == everything - book and everything & book
+    assert {"ToolCall", "ToolResult", "CostUpdate"} <= shown
+    assert types(root, *more, "--type", "CostReserved") == ["CostReserved"]
+    written = ava(root, "logs", *more, "--json", "--last", "100").stdout.splitlines()
+    assert {json.loads(line)["eventType"] for line in written} == everything, "a program gets everything"
+
+
 def test_a_line_fits_the_terminal(root: Path) -> None:
     put(root, said("long " * 200))
     with on_terminal(root, "logs", "--last", "3", columns=90) as screen:
         assert screen.ended() == 0
-    first, *others = screen.text.splitlines()
+    first, *others = unstyled(screen.text).splitlines()
     assert first == f"Data root: {root}"
     assert max(map(len, others)) == 90
+
+
+@pytest.mark.parametrize("env", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=["", "NO_COLOR", "dumb"])
+def test_errors_are_red_and_warnings_yellow_on_a_terminal(root: Path, env: dict[str, str]) -> None:
+    with on_terminal(root, "logs", OTHER, env=env) as screen:
+        assert screen.ended() == 0
+    failed = next(line for line in screen.text.splitlines() if "ErrorOccurred" in line)
+    assert ("\x1b[31m" in failed) is not bool(env) and ("\x1b[" in screen.text) is not bool(env)
+    assert "ErrorOccurred model: no answer" in unstyled(failed)
+    assert "\x1b" not in ava(root, "logs", OTHER).stdout
 
 
 def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
@@ -280,8 +306,9 @@ def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
     for args in (("--type", "error"), ("--level", "error"), ("S-eeeeee",)):
         with on_terminal(root, "logs", *args, columns=80) as screen:
             assert screen.ended() == 0
-        assert screen.text.rstrip().split("--json has")[0].count("at last") == 1, screen.text
-        assert max(map(len, screen.text.splitlines()[1:])) <= 80
+        shown = unstyled(screen.text)
+        assert shown.rstrip().split("--json has")[0].count("at last") == 1, screen.text
+        assert max(map(len, shown.splitlines()[1:])) <= 80
     with on_terminal(root, "logs", "--last", "3", columns=80) as screen:
         assert screen.ended() == 0
     assert "at last" not in screen.text
@@ -291,10 +318,12 @@ def test_errors_are_shown_in_full_on_a_narrow_terminal(root: Path) -> None:
 def test_hides_the_wrapper_around_tool_output_that_only_models_need(root: Path) -> None:
     marked = wrap_tool_output("twelve <b>cents</b>", tool="read_file", nonce="abcdefgh1234", source="notes.md")
     life = Life("S-ffffff")
-    put(root, *life.begun(), *life.tool(marked), *life.tool(f"before {marked}"))
+    cut = f"Failed.\n{marked}\n[cut at 20 of 40 characters]"
+    put(root, *life.begun(), *life.tool(marked), *life.tool(f"before {marked}"), *life.tool(cut, success=False))
     shown = [line for line in lines(root, "S-ffffff") if "ToolResult" in line]
     assert shown[0].endswith(" twelve <b>cents</b>")
     assert "<tool_output_abcdefgh1234" in shown[1], "what only contains a mark is left as it is"
+    assert shown[2].endswith("(failed) twelve <b>cents</b> [cut at 20 of 40 characters]"), "the reason comes first"
 
 
 def test_a_spawn_line_shows_its_name_or_no_gap(root: Path) -> None:

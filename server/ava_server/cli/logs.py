@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import stat
 import sys
@@ -19,7 +20,18 @@ import typer
 from ava_server.cli.completion import agents, all_runs, event_types
 from ava_server.cli.log_access import find_run, open_log
 from ava_server.cli.options import Until, Utc, parse_time_option, split_names
-from ava_server.cli.terminal import columns, cut, heading, progress_on_terminal, reader_gone, say, write_lines
+from ava_server.cli.terminal import (
+    columns,
+    cut,
+    heading,
+    progress_on_terminal,
+    reader_gone,
+    say,
+    styled,
+    wrapped,
+    write,
+    write_lines,
+)
 from ava_server.core.data_root import find_data_root
 from ava_server.core.errors import BadInput
 
@@ -35,7 +47,19 @@ MOST = 10_000
 """Entries of a time range that are shown when `--last` does not say how many."""
 PIPED_WIDTH = 1_000
 STDOUT = "-"
+BOOKKEEPING = (
+    "SessionStart",
+    "SessionEnd",
+    "SpawnProposed",
+    "RunClaimed",
+    "RunStarted",
+    "CostReserved",
+    "Activity",
+    "RunEnded",
+)
+"""Entries that `ava logs` leaves out without `--all`: other entries tell a person the same, or nothing is in them."""
 _ROWS_AT_ONCE = 500
+_WHEN = re.compile(r"\[[\d :.-]+(Z|[+-]\d\d:?\d\d)?\]")
 
 _LAST = f"So many of the newest entries; {LAST} by default, all with --since or --until."
 _KINDS = "error, tool, cost, thinking, spawn, complete, message, session, or an event type, with commas."
@@ -70,6 +94,9 @@ def logs_command(
     user: Users = None,
     session: Sessions = None,
     level: Level = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the bookkeeping: sessions, claims, reservations, rendered prompts.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what any process writes, until Ctrl-C.")
     ] = False,
@@ -78,13 +105,17 @@ def logs_command(
     ] = False,
     utc: Utc = False,
 ) -> None:
-    """Show the log of all agents, or of some: newest entries, oldest first."""
+    """Show the log of all agents, or of some: newest entries, oldest first.
+
+    It leaves out the bookkeeping, unless --all, --type, --session or --json asks for it.
+    """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
     root = find_data_root()
     ranged = since is not None or until is not None
     limit = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)
-    query = _query(kind, since, until, agent, user, session, search=search, level=level, limit=limit)
+    without = () if everything or as_json or kind or session else BOOKKEEPING
+    query = _query(kind, since, until, agent, user, session, search=search, level=level, limit=limit, without=without)
     if not as_json:
         heading(root)
     errors = subagent is not None or level is not None or "error" in (name.lower() for name in query.types)
@@ -114,13 +145,24 @@ class _Printer:
                 if self._terminal and not (self._whole_errors and is_trouble(entry)):
                     shown = cut(line, columns())
                     self.was_cut |= shown != line
-                say(shown)
+                if self._terminal:
+                    write("\n".join(_coloured(part, entry) for part in wrapped(shown, columns()).split("\n")))
+                else:
+                    say(shown)
             return
         for start in range(0, len(entries), _ROWS_AT_ONCE):
             numbers = [entry.seq for entry in entries[start : start + _ROWS_AT_ONCE]]
             marks = ", ".join("?" * len(numbers))
             rows = await store.read(lambda view, n=numbers, m=marks: list(view.rows(f"seq IN ({m})", *n)))  # type: ignore[misc]
             write_lines(b"".join(mirror_line(row) for row in rows))
+
+
+def _coloured(line: str, entry: Entry) -> str:
+    """Return a line of an entry in the colours of a terminal: errors red, warnings yellow, a time dim."""
+    colour = {"error": "red", "warning": "yellow"}.get(entry.fact.severity if entry.fact is not None else "")
+    when = _WHEN.match(line)
+    begin = when.end() if when is not None else 0
+    return styled(line[:begin], dim=True) + (styled(line[begin:], fg=colour) if colour else line[begin:])
 
 
 async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: _Printer, follow: bool) -> None:

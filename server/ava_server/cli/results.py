@@ -6,17 +6,14 @@ What the subagent wrote stands in parts of its own, so that a terminal can set i
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from ava_roles.wrap import BAR, add_bars, clean
-from ava_server.cli.terminal import columns, one_line, say, wrapped, write
+from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -231,14 +228,14 @@ def show_results(runs: Iterable[RunAnswer], *, brief: bool = False, saved: dict[
 def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
     """Return a result as it stands on a terminal of so many columns; nothing in it steers that."""
     width = min(width, WIDEST)
-    blocks = [] if brief else [_styled(_fitted(run.status_line, width), bold=True)]
+    blocks = [] if brief else [styled(_fitted(run.status_line, width), bold=True)]
     blocks += ["\n".join(_drawn(part, width)) for part in parts_of(run, brief=brief, saved=saved)]
     return "\n\n".join(blocks)
 
 
 def _drawn(part: Part, width: int) -> Iterable[str]:
     if part.title:
-        yield _styled(part.title, fg="cyan", bold=True)
+        yield styled(part.title, fg="cyan", bold=True)
     yield from (f"{BAR}{line}".rstrip() for line in _drawn_theirs(part, width - len(BAR)))
     yield from (_fitted(line, width) for line in part.lines)
 
@@ -248,15 +245,15 @@ def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
     if part.theirs:
         from ava_server.cli.markdown import drawn
 
-        yield from drawn(part.theirs, width, colour=_colours()).splitlines()
+        yield from drawn(part.theirs, width, colour=colours()).splitlines()
     for number, one in enumerate(part.findings, 1):
         yield from _fitted(f"{number}. {one.claim}", width).splitlines()
         under = " " * len(f"{number}. ")
         if one.quote:
             for line in _fitted("\n".join(under + line for line in f'"{one.quote}"'.splitlines()), width).splitlines():
-                yield _styled(line, italic=True)
+                yield styled(line, italic=True)
             colour = _VERDICTS.get(one.verdict, ("", "yellow"))[1]
-            yield _styled(_fitted(f"{under}{one.checked}", width), fg=colour)
+            yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
         if one.source:
             yield from _fitted(f"{under}source: {one.source}", width).splitlines()
     for words in part.words:
@@ -265,11 +262,3 @@ def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
 
 def _fitted(text: str, width: int) -> str:
     return wrapped(clean(text)[0], width)
-
-
-def _styled(text: str, **style: Any) -> str:
-    return typer.style(text, **style) if _colours() else text
-
-
-def _colours() -> bool:
-    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

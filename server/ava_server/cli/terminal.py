@@ -248,6 +248,16 @@ def someone_there() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
+def colours() -> bool:
+    """Tell whether a person wants colours on a terminal."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def styled(text: str, **style: Any) -> str:
+    """Return text with a style for a terminal, where a person wants colours."""
+    return typer.style(text, **style) if text and colours() else text
+
+
 def columns(stream: TextIO | None = None) -> int:
     """Return the width of a stream's terminal, at least 40; by default of stdout's."""
     if stream is not None and "COLUMNS" not in os.environ:

@@ -141,9 +141,10 @@ def _what(entry: Entry) -> str:
 
 
 def unmarked(output: str) -> str:
-    """Return a tool's output without the tags around it, which only the model needs."""
-    found = _MARKED.fullmatch(output.strip())
-    return found["body"] if found else output
+    """Return a tool's output without the words and tags around it, which only the model needs."""
+    output = output.strip().removeprefix("Failed.\n")
+    found = _MARKED.match(output)
+    return found["body"] + output[found.end() :] if found else output
 
 
 def arguments_text(args: Any) -> str:
