@@ -18,6 +18,8 @@ from ava_server.cli.results import drawn_result, result_text
 from ava_server.cli.run import spawn_requests
 from ava_server.cli.terminal import cells
 from ava_server.core.errors import BadInput
+from ava_server.runs.result import FOUND as SEARCHED
+from ava_server.runs.result import LOOKED_AT
 from ava_server.service.render_text import run_text
 from ava_server.service.responses import RunAnswer, Untrusted
 
@@ -48,8 +50,8 @@ def test_a_piped_result_is_markdown_with_findings_verdicts_and_sources() -> None
     text = result_text(ended(output="## Their own\n\ntext", findings=FOUND, caveats=["Only\ntoday."]))
     blocks = [
         *("# researcher S-7f3a2b: success", "## Summary\n\n> Looked up.", "## Output\n\n> ## Their own\n>\n> text"),
-        "> 1. It costs twelve cents.\n>\n>    > # twelve [red]cents[/]\n>\n>    - quote: found, word for word,",
-        "> 2. It is free.\n>\n>    > free\n>\n>    - quote: NOT found in what the tools returned\n>    - source: https://",
+        "> 1. It costs twelve cents.\n>\n>    > # twelve [red]cents[/]\n>\n>    - ✓ quote found word for word",
+        "> 2. It is free.\n>\n>    > free\n>\n>    - ✗ quote NOT found\n>    - source: https://",
         *("## Caveats\n\n> - Only today.", "\n- Cost: $0.00"),
     ]
     places = [text.index(block) for block in blocks]
@@ -76,7 +78,12 @@ def test_no_line_of_a_subagent_looks_like_one_of_ours_in_a_pipe() -> None:
     ours = [line for line in result_text(run).splitlines() if line and not line.startswith(">")]
     assert ours == [
         *("# researcher S-7f3a2b: success", "## Summary", "## Output", "## Findings, each with its source"),
-        *("## Caveats", "## Changes", "- Nothing was changed; there is no branch."),
+        *(
+            "- Quotes, looked up in what the tools returned: 1 ✓",
+            "## Caveats",
+            "## Changes",
+            "- Nothing was changed; there is no branch.",
+        ),
         *("- NOT VERIFIED by `true`: it was not run on the work; before the work it was not run.",),
         *("## Figures", "- Cost: $0.00"),
     ]
@@ -104,18 +111,39 @@ def test_on_a_terminal_subagent_text_has_bars_and_only_our_text_starts_at_the_ed
     at_the_edge = [line for line in plain.splitlines() if line and not line.startswith("│")]
     assert at_the_edge == [
         *("researcher S-7f3a2b: success", "Summary", "Output", "Findings, each with its source"),
-        *("Caveats", "Figures", "Cost: $0.00"),
+        *("Quotes, looked up in what the tools returned: 1 ✓, 1 ✗", "Caveats", "Figures", "Cost: $0.00"),
     ]
-    assert '"# twelve [red]cents[/]"' in plain and "quote: NOT found" in plain
+    assert '"# twelve [red]cents[/]"' in plain and "✗ quote NOT found" in plain
     whole = f"https://example.org/{'long/' * 30}"
     assert whole in plain, "an address is never broken"
     assert all(cells(line) <= width for line in plain.splitlines() if whole not in line)
+
+
+def test_a_run_that_was_cut_short_lists_its_sources_and_calls_them_no_findings() -> None:
+    found = [
+        {"claim": LOOKED_AT, "source_url": "https://a.example/read", "source_name": "A page"},
+        {"claim": SEARCHED, "source_url": "https://a.example/hit"},
+    ]
+    run = ended(findings=found)
+    run.state, run.quotes_checked = "cost_exceeded", None
+    text = result_text(run)
+    assert "## Opened, but not evaluated\n\n> - A page, https://a.example/read" in text
+    assert "## Found by a search, but not read\n\n> - https://a.example/hit" in text
+    assert "Findings" not in text and LOOKED_AT not in text
 
 
 def test_without_colors_nothing_is_styled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     text = drawn_result(ended(output="**bold** and `code`", findings=FOUND), 80)
     assert "\x1b" not in text and "bold and code" in text
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["See __init__.py and _private_ or __all__.", "first line\nsecond line", "a_b _c_ d__e__f"],
+)
+def test_names_with_underscores_and_plain_lines_are_shown_as_written(written: str) -> None:
+    assert STYLES.sub("", drawn(written, 120)) == written
 
 
 @pytest.mark.parametrize(

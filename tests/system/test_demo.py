@@ -60,7 +60,7 @@ def test_quotes_come_from_the_given_folder(
         assert quote in text_in(folder)
         assert any(word in quote.lower() for word in asked.groups())
     assert "NOT found" not in done.stdout
-    assert done.stdout.count("quote: found, word for word") == len(quotes)
+    assert done.stdout.count("✓ quote found word for word") == len(quotes)
     assert re.search(r"source: .*file\d\.txt:\d+", done.stdout)
     assert not (tmp_path / "unused").exists(), "the demo leaves the user's own data root alone"
 
@@ -108,7 +108,7 @@ def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None
         screen.type("y\n")
         assert screen.ended() == 0
     drawn = STYLES.sub("", screen.text).partition("-- Result --")[2]
-    assert re.search(r'^│ +"\w', drawn, re.MULTILINE) and "quote: found" in drawn
+    assert re.search(r'^│ +"\w', drawn, re.MULTILINE) and "✓ quote found" in drawn
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.markdown import CodeBlock, Heading, ImageItem, Markdown, MarkdownElement
 from rich.padding import Padding
@@ -85,7 +86,16 @@ class _Plain(Markdown):
         self.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(text)
         for token in self.parsed:
             if token.children:  # an address that stands for itself needs no second one behind it
-                token.children = [each for each in token.children if each.markup != "autolink"]
+                token.children = [_as_written(each) for each in token.children if each.markup != "autolink"]
+
+
+def _as_written(token: Token) -> Token:
+    """Return a part of a paragraph so that names and lines stay: `__init__.py` has no emphasis in it."""
+    if token.type == "softbreak":
+        return Token("hardbreak", "br", 0)
+    if token.markup.startswith("_"):
+        return Token("text", "", 0, content=token.markup)
+    return token
 
 
 class _Harmless:

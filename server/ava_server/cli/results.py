@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,11 @@ WIDEST = 100
 _MARKDOWN_BAR = "> "
 """Begins each line that a subagent wrote, in Markdown; on a terminal, `BAR` does."""
 _VERDICTS = {
-    "found": ("found, word for word, in what the tools returned", "green"),
-    "near": ("nearly found in what the tools returned", "yellow"),
-    "not_found": ("NOT found in what the tools returned", "red"),
+    "found": ("✓ quote found word for word", "green"),
+    "near": ("≈ quote nearly found", "yellow"),
+    "not_found": ("✗ quote NOT found", "red"),
 }
+_UNCHECKED = ("? quote not looked for", "yellow")
 _FENCE = re.compile(r"`{3,}")
 
 
@@ -70,7 +72,7 @@ class Finding:
     @property
     def checked(self) -> str:
         """What became of the quote."""
-        return f"quote: {_VERDICTS.get(self.verdict, ('not looked for',))[0]}"
+        return _VERDICTS.get(self.verdict, _UNCHECKED)[0]
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     repeats = bool(result.findings) and (brief or (run.model or "").startswith("offline/"))
     if result.output is not None and result.output != result.summary and not repeats:
         parts.append(Part("Output", theirs=_markdown(result.output)))
-    if result.findings:
-        parts.append(Part("Findings, each with its source", findings=tuple(_findings(run, result.findings))))
+    parts += _findings_parts(run, result.findings)
     if result.caveats:
         parts.append(Part("Caveats", theirs="\n".join(f"- {one_line(caveat)}" for caveat in result.caveats)))
     if run.changes:
@@ -162,6 +163,24 @@ def cost_text(run: RunAnswer) -> str:
     if run.overrun:
         text += "; a call cost more than the provider's own limits allow"
     return text
+
+
+def _findings_parts(run: RunAnswer, found: list[dict[str, Any]]) -> list[Part]:
+    """Return the findings; of a run that was cut short, the sources that Ava lists in their place."""
+    from ava_server.runs.result import FOUND, LOOKED_AT
+
+    parts: list[Part] = []
+    for claim, title in ((LOOKED_AT, "Opened, but not evaluated"), (FOUND, "Found by a search, but not read")):
+        sources = tuple(f"- {one.source}" for one in _findings(run, found) if one.claim == claim)
+        parts += [Part(title, words=("\n".join(sources),))] if sources else []
+    findings = tuple(one for one in _findings(run, found) if one.claim not in (LOOKED_AT, FOUND))
+    if not findings:
+        return parts
+    verdicts = Counter(one.verdict for one in findings if one.quote)
+    marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}
+    counts = ", ".join(f"{verdicts[verdict]} {mark}" for verdict, mark in marks.items() if verdicts[verdict])
+    summary = (f"Quotes, looked up in what the tools returned: {counts}",) if counts else ()
+    return [Part("Findings, each with its source", summary, findings=findings), *parts]
 
 
 def _findings(run: RunAnswer, found: list[dict[str, Any]]) -> Iterable[Finding]:
@@ -252,7 +271,7 @@ def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
         if one.quote:
             for line in _fitted("\n".join(under + line for line in f'"{one.quote}"'.splitlines()), width).splitlines():
                 yield styled(line, italic=True)
-            colour = _VERDICTS.get(one.verdict, ("", "yellow"))[1]
+            colour = _VERDICTS.get(one.verdict, _UNCHECKED)[1]
             yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
         if one.source:
             yield from _fitted(f"{under}source: {one.source}", width).splitlines()
