@@ -13,7 +13,7 @@ from types import MappingProxyType
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_roles.role import Role, first_sentence, parse_role
-from ava_roles.role_files import Folder, Remark, RoleFile, read_folder
+from ava_roles.role_files import Folder, Remark, RoleFile, faults_of, read_folder
 from ava_roles.wrap import clean
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
@@ -90,11 +90,12 @@ class Catalog:
                 continue
             try:
                 role = parse_role(found.text, found.source, Path(found.name).stem)
-                if role.name in roles:
-                    taken = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
-                    raise RoleFileError(found.source, taken)
-            except RoleFileError as error:
-                problems.append(Remark.of(error))
+            except RoleFileError:
+                problems += faults_of(found)
+                continue
+            if role.name in roles:
+                taken = f"the name {role.name} is taken ({roles[role.name].source}); rename this role"
+                problems.append(Remark(found.source, taken))
             else:
                 roles[role.name] = role
         return cls(MappingProxyType(roles), tuple(problems), tuple(untrusted))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -20,6 +20,9 @@ from ava_roles.placeholders import SECRET_NAME
 from ava_roles.tool import NEVER_FOR_SUBAGENTS
 from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import clean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MAX_FILE_CHARS: Final = 100_000
 
@@ -275,17 +278,34 @@ def parse_role(text: str, source: str, default_name: str) -> Role:
         default_name: The role's name if the file gives none.
 
     Raises:
-        RoleFileError: It is not a valid role file; names file, line and key.
+        RoleFileError: It is not a valid role file; names file, line and key of its first fault.
     """
-    file = read_document(text, source, _KNOWN_KEYS)
-    keys = _validate(file, default_name)
-    tools, ignored = _tools(file, keys)
+    role, faults = read_role(text, source, default_name)
+    if role is None:
+        raise faults[0]
+    return role
+
+
+def read_role(text: str, source: str, default_name: str) -> tuple[Role | None, list[RoleFileError]]:
+    """Return the role that a file's text describes, if it is valid, and all its faults; arguments as `parse_role`."""
+    try:
+        file = read_document(text, source, _KNOWN_KEYS)
+    except RoleFileError as error:
+        return None, [error]
+    keys, faults = _validate(file, default_name)
+    if keys is None:
+        return None, faults
+    granted, denied = _named_tools(file, keys, faults)
+    tools, ignored = _tools(granted, denied)
     for tool in keys.needs:
         if tool not in tools:
-            raise file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
+            fault = file.fault("needs", f"{_shown(tool)} is not among the role's tools ({', '.join(tools)})")
+            faults.append(fault)
+    if faults:
+        return None, sorted(faults, key=lambda fault: fault.line or 0)
     ignored = (*sorted(file.lines.keys() - _KNOWN_KEYS), *ignored)
     given: dict[str, Any] = {**dict(keys), "tools": tools}
-    return Role(**given, body=file.body, source=source, text=text, ignored_keys=ignored)
+    return Role(**given, body=file.body, source=source, text=text, ignored_keys=ignored), []
 
 
 def first_sentence(text: str) -> str:
@@ -293,14 +313,32 @@ def first_sentence(text: str) -> str:
     return _SENTENCE_END.split(" ".join(text.split()), maxsplit=1)[0]
 
 
-def _tools(file: RoleDocument, keys: _Keys) -> tuple[tuple[str, ...], tuple[str, ...]]:
+Named = dict[str, str | None]
+"""Tools as a file spells them, and by Ava's names; None for one that Ava ignores."""
+
+
+def _named_tools(file: RoleDocument, keys: _Keys, faults: list[RoleFileError]) -> tuple[Named, Named]:
+    """Return the tools that the file grants and denies; names that cannot be used are added to the faults."""
+    granted: Named = {}
+    denied: Named = {}
+    for key, names, found in (("tools", keys.tools, granted), ("disallowedTools", keys.disallowed, denied)):
+        for name in names:
+            # A pattern such as `Bash(rm:*)` denies the whole tool: Ava cannot deny part of one.
+            meant = name if key == "tools" else name.split("(")[0].removesuffix("__*")
+            try:
+                found[name] = _tool(file, key, meant)
+            except RoleFileError as fault:
+                faults.append(fault)
+    faults += [
+        file.fault("tools", f"{name} is never given to a subagent; remove it")
+        for name in granted
+        if name in NEVER_FOR_SUBAGENTS
+    ]
+    return granted, denied
+
+
+def _tools(granted: Named, denied: Named) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the role's tools (named and common ones, without the denied), and the names that were ignored."""
-    granted = {name: _tool(file, "tools", name) for name in keys.tools}
-    # A pattern such as `Bash(rm:*)` denies the whole tool: Ava cannot deny part of one.
-    denied = {name: _tool(file, "disallowedTools", name.split("(")[0].removesuffix("__*")) for name in keys.disallowed}
-    for name in granted:
-        if name in NEVER_FOR_SUBAGENTS:
-            raise file.fault("tools", f"{name} is never given to a subagent; remove it")
     tools = tuple(
         tool
         for tool in dict.fromkeys((*granted.values(), *COMMON_TOOLS))
@@ -324,20 +362,30 @@ def _tool(file: RoleDocument, key: str, name: str) -> str | None:
     raise file.fault(key, f"no tool {_shown(name)}; {hint}")
 
 
-def _validate(file: RoleDocument, default_name: str) -> _Keys:
-    """Check the values of the keys; report the first fault."""
+def _validate(file: RoleDocument, default_name: str) -> tuple[_Keys | None, list[RoleFileError]]:
+    """Return the values of the keys and their faults; keys with a fault have their defaults."""
+    values = {"name": default_name, **file.values}
     try:
-        return _Keys.model_validate({"name": default_name, **file.values})
+        return _Keys.model_validate(values), []
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
+        found = error.errors(include_url=False)
+    faults = {str(fault["loc"][0]): _fault(file, fault, default_name) for fault in reversed(found)}
+    left = {"name": "x", "description": "x", **{key: value for key, value in values.items() if key not in faults}}
+    try:
+        return _Keys.model_validate(left), list(faults.values())
+    except ValidationError:
+        return None, list(faults.values())
+
+
+def _fault(file: RoleDocument, fault: ErrorDetails, default_name: str) -> RoleFileError:
     key = str(fault["loc"][0])
     if key == "description" and fault["type"] in ("missing", "string_too_short"):
-        raise file.fault(key, "is missing; write one sentence that says when to use this role")
+        return file.fault(key, "is missing; write one sentence that says when to use this role")
     reason = fault.get("ctx", {}).get("error", fault["msg"])
     if key == "secrets":  # the value may be a secret
-        raise file.fault(key, str(reason))
+        return file.fault(key, str(reason))
     given = fault["input"] if len(fault["loc"]) > 1 else file.values.get(key, default_name)
-    raise file.fault(key, f"{reason}; given: {_shown(given)}")
+    return file.fault(key, f"{reason}; given: {_shown(given)}")
 
 
 def _shown(value: object) -> str:

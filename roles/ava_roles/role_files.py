@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
-from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document
+from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document, read_role
 from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import clean
@@ -283,17 +283,39 @@ class Remark:
 
 def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[Remark]]:
     """Return the role that a text describes, if it is valid, and all remarks about it."""
-    try:
-        role = parse_role(text, source, default_name)
-    except RoleFileError as error:
-        return None, [Remark.of(error)]
+    role, faults = read_role(text, source, default_name)
+    if role is None:
+        return None, [Remark.of(fault) for fault in faults]
     lines = read_document(text, source, frozenset()).lines
     remarks: list[Remark] = []
+    template = read_document(starting_text(), "", frozenset({"description"}))
+    for key, given, left in (
+        ("description", role.description, template.values["description"]),
+        (None, role.body, template.body.partition("\n")[0]),
+    ):
+        if left in given:
+            why = "is still the template's; say what this role is for and what it does"
+            why = why if key else f"the body {why}"
+            remarks.append(Remark(source, why, lines.get(key or ""), key, fault=False))
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
         why = f"Ava has no tool {tool}; ignored" if tool else "Ava does not use this key; ignored"
         remarks.append(Remark(source, why, lines.get(key), key, fault=False))
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
+
+
+def faults_of(file: RoleFile) -> list[Remark]:
+    """Return why a file cannot be used: each fault."""
+    try:
+        faults = read_role(file.text, file.source, Path(file.name).stem)[1]
+    except RoleFileError as error:  # it is no text
+        faults = [error]
+    return [Remark.of(fault) for fault in faults]
+
+
+def starting_text() -> str:
+    """Return the text with which a new role file starts: every key, with an explanation."""
+    return Path(__file__).with_name("starting.txt").read_text("utf-8")
 
 
 def rename_role(text: str, name: str) -> str:

@@ -187,6 +187,19 @@ def test_check_names_file_line_and_key_and_exits_with_1_for_an_unusable_file(roo
     assert "1 role file checked: all can be used." in run(root, "check", cwd=project)
 
 
+def test_check_lists_every_fault_of_a_file_at_once_and_text_left_from_the_template(root: Path, project: Path) -> None:
+    wrong = "---\nname: Bad Name\ntimeout: soon\ntools: [read_fil, read_file, spawn_subagent]\nmodel: a b\n---\n"
+    (root / "roles" / "many.md").write_text(wrong)
+    run(root, "new", "fresh")
+    screen = run(root, "check", cwd=project, code=1)
+    many = [line.partition("many.md")[2] for line in screen.split("\n") if "many.md" in line]
+    assert [line.split(": ")[1] for line in many] == ["description", "name", "timeout", "tools", "tools", "model"]
+    assert "did you mean read_file?" in screen and "spawn_subagent is never given to a subagent" in screen
+    fresh = [line.partition("fresh.md")[2] for line in screen.split("\n") if "fresh.md" in line]
+    assert len(fresh) == 2 and "description: is still the template's" in fresh[0] + fresh[1]
+    assert "the body is still the template's" in fresh[0] + fresh[1] and "1 cannot be used" in screen
+
+
 def test_check_accepts_files_and_folders_and_rejects_a_built_in_name(root: Path, tmp_path: Path) -> None:
     agents = tmp_path / ".claude" / "agents"
     agents.mkdir(parents=True)

@@ -102,9 +102,9 @@ def check_command(
     remarks, count = _check_files(files) if files else _check_all()
     for remark in remarks:
         say(str(remark))
-    faults = sum(remark.fault for remark in remarks)
+    faults = {remark.source for remark in remarks if remark.fault}
     if count:
-        result = f"{faults} cannot be used" if faults else "all can be used"
+        result = f"{len(faults)} cannot be used" if faults else "all can be used"
         say(f"{count} role {'file' if count == 1 else 'files'} checked: {result}.")
     else:
         say("Only the built-in role files are read here. Name other files, or their folder, to check them.")
@@ -121,7 +121,7 @@ def new_command(
 ) -> None:
     """Write a commented role file into roles/ of the data root, and say where; an existing file is kept."""
     from ava_roles.errors import RoleFileError
-    from ava_roles.role_files import rename_role
+    from ava_roles.role_files import rename_role, starting_text
     from ava_server.core.files import create_file
 
     if not _NAME.fullmatch(name):
@@ -133,7 +133,7 @@ def new_command(
         taken = catalog.by_name[name].source
         raise BadInput(f"There is already a role {name} ({taken}), which a file cannot replace. Choose another name.")
     try:
-        text = rename_role(_starting_text() if from_role is None else catalog.get(from_role).text, name)
+        text = rename_role(starting_text() if from_role is None else catalog.get(from_role).text, name)
     except RoleFileError as error:
         raise BadInput(f"--from {from_role}: {error.reason}") from None
     path = root.roles / f"{name}.md"
@@ -170,17 +170,10 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
         return []
 
 
-def _starting_text() -> str:
-    import ava_roles
-
-    assert ava_roles.__file__ is not None
-    return Path(ava_roles.__file__).with_name("starting.txt").read_text("utf-8")
-
-
 def _check_all() -> tuple[list[Remark], int]:
     """Check all files that are read here."""
     from ava_roles import BUILT_IN_SOURCE
-    from ava_roles.role_files import Remark, check
+    from ava_roles.role_files import Remark, check, faults_of
 
     catalog = _open()[2].load(by_path=True)
     own = [role for role in catalog.roles if role.source != BUILT_IN_SOURCE]
@@ -191,8 +184,10 @@ def _check_all() -> tuple[list[Remark], int]:
             if each.name in catalog.by_name:
                 taken = f"the name {each.name} is taken ({catalog.by_name[each.name].source}); rename this role"
                 remarks.append(Remark(each.file.source, taken))
-    remarks += [*catalog.problems, *(each.problem for each in catalog.untrusted if each.problem)]
-    return remarks, len(own) + len(catalog.untrusted) + len(catalog.problems)
+    remarks += catalog.problems
+    for each in catalog.untrusted:
+        remarks += faults_of(each.file) if each.role is None else []
+    return remarks, len(own) + len(catalog.untrusted) + len({problem.source for problem in catalog.problems})
 
 
 def _check_files(files: list[str]) -> tuple[list[Remark], int]:
