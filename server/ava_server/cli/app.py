@@ -34,6 +34,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "models": ("models",),
     "roles": ("roles",),
     "memory": ("memory",),
+    "config": ("config",),
     "users": ("token", "user"),
     "demo": ("demo",),
     "init": ("init",),

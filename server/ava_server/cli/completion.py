@@ -172,6 +172,13 @@ def _roles() -> Iterator[Offer]:
                         yield found[1], ""
 
 
+def _settings() -> Iterator[Offer]:
+    from ava_server.config.changing import known_settings
+    from ava_server.config.settings import Configured
+
+    return ((name, "") for name in known_settings(Configured()))
+
+
 def _hosts() -> Iterator[Offer]:
     from ava_server.hosts.known import HOSTS
 
@@ -200,6 +207,6 @@ open_runs_and_groups = _log_callback(_RUNS.format(_OPEN), _GROUPS)
 proposals = _log_callback(_PROPOSALS)
 groups = _log_callback(_GROUPS)
 agents = _callback(lambda: [("ava", "the orchestrator"), *_query_log(_RUNS.format("1"))])
-roles, hosts, providers, notes = map(_callback, (_roles, _hosts, _providers, _notes))
+roles, hosts, providers, notes, setting_names = map(_callback, (_roles, _hosts, _providers, _notes, _settings))
 tiers = _callback(lambda: [(tier, "") for tier in TIERS])
 event_types = _callback(lambda: [(name, "") for name in EVENT_TYPES])

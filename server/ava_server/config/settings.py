@@ -355,7 +355,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     """
     env = os.environ if env is None else env
     root = find_data_root(data_root, env)
-    in_file = _read_config(root.config)
+    in_file = read_config(root.config)
     checks.refuse_secrets(in_file, str(root.config))
     in_env = checks.environment_tree(env, Configured)
     own: dict[str, Any] = {
@@ -384,7 +384,12 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     return settings.model_copy(update={"limits": limits, "daily_cents": daily_cents, "user_limit_cents": limit})
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return what `config.toml` has; nothing where it is missing.
+
+    Raises:
+        ConfigError: It cannot be read, or is not valid TOML.
+    """
     try:
         if path.is_fifo():  # reading it would wait forever
             raise ConfigError(f"{path} is a pipe, not a file of settings. Put a file there, or remove it.")

@@ -1,0 +1,125 @@
+"""`ava config`: the settings of the data root, shown and changed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ava_server.cli.app import refuse_in_subagent
+from ava_server.cli.completion import setting_names
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import aligned, heading, present, say, say_json
+from ava_server.core.data_root import find_data_root
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import did_you_mean
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
+    from ava_server.core.data_root import DataRoot
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help="As in config.toml: limits.running.", autocompletion=setting_names)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava config` to the app."""
+    config = typer.Typer(no_args_is_help=True, help="The settings in config.toml: list, get, set, unset.")
+    config.command("list", short_help="All settings, their values, and where each comes from.")(list_command)
+    config.command("get", short_help="The value of one setting.")(get_command)
+    config.command("set", short_help="Change one setting; comments in the file stay.")(set_command)
+    config.command("unset", short_help="Return one setting to its default.")(unset_command)
+    app.add_typer(config, name="config")
+
+
+def list_command(as_json: Json = False) -> None:
+    """Show all settings, their values as this process would use them, and where each comes from."""
+    from ava_server.config.settings import load_settings
+
+    root, settings = find_data_root(), load_settings()
+    values = _values(settings)
+    rows = [(name, json.dumps(value, ensure_ascii=False), _origin(settings, name)) for name, value in values.items()]
+    shown = [{"name": name, "value": values[name], "from": origin} for name, _text, origin in rows]
+    present(root, as_json, {"settings": shown}, aligned(rows))
+
+
+def get_command(name: Name, as_json: Json = False) -> None:
+    """Show the value of one setting, as JSON."""
+    from ava_server.config.settings import load_settings
+
+    settings = load_settings()
+    values = _values(settings)
+    if name not in values:
+        raise BadInput(f"{name} is not a setting; {did_you_mean(name, values)}`ava config list` has all of them")
+    if as_json:
+        say_json({"name": name, "value": values[name], "from": _origin(settings, name)})
+    else:
+        say(json.dumps(values[name], ensure_ascii=False))
+
+
+def set_command(
+    name: Name,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help='5, true, a text, or a list: \'["a", "b"]\'.')],
+) -> None:
+    """Change one setting in config.toml; the whole file is checked first, and its comments stay.
+
+    Processes that are running keep the old value until they are restarted.
+    """
+    from ava_server.config.changing import parse_value
+
+    _change(name, parse_value(value))
+
+
+def unset_command(name: Name) -> None:
+    """Remove one setting from config.toml, so that its default counts."""
+    _change(name, None)
+
+
+def _change(name: str, value: Any) -> None:
+    from ava_audit.store.locks import Instances
+    from ava_server.config.changing import change_setting
+    from ava_server.config.settings import load_settings
+
+    refuse_in_subagent("ava config")
+    root = find_data_root()
+    before = change_setting(root.config, name, value)
+    heading(root)
+    now = "its default" if value is None else json.dumps(value, ensure_ascii=False)
+    was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
+    say(f"{name} is now {now} in {root.config}; before, it was {was}.")
+    settings = load_settings()
+    if (place := _origin(settings, name)).startswith("AVA_"):
+        say(f"In this shell {place} overrides it.")
+    if Instances(root.instances).any_alive():
+        say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    from ava_server.config.changing import known_settings
+    from ava_server.config.settings import Configured
+
+    fields = {name: getattr(settings, name) for name in Configured.model_fields}
+    return known_settings(Configured.model_construct(**fields))
+
+
+def _origin(settings: Settings, name: str) -> str:
+    """Return where a setting's value comes from: a variable, the file, or the default."""
+    from ava_server.config import checks
+
+    path = tuple(name.split("."))
+    if path in settings.from_environment:
+        return checks.variable(path)
+    return "config.toml" if _in_file(settings.paths, path) else "default"
+
+
+def _in_file(root: DataRoot, path: tuple[str, ...]) -> bool:
+    from ava_server.config.settings import read_config
+
+    value: Any = read_config(root.config)
+    for name in path:
+        if not isinstance(value, dict) or name not in value:
+            return False
+        value = value[name]
+    return True
