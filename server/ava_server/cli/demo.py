@@ -121,6 +121,7 @@ async def _run(demo: Demo, place: Path) -> int:
 
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment["AVA_DATA_ROOT"] = str(demo.root.path)
+    environment["AVA_BACKGROUND"] = "false"  # nothing is left running when the demo ends
     environment["AVA_WORKSPACE"] = str(demo.folder)  # else what is around the temporary folder would decide
     if demo.scripted:
         from ava_server.models.selection import SCRIPTED

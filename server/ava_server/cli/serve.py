@@ -14,6 +14,7 @@ from ava_server.cli.terminal import heading
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from ava_audit.store.locks import HeldLock
     from ava_server.config.settings import Settings
     from ava_server.service.runtime import Runtime
 
@@ -85,7 +86,7 @@ def serve_command(
 def worker_command() -> None:
     """Run the approved subagents of this data root, until there has been no work for a minute.
 
-    Under `background = true` servers start it by themselves, so that subagents outlive their host.
+    Servers start it by themselves, so that subagents outlive their host (`background`).
     """
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide, log_to_stderr
@@ -112,20 +113,24 @@ async def _work(settings: Settings) -> int:
             await tasks.start(ending.watch)
             with ending.serving:
                 # The worker runs everyone's runs: users over HTTP have no worker of their own.
-                async with open_runtime(settings, worker=True, serves=lambda _run: True) as runtime:
-                    await _until_idle(runtime)
+                async with open_runtime(settings, driver="this worker", serves=lambda _run: True) as runtime:
+                    await _until_idle(runtime, post)
             ending.begin(0)
             tasks.cancel_scope.cancel()
         ignore_signals()
     return ending.code or 0
 
 
-async def _until_idle(runtime: Runtime) -> None:
+async def _until_idle(runtime: Runtime, post: HeldLock) -> None:
+    """Wait until there has been no work for a minute, or no data root: it was removed, moved or replaced.
+
+    A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
+    """
     from ava_server.runs.worker_process import IDLE_S
 
-    while True:
-        since = runtime.manager.idle_since
-        now = anyio.current_time()
-        if since is not None and now - since >= IDLE_S:
-            return
-        await anyio.sleep(IDLE_S - (now - since) if since is not None else 1.0)
+    manager = runtime.manager
+    needed = anyio.current_time()
+    while anyio.current_time() - needed < IDLE_S and not (manager.outdated and manager.idle_since is not None):
+        if manager.idle_since is None and await anyio.to_thread.run_sync(post.in_place):
+            needed = anyio.current_time()
+        await anyio.sleep(min(IDLE_S / 4, 1.0))

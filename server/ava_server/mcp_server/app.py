@@ -102,7 +102,8 @@ class App:
         settings = self._load()
         # Over HTTP this server serves the runs of every user.
         serves = None if self.transport != HTTP else _any_run
-        runtime: Runtime = await stack.enter_async_context(modules(settings, serves=serves))
+        driver = "worker" if self.transport != "memory" else "this process"  # in memory, host and server are one
+        runtime: Runtime = await stack.enter_async_context(modules(settings, driver=driver, serves=serves))
         return runtime
 
     def start(self) -> None:

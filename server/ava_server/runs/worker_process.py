@@ -1,4 +1,7 @@
-"""The worker process of a data root: it goes on with runs after their host is gone (`background = true`)."""
+"""The worker process of a data root: it runs approved subagents, so that they outlive their host (`background`).
+
+It also isolates servers from their runs: whatever a run does to its process, the host's connection stays.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,6 @@ import anyio.to_thread
 from ava_audit.store.locks import HeldLock, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
-from ava_server.runs.context import ConfigNotSupported
 
 log = logging.getLogger("ava.worker")
 
@@ -23,7 +25,20 @@ IDLE_S = 60.0
 """Seconds after which an idle worker ends."""
 TRY_FOR_S = 1.0
 """Seconds for which the lock is tried: a process that only checks for a worker holds it for a moment."""
+READY_S = 10.0
+"""Seconds that a started worker has to take the lock, before another one is started."""
 OUTPUT_BYTES = 256 * 1024
+_LAUNCH = """\
+import os, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a program that is no descendant of this process and has a session of its own.
+
+When a host closes, it may kill the group of its server (Codex), or the whole tree of its descendants (opencode).
+"""
 
 
 def hold_worker_lock(root: DataRoot) -> HeldLock | None:
@@ -45,31 +60,29 @@ class WorkerProcesses:
     def __init__(self, root: DataRoot, command: tuple[str, ...] = (sys.executable, *MODULE_ARGS, "worker")) -> None:
         self._root = root
         self._command = command
-        self._started: subprocess.Popen[bytes] | None = None
+        self._started_s: float | None = None
 
     async def __call__(self) -> None:
         """Start a worker if there is none; one that was just started has time to get ready.
 
         Raises:
-            ConfigNotSupported: It ended at once; says where its output is.
             OSError: It cannot be started.
         """
         await anyio.to_thread.run_sync(self._start)
 
     def _start(self) -> None:
-        code = self._started.poll() if self._started is not None else None
-        if self._started is not None and code is None:
-            return
         held = try_hold(self._root.worker_lock)
-        if held is None:
+        if held is None:  # there is one; when it ends, the next one starts at once
+            self._started_s = None
             return
         held.release()
-        if code:
-            self._started = None
-            raise ConfigNotSupported(f"the worker ended at once with code {code}; see {self._root.worker_words}")
+        if self._started_s is not None and time.monotonic() - self._started_s < READY_S:
+            return
+        self._started_s = time.monotonic()
+        launcher = (sys.executable, "-I", "-S", "-c", _LAUNCH) if os.name == "posix" else ()
         with _open_output(self._root.worker_words) as words:
-            self._started = subprocess.Popen(  # noqa: S603 - this very program
-                self._command,
+            started = subprocess.Popen(  # noqa: S603 - this very program
+                (*launcher, *self._command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=words,
@@ -79,7 +92,8 @@ class WorkerProcesses:
                 creationflags=_DETACHED,
                 close_fds=True,
             )
-        log.info("started a worker, process %s", self._started.pid)
+        if launcher and (code := started.wait()):
+            raise OSError(f"the worker cannot be started (code {code}); see {self._root.worker_words}")
 
 
 _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
