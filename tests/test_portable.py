@@ -42,7 +42,7 @@ PATHS, STDIO = "roles/ava_roles/sandbox/path_access.py", "server/ava_server/mcp_
 LINUX = "roles/ava_roles/sandbox/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
-        ((LINUX, name) for name in ("ctypes", "/proc/", "signal.SIGALRM", "signal.alarm")),
+        ((LINUX, name) for name in ("ctypes", "/proc/", "resource", "signal.SIGALRM", "signal.alarm")),
         "the one place for it: each function there says when it is not on this system",
     ),
     (

@@ -20,6 +20,7 @@ from support.runtime import hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, serving, state_of, until, using
 from support.terminal import on_terminal
 
+from ava_audit.events import RunClaimed
 from ava_audit.store.locks import HeldLock, try_hold
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_server.cli import serve
@@ -250,6 +251,47 @@ async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) ->
 def _migrate(db: Path) -> None:
     with sqlite3.connect(db) as log:
         log.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+
+async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
+        env = by_default(models.base_url)
+        async with no_worker_left(root):
+            async with serving(root, env=env) as host:
+                run = await host.start_run(workspace=str(workspace))
+                await until(gate.arrived.is_set)
+                os.kill(host.pid, signal.SIGSEGV)
+                await host.process.wait()
+                assert "Fatal Python error: Segmentation fault" in host.stderr
+            gate.released.set()
+            await until(lambda: state_of(root, run) == "success")
+            async with serving(root, env=env) as host:
+                [notice] = (await host.tool("read_ava_logs"))["notices"]
+                assert run in notice and "success" in notice
+        assert len(models.requests) == 2, "no call was lost"
+
+
+async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "READY_S", 1.0)
+    poisoned = (
+        "import os; from ava_roles.tools.documents import ReadFile;"
+        " ReadFile.__call__ = lambda *_given: os.abort(); from ava_server.cli.app import main; main(['worker'])"
+    )
+    monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", poisoned),))
+    with running_model_server([Say("x", [("read_file", {"path": "."})])]) as models:
+        for name, value in using(models.base_url).items():
+            monkeypatch.setenv(name, value)
+        async with open_lab(tmp_path, server=models, driver="worker", env=using(models.base_url), check=False) as lab:
+            run_id = await lab.start()
+            last = await lab.logged(run_id, "RunClaimed", 4, within_s=60)
+            await until(lambda: not workers_of(lab.root), within_s=20)
+            await anyio.sleep(3)
+            assert (await lab.logged(run_id, "RunClaimed", 4)).seq == last.seq
+            assert len(await lab.facts(run_id, RunClaimed)) == 4
+            assert "interrupted" in (await lab.call("read_ava_logs")).notices[0]
 
 
 @pytest.mark.parametrize(("yes", "worker"), [(False, True), (True, False)])

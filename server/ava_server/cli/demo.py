@@ -318,7 +318,8 @@ def _texts(folder: Path) -> Iterator[str]:
     """Yield the texts of the files that the subagent's search would look at."""
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
-    from ava_roles.tools import documents
+    from ava_roles.tools import parser_process
+    from ava_roles.tools.parsers import is_pdf
     from ava_roles.tools.text_files import WalkFilter, decode_text
 
     try:
@@ -339,8 +340,8 @@ def _texts(folder: Path) -> Iterator[str]:
                     yield decode_text(data, cut=cut_off) or ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
-                    pages = documents.read_pdf(data, count=10).pages if documents.is_pdf(data) else ()
-                    yield " ".join(text for _, text in pages) if pages else documents.read_docx(data)
+                    pages = parser_process.read_pdf(data, count=10).pages if is_pdf(data) else ()
+                    yield " ".join(text for _, text in pages) if pages else parser_process.read_docx(data)
             except ToolFailed:
                 continue
     finally:
