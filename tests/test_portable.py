@@ -93,7 +93,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ),
     ("server/ava_server/service/event_hook.py", "start_new_session"): "Windows passes it over",
     (
-        "server/ava_server/runs/worker_process.py",
+        "server/ava_server/core/detached.py",
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",

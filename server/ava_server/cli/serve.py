@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,9 @@ def register(app: typer.Typer) -> None:
     app.command("serve", short_help="Serve one MCP host over stdio (hosts start it), or many users with --http.")(
         serve_command
     )
+    app.command("connect", short_help="Start the HTTP server for hosts on this machine, and print its headers.")(
+        connect_command
+    )
     app.command("worker", short_help="Run approved subagents without a host; ends after a minute without work.")(
         worker_command
     )
@@ -42,13 +46,16 @@ def serve_command(
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
     ] = None,
+    idle: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
 ) -> None:
     """Serve one MCP host over stdin and stdout; hosts start this by themselves.
 
     With --http it serves many users at once: each request carries a token of `ava token create`.
     """
-    given = (host, port, public_url, trusted_proxy, drain)
+    given = (host, port, public_url, trusted_proxy, drain, idle)
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     refuse_in_subagent("ava serve")
@@ -71,6 +78,7 @@ def serve_command(
             proxies=proxies_of(trusted_proxy or []),
             drain_s=parse_seconds("--drain", drain) or 5.0,
             access_log=access_log,
+            idle_s=parse_seconds("--idle", idle),
         )
         settings = load_settings()
         heading(settings.paths)
@@ -81,6 +89,27 @@ def serve_command(
 
         tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
     raise typer.Exit(serve(load_settings))
+
+
+def connect_command(
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The server's port.")] = 8642,
+) -> None:
+    """Start this data root's HTTP server unless it runs, and print the headers for it as JSON.
+
+    A host that was set up with `ava init HOST --http` calls it before it connects. Anyone who sees its output can act
+    for you until the token is revoked.
+    """
+    from ava_server.cli.log_access import checked_root, record_setting
+    from ava_server.cli.terminal import write
+    from ava_server.http import local
+
+    refuse_in_subagent("ava connect")
+    root = checked_root(show=False)
+    text, made = local.token(root)
+    if made is not None:
+        anyio.run(record_setting, root, f"tokens.{made.name}", None, made.on_record())
+    local.start(root, port)
+    write(json.dumps({"Authorization": f"Bearer {text}"}))
 
 
 def worker_command() -> None:

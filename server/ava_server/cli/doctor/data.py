@@ -230,6 +230,10 @@ def processes(setup: Setup) -> Iterator[Finding]:
     name, root = "processes", setup.usable_root
     if setup.settings is not None:
         yield Finding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
+    if root is not None and root.local_token.exists():
+        up = is_held(root.http_lock)
+        text = f"runs (port, process: {root.http_port})" if up else "is not running; a host starts it"
+        yield Finding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
     if root is None or not root.db.exists():
         return
     try:
