@@ -42,7 +42,7 @@ PATHS, STDIO = "roles/ava_roles/sandbox/path_access.py", "server/ava_server/mcp_
 LINUX = "roles/ava_roles/sandbox/linux.py"
 BEHIND: dict[tuple[str, str], str] = {
     **dict.fromkeys(
-        ((LINUX, name) for name in ("ctypes", "/proc/", "signal.SIGALRM", "signal.alarm")),
+        ((LINUX, name) for name in ("ctypes", "/proc/", "resource", "signal.SIGALRM", "signal.alarm")),
         "the one place for it: each function there says when it is not on this system",
     ),
     (
@@ -93,7 +93,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ),
     ("server/ava_server/service/event_hook.py", "start_new_session"): "Windows passes it over",
     (
-        "server/ava_server/runs/worker_process.py",
+        "server/ava_server/core/detached.py",
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",

@@ -14,7 +14,7 @@ import pytest
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
-from ava_roles.tools import documents
+from ava_roles.tools import parsers
 from ava_roles.tools.pages import read_page
 
 SHEET = '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">%s<sheetData>%s</sheetData></worksheet>'
@@ -92,7 +92,7 @@ def pdf(instructions: bytes, contents: str = "5 0 R") -> bytes:
 def test_one_wide_row_does_not_widen_other_rows() -> None:
     wide = b",".join([b"h"] * 20_000) + b"\n" + b"a\n" * 2_000  # 44 kB, which gave 120 MB
     with bounded():
-        text = documents.read_csv(wide)
+        text = parsers.read_csv(wide)
     assert len(text) < 30_000
     assert text.count("| a |") == 1_999
     assert text.endswith("\n(only the first 200 columns are shown)\n(1 more rows are not shown)")
@@ -100,7 +100,7 @@ def test_one_wide_row_does_not_widen_other_rows() -> None:
 
 def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> None:
     with bounded():
-        text = documents.render_table(["x" * 1_000] * 300 for _ in range(3_000))
+        text = parsers.render_table(["x" * 1_000] * 300 for _ in range(3_000))
     lines = text.splitlines()
     assert len(text) < 1_200_000
     assert lines[0].count("|") == lines[1].count("|") == 201
@@ -109,7 +109,7 @@ def test_limits_a_table_to_200_columns_2000_rows_and_a_million_characters() -> N
 
 
 def test_shows_a_table_of_the_maximum_size_without_a_note_about_cuts() -> None:
-    text = documents.render_table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
+    text = parsers.render_table([f"{row}.{column}" for column in range(20)] for row in range(2_000))
     assert text.count("\n") == 2_000
     assert "| 1999.19 |" in text.splitlines()[-1]
 
@@ -123,7 +123,7 @@ def test_stops_reading_rows_when_no_more_are_shown() -> None:
             taken += 1
             yield ["x" * 400] * 200
 
-    assert documents.render_table(rows()).endswith("(cut here: the rest is too long to read)")
+    assert parsers.render_table(rows()).endswith("(cut here: the rest is too long to read)")
     assert taken < 50
 
 
@@ -131,11 +131,11 @@ def test_stops_reading_rows_when_no_more_are_shown() -> None:
 @pytest.mark.parametrize("text", ['"' * 8_192, ',"' * 4_096, "," * 2_000_000, "a,b\n" * 1_000_000])
 def test_reads_unusual_csv_files_in_bounded_time_and_memory(text: str) -> None:
     with bounded(100):
-        assert len(documents.read_csv(text.encode())) < 100_000
+        assert len(parsers.read_csv(text.encode())) < 100_000
 
 
 def test_reads_only_the_beginning_of_a_large_csv() -> None:
-    assert "(only the first 4,000,000 characters were read)" in documents.read_csv(b"aaa,bbb\n" * 600_000)
+    assert "(only the first 4,000,000 characters were read)" in parsers.read_csv(b"aaa,bbb\n" * 600_000)
 
 
 # -- workbooks ----------------------------------------------------------------------------------------------------
@@ -147,15 +147,15 @@ def test_ignores_the_size_that_a_sheet_claims() -> None:
     near = '<row r="1"><c r="A1"><v>1</v></c></row><row r="9000"><c r="B9000"><v>2</v></c></row>'
     claims = '<dimension ref="A1:XFD1048576"/>'
     with bounded():
-        assert "too long to read" in documents.read_xlsx(workbook(SHEET % (claims, rows)))
+        assert "too long to read" in parsers.read_xlsx(workbook(SHEET % (claims, rows)))
     with bounded():
-        text = documents.read_xlsx(workbook(SHEET % (claims, near)))
+        text = parsers.read_xlsx(workbook(SHEET % (claims, near)))
     assert text == "## Sheet Sheet\n\n| 1 |\n|---|\n|  | 2 |\n\n## Sheet Second\n\n| second |\n|---|"
 
 
 def test_sheets_of_a_workbook_share_one_limit_and_omitted_ones_are_counted() -> None:
     cell = f'<c t="inlineStr"><is><t>{"x" * 500}</t></is></c>'
-    text = documents.read_xlsx(workbook(SHEET % ("", f"<row>{cell * 150}</row>" * 40)))
+    text = parsers.read_xlsx(workbook(SHEET % ("", f"<row>{cell * 150}</row>" * 40)))
     assert len(text) < 1_200_000
     assert text.endswith("(cut here: the rest is too long to read)\n\n(1 more sheets are not shown)")
 
@@ -182,20 +182,20 @@ def test_refuses_an_oversized_part_before_parsing_it(part: str, text: str, becau
     bomb = workbook(text, part)
     assert len(bomb) < 800_000
     with bounded(), pytest.raises(ToolFailed, match=because):
-        documents.read_xlsx(bomb)
+        parsers.read_xlsx(bomb)
 
 
 @pytest.mark.slow
 def test_refuses_a_sheet_of_more_than_two_million_elements() -> None:
     with pytest.raises(ToolFailed, match="more than 2,000,000 elements in one part"):
-        documents.read_xlsx(workbook(SHEET % ("", "<row/>" * 2_000_000)))
+        parsers.read_xlsx(workbook(SHEET % ("", "<row/>" * 2_000_000)))
 
 
 def test_counts_the_elements_of_utf_16_parts_too() -> None:
     text = "<?xml version='1.0' encoding='utf-16'?><a>" + "<b/>" * 600_000 + "</a>"
     bomb = replaced(workbook(), "styles.xml", text.encode("utf-16"))
     with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
-        documents.read_xlsx(bomb)
+        parsers.read_xlsx(bomb)
 
 
 # -- word documents -----------------------------------------------------------------------------------------------
@@ -214,15 +214,15 @@ WIDE = '<w:gridSpan w:val="900000000"/>'
 )
 def test_counts_a_table_cell_once_whatever_span_it_claims(rows: str, shown: str) -> None:
     with bounded():
-        assert documents.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).endswith(shown)
+        assert parsers.read_docx(word(f"<w:tbl>{rows}</w:tbl>")).endswith(shown)
 
 
 @pytest.mark.slow
 def test_refuses_a_document_of_too_many_elements_and_truncates_a_long_one() -> None:
     with bounded(), pytest.raises(ToolFailed, match="more than 500,000 elements"):
-        documents.read_docx(word("<w:p/>" * 600_000))
+        parsers.read_docx(word("<w:p/>" * 600_000))
     paragraph = f"<w:p><w:r><w:t>{'words ' * 100_000}</w:t></w:r></w:p>"
-    text = documents.read_docx(word(paragraph * 20))
+    text = parsers.read_docx(word(paragraph * 20))
     assert len(text) < 6_000_000
     assert text.endswith("(cut here: the rest is too long to read)")
 
@@ -242,11 +242,11 @@ def test_refuses_a_document_of_too_many_elements_and_truncates_a_long_one() -> N
 )
 def test_refuses_a_page_that_unpacks_to_too_much(made: Callable[[], bytes], because: str) -> None:
     with bounded(300, 30), pytest.raises(ToolFailed, match=because):
-        documents.read_pdf(made())
+        parsers.read_pdf(made())
 
 
 def test_truncates_the_text_of_a_long_page() -> None:
-    [(number, text)] = documents.read_pdf(pdf(b"BT /F1 12 Tf (" + b"a" * 1_000_000 + b") Tj ET")).pages
+    [(number, text)] = parsers.read_pdf(pdf(b"BT /F1 12 Tf (" + b"a" * 1_000_000 + b") Tj ET")).pages
     assert number == 1
     assert text == "a" * 200_000 + "\n(cut here: the page has more text)"
 

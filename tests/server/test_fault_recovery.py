@@ -21,7 +21,8 @@ import anyio.to_thread
 import pytest
 from support.log import child
 from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, scopes_used
+from support.runtime import PRICED, Lab, arrived, check_budgets, connect, hand_over, open_lab, scopes_used
+from support.stdio import logged
 
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, ErrorOccurred, Event, Fence, RunClaimed, Who
@@ -30,6 +31,7 @@ from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
 from ava_server.runs.loop import AgentRun
+from ava_server.runs.manager import Manager
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 OWN_WORDS = "a fault of Ava itself"
@@ -586,3 +588,20 @@ async def test_a_clock_jump_of_an_hour_neither_ends_a_run_nor_changes_its_durati
         assert (await lab.call("read_ava_logs", last_n=5)).status == "entries"
         off_s = 0
         assert (await lab.call("check_subagent", subagent_id=run_id)).status == "success"
+
+
+async def test_a_fault_that_ends_the_server_is_on_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(_self: Manager, _tasks: object) -> None:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        async with connect(tmp_path) as (client, _models):
+            await client.call_tool("check_subagent", {})
+            monkeypatch.setattr(Manager, "_look", broken)
+            with anyio.fail_after(10):
+                while True:
+                    await client.call_tool("check_subagent", {})
+                    await anyio.sleep(0.1)
+    assert [entry.content["reason"] for entry in logged(tmp_path / "data", "SessionEnd")] == [
+        "a fault of Ava itself ended the server; its standard error has the details"
+    ]

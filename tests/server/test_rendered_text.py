@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mcp import Client
@@ -14,6 +16,7 @@ from support.runtime import PRICED, arrived, hand_over, open_lab
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
+from ava_server.service import service
 from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS, text_of
 from ava_server.service.run_view import tokens_short
@@ -96,6 +99,25 @@ async def test_every_answer_mentions_an_unfetched_result_until_it_is_fetched(tmp
         assert (await lab.call("read_ava_logs")).notices is None
         assert [run.subagent_id for run in (await lab.call("check_subagent")).runs] == [run_id]
         assert (await lab.call("read_ava_logs", subagent_id=run_id)).untrusted_entries
+
+
+@pytest.mark.requirement("N-11")
+async def test_a_new_session_is_told_once_of_a_run_that_ended_while_no_host_was_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        run_id = await lab.start()
+        await lab.ended(run_id)
+        later = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: time.time_ns() + 3 * 24 * 3600 * 10**9)
+        monkeypatch.setattr(service, "time", later)
+        for _session in range(2):
+            host = replace(lab, service=Service(lab.runtime, Session(user=lab.runtime.user, transport="memory")))
+            [notice] = (await host.call("read_ava_logs")).notices
+            assert run_id in notice and "success" in notice and "call check_subagent" in notice
+            assert (await host.call("read_ava_logs")).notices is None
+        later.time_ns = lambda: time.time_ns() + 8 * 24 * 3600 * 10**9
+        host = replace(lab, service=Service(lab.runtime, Session(user=lab.runtime.user, transport="memory")))
+        assert (await host.call("read_ava_logs")).notices is None
 
 
 @pytest.mark.requirement("S1-19", "S2-27")

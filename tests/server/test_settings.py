@@ -34,7 +34,7 @@ def test_all_settings_have_the_designed_defaults_without_a_file(tmp_path: Path) 
     assert (settings.enabled, settings.approval, settings.proposal_ttl_s) == (True, "ask", 600)
     assert (settings.auto_approve_cents, settings.auto_approve_daily_cents) == (0, 0)
     assert (settings.background, settings.mirror, settings.retention_days, settings.on_event) == (
-        False,
+        True,
         True,
         90,
         (),

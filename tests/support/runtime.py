@@ -38,7 +38,7 @@ from ava_server.models.factory import model_of
 from ava_server.runs.history import History, Recipe
 from ava_server.service.access import Session
 from ava_server.service.responses import Answer
-from ava_server.service.runtime import Runtime, open_runtime
+from ava_server.service.runtime import Driver, Runtime, open_runtime
 from ava_server.service.service import Service
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
@@ -225,6 +225,7 @@ async def open_lab(
     server: ModelServer | None = None,
     env: Mapping[str, str] | None = None,
     runs: bool = True,
+    driver: Driver = "this process",
     everybody: bool = False,
     check: bool = True,
     beneath: Path | None = None,
@@ -238,6 +239,7 @@ async def open_lab(
         server: A model server that runs already, in place of `script`.
         env: Further variables of the environment.
         runs: Claim runs.
+        driver: What drives them.
         everybody: Claim those of all users, as an HTTP server does.
         beneath: Where workspaces may lie, if not only in `tmp/workspace`.
         check: Compare requests and budgets with the log at the end; not for a root that another house also uses.
@@ -250,7 +252,7 @@ async def open_lab(
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
         runtime = await stack.enter_async_context(
-            open_runtime(settings, runs=runs, serves=(lambda _row: True) if everybody else None)
+            open_runtime(settings, runs=runs, driver=driver, serves=(lambda _row: True) if everybody else None)
         )
         session = Session(user=runtime.user, transport="memory")
         runtime.manager.adopt_session(session.id)

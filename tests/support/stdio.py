@@ -40,9 +40,9 @@ LONGEST_LINE = 32 * 1024 * 1024
 
 
 def environment(root: Path, **more: str) -> dict[str, str]:
-    """What hosts leave of the environment, the data root, and `more`."""
+    """What hosts leave of the environment, the data root, and `more`; the server runs its runs itself."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
-    return {**kept, "AVA_DATA_ROOT": str(root), **more}
+    return {**kept, "AVA_DATA_ROOT": str(root), "AVA_BACKGROUND": "false", **more}
 
 
 def using(base_url: str) -> dict[str, str]:

@@ -35,9 +35,9 @@ WITHIN_S = 30.0
 
 
 def environment(root: Path | str, **more: str) -> dict[str, str]:
-    """No keys, no settings but the data root."""
+    """No keys, no settings but the data root; commands run their runs themselves."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
-    return {**kept, "AVA_DATA_ROOT": str(root), "TERM": "xterm", "LANG": "C.UTF-8", **more}
+    return {**kept, "AVA_DATA_ROOT": str(root), "AVA_BACKGROUND": "false", "TERM": "xterm", "LANG": "C.UTF-8", **more}
 
 
 def command(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
-"""`background = true`: runs go on in a worker of their own, and outlive the host that asked for them."""
+"""`background`, the default: runs go on in a worker of their own, and outlive the host that asked for them."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -17,13 +18,15 @@ from support.model_server import Fail, Gate, Say, Step, running_model_server
 from support.processes import environment_of, lives
 from support.runtime import hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, serving, state_of, until, using
+from support.terminal import on_terminal
 
-from ava_audit.store.locks import try_hold
+from ava_audit.events import RunClaimed
+from ava_audit.store.locks import HeldLock, try_hold
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
-from ava_server.runs import worker_process
-from ava_server.runs.context import ConfigNotSupported
+from ava_server.runs import manager, worker_process
 from ava_server.runs.worker_process import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 
@@ -37,7 +40,6 @@ DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"
 def root(tmp_path: Path) -> Path:
     data = tmp_path / "data"
     data.mkdir(mode=0o700)
-    (data / "config.toml").write_text("background = true\n")
     return data
 
 
@@ -46,6 +48,11 @@ def workspace(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
+
+
+def by_default(base_url: str) -> dict[str, str]:
+    """The variables of a server that uses the scripted model server, and leaves its runs to a worker."""
+    return {**using(base_url), "AVA_BACKGROUND": ""}
 
 
 def workers_of(root: Path) -> list[int]:
@@ -58,6 +65,13 @@ def workers_of(root: Path) -> list[int]:
                 if b"worker" in words and environment_of(int(entry.name)).get("AVA_DATA_ROOT") == str(root):
                     found.append(int(entry.name))
     return found
+
+
+def descendants_of(pid: int) -> set[int]:
+    """A process and all that it has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    found = [int(child) for child in children.read_text().split()] if children.exists() else []
+    return {pid}.union(*map(descendants_of, found))
 
 
 @asynccontextmanager
@@ -75,13 +89,14 @@ async def no_worker_left(root: Path) -> AsyncGenerator[None]:
 async def test_a_run_outlives_its_host_and_the_next_host_learns_of_it(root: Path, workspace: Path) -> None:
     gate = Gate()
     with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
-        env = using(models.base_url)
+        env = by_default(models.base_url)
         async with no_worker_left(root):
             async with serving(root, env=env) as host:
                 run = await host.start_run(workspace=str(workspace))
                 await until(gate.arrived.is_set)
                 [pid] = workers_of(root)
                 assert os.getsid(pid) == pid, "it has a session of its own: no terminal and no host ends it"
+                assert pid not in descendants_of(host.pid), "opencode ends all of a server's descendants"
                 host.process.kill()
             gate.released.set()
             await until(lambda: state_of(root, run) == "success")
@@ -99,7 +114,7 @@ async def test_two_hosts_share_one_worker_and_a_killed_worker_is_replaced(root: 
     gates = [Gate(), Gate(), Gate()]
     script: list[Step] = [*(Say("x", gate=gate) for gate in gates), DONE, DONE, DONE]
     with running_model_server(script) as models:
-        env = using(models.base_url)
+        env = by_default(models.base_url)
         async with no_worker_left(root), serving(root, env=env) as one, serving(root, env=env) as other:
             runs = [await host.start_run(workspace=str(workspace)) for host in (one, other, one)]
             for gate in gates:
@@ -143,24 +158,58 @@ async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
         settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
-        async with open_runtime(settings, worker=True) as runtime:
-            with anyio.fail_after(15):
-                await serve._until_idle(runtime)
+        async with open_runtime(settings, driver="this worker") as runtime:
+            with post_at(root) as post, anyio.fail_after(15):
+                await serve._until_idle(runtime, post)
             row = await runtime.store.read(lambda view: view.run(run_id))
             assert row is not None and row.state == "success", "it waited for the pause, and ended the run"
 
 
-async def test_reports_a_worker_that_cannot_start_and_names_its_log_file(tmp_path: Path) -> None:
-    root = DataRoot(tmp_path)
-    start_worker = WorkerProcesses(root, (sys.executable, "-c", "raise SystemExit('no such thing')"))
-    await start_worker()
-    await until(lambda: (tmp_path / "worker.log").read_text() != "")
-    with pytest.raises(ConfigNotSupported, match=r"ended at once with code 1; see .*worker\.log"):
-        for _ in range(50):
-            await start_worker()
-            await anyio.sleep(0.1)
-    assert (tmp_path / "worker.log").read_text() == "no such thing\n"
-    assert (tmp_path / "worker.log").stat().st_mode & 0o777 == 0o600
+async def test_a_run_that_no_worker_takes_runs_in_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker that cannot start, hangs, or was started without this server's key takes nothing."""
+    monkeypatch.setattr(manager, "WORKER_TAKES_S", 1.0)
+    monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
+    async with open_lab(tmp_path, [hand_over()], driver="worker") as lab:
+        run_id = await lab.start()
+        assert (await lab.ended(run_id)).state == "success"
+    assert f"no worker has taken {run_id}" in caplog.text
+    words = tmp_path / "data" / "worker.log"
+    assert words.read_text() == "no\n" and words.stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_worker_is_started_once_and_again_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    takes = (
+        "import sys, time; from pathlib import Path; from ava_audit.store.locks import try_hold;"
+        f" h = try_hold(Path({str(tmp_path / 'worker.lock')!r}));"
+        " print('up', file=sys.stderr, flush=True); time.sleep(1)"
+    )
+    words = tmp_path / "worker.log"
+    start_worker = WorkerProcesses(DataRoot(tmp_path), (sys.executable, "-c", takes))
+    for times in (1, 2):
+        await start_worker()
+        await start_worker()
+        await until(lambda: words.read_text() == "up\n" * times)  # noqa: B023 - awaited in this turn
+        await start_worker()
+        await until(lambda: not held(tmp_path / "worker.lock"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "removed" / "python"))
+    with pytest.raises(OSError, match="removed"):
+        await WorkerProcesses(DataRoot(tmp_path))()
+
+
+def post_at(root: Path) -> HeldLock:
+    """The lock of a data root's worker."""
+    post = hold_worker_lock(DataRoot(root))
+    assert post is not None
+    return post
+
+
+def held(path: Path) -> bool:
+    with try_hold(path) or nullcontext() as lock:
+        return lock is None
 
 
 async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_path: Path, root: Path) -> None:
@@ -168,11 +217,106 @@ async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_pa
     with running_model_server([]) as models, running_model_server([]) as elsewhere:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start()
-        async with open_lab(tmp_path, server=elsewhere, config="background = true", check=False) as lab:
+        async with open_lab(tmp_path, server=elsewhere, driver="worker", check=False) as lab:
             with anyio.fail_after(10):
                 while not (await lab.call("check_subagent", subagent_id=run_id)).runs[0].waits_for:
                     await lab.store.wait_for_entry_after(lab.store.head - 1)
             assert workers_of(root) == []
+
+
+async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_process, "IDLE_S", 1.0)
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), hand_over()]) as models:
+        async with open_lab(tmp_path, server=models, driver="this worker", check=False) as lab:
+            await lab.start()
+            await until(gate.arrived.is_set)
+            with post_at(lab.root) as post, anyio.fail_after(20):
+                lab.root.rename(tmp_path / "elsewhere")
+                gate.released.set()
+                await serve._until_idle(lab.runtime, post)
+
+
+async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say("x", gate=gate)], driver="this worker", check=False) as lab:
+        await lab.start()
+        await until(gate.arrived.is_set)
+        await anyio.to_thread.run_sync(_migrate, lab.root / "ava.db")
+        gate.released.set()
+        with post_at(lab.root) as post, anyio.fail_after(10):
+            await serve._until_idle(lab.runtime, post)
+
+
+def _migrate(db: Path) -> None:
+    with sqlite3.connect(db) as log:
+        log.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+
+async def test_a_server_that_crashes_says_so_and_its_run_goes_on(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
+        env = by_default(models.base_url)
+        async with no_worker_left(root):
+            async with serving(root, env=env) as host:
+                run = await host.start_run(workspace=str(workspace))
+                await until(gate.arrived.is_set)
+                os.kill(host.pid, signal.SIGSEGV)
+                await host.process.wait()
+                assert "Fatal Python error: Segmentation fault" in host.stderr
+            gate.released.set()
+            await until(lambda: state_of(root, run) == "success")
+            async with serving(root, env=env) as host:
+                [notice] = (await host.tool("read_ava_logs"))["notices"]
+                assert run in notice and "success" in notice
+        assert len(models.requests) == 2, "no call was lost"
+
+
+async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "READY_S", 1.0)
+    poisoned = (
+        "import os; from ava_roles.tools.documents import ReadFile;"
+        " ReadFile.__call__ = lambda *_given: os.abort(); from ava_server.cli.app import main; main(['worker'])"
+    )
+    monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", poisoned),))
+    with running_model_server([Say("x", [("read_file", {"path": "."})])]) as models:
+        for name, value in using(models.base_url).items():
+            monkeypatch.setenv(name, value)
+        async with open_lab(tmp_path, server=models, driver="worker", env=using(models.base_url), check=False) as lab:
+            run_id = await lab.start()
+            last = await lab.logged(run_id, "RunClaimed", 4, within_s=60)
+            await until(lambda: not workers_of(lab.root), within_s=20)
+            await anyio.sleep(3)
+            assert (await lab.logged(run_id, "RunClaimed", 4)).seq == last.seq
+            assert len(await lab.facts(run_id, RunClaimed)) == 4
+            assert "interrupted" in (await lab.call("read_ava_logs")).notices[0]
+
+
+@pytest.mark.parametrize(("yes", "worker"), [(False, True), (True, False)])
+async def test_only_what_a_person_approved_at_a_terminal_goes_on_without_it(
+    root: Path, workspace: Path, yes: bool, worker: bool
+) -> None:
+    gate = Gate()
+    with running_model_server([NOTE, Say(DONE.text, DONE.calls, gate=gate)]) as models:
+        env = by_default(models.base_url)
+        given = ["run", "researcher", "Look it up", "--workspace", str(workspace), "--max-cost", "0.50"]
+        async with no_worker_left(root):
+            with on_terminal(root, *given, *(["--yes"] if yes else []), env=env) as screen:
+                if not yes:
+                    screen.until("if you close the host or terminal")
+                    screen.until("Start it?")
+                    screen.type("y\n")
+                await until(gate.arrived.is_set)
+                assert len(workers_of(root)) == int(worker)
+                screen.process.kill()
+            gate.released.set()
+            run = logged(root, "RunClaimed")[0].run_id or ""
+            if worker:
+                await until(lambda: state_of(root, run) == "success")
+            else:
+                assert state_of(root, run) == "running" and not workers_of(root)
 
 
 def test_takes_the_worker_lock_even_if_another_process_just_checks_it(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ EACH: dict[str, tuple[str, ...]] = {
     "reject": ("reject", "P-00000000"),
     "resume": ("resume", "S-000000"),
     "worker": ("worker", "--nonsense"),
+    "connect": ("connect", "--port", "0"),
     "status": ("status", "--once"),
     "show": ("show", "S-000000"),
     "report": ("report",),

@@ -6,13 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import anyio
 import pytest
 from support.stdio import environment, until
 
 from ava_server.core.data_root import DataRoot
 from ava_server.hosts import launching
-from ava_server.runs.context import ConfigNotSupported
 from ava_server.runs.worker_process import WorkerProcesses
 
 DEPENDENCIES = ("anyio", "typer", "signal", "pydantic", "sqlite3", "json")
@@ -64,12 +62,3 @@ async def test_a_worker_imports_nothing_from_the_data_root(tmp_path: Path) -> No
     words = root / "worker.log"
     await until(lambda: caught.exists() or "config.toml" in words.read_text())
     assert not caught.exists(), caught.read_text()
-    with pytest.raises(ConfigNotSupported, match="ended at once"):
-        with anyio.fail_after(30):
-            await until_it_ended(workers)
-
-
-async def until_it_ended(workers: WorkerProcesses) -> None:
-    while True:
-        await workers()
-        await anyio.sleep(0.05)

@@ -17,7 +17,7 @@ from support.processes import children_of, lives
 from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
 from support.web_site import HOST, Site, site
 
-from ava_roles.tools import grep
+from ava_roles.tools import child
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="plays the other systems on this one"),
@@ -184,7 +184,7 @@ def test_an_endless_search_whose_server_is_gone_ends_at_its_time_limit(workspace
     order = {"path": str(workspace), "descriptor": None, "query": {"text": "(a+)+$", "regex": True, "path": "evil.txt"}}
     start = "from ava_roles.tools import grep; grep.CHILD_SECONDS = 1; grep.main()"
     command: Sequence[str] = [sys.executable, str(LAUNCHER), alone, "python", "-I", "-c", start]
-    done = subprocess.run(command, input=grep.message(order), capture_output=True, timeout=20, check=False)
+    done = subprocess.run(command, input=child.message(order), capture_output=True, timeout=20, check=False)
     assert done.returncode == code, done
     assert done.stdout == b""
     assert code < 0 or done.stderr.startswith(b"Timeout (")
@@ -199,10 +199,10 @@ def test_the_time_limit_of_a_search_runs_again_after_secrets_were_hidden(
     order = {"path": str(workspace), "descriptor": None, "query": {"text": "^(a+)+$", "regex": True, "glob": "*.txt"}}
     start = "from ava_roles.tools import grep; grep.CHILD_SECONDS = 1; grep.main()"
     command: Sequence[str] = [sys.executable, str(LAUNCHER), alone, "python", "-I", "-c", start]
-    given = grep.message(order) + grep.message("aaa\n")
+    given = child.message(order) + child.message("aaa\n")
     done = subprocess.run(command, input=given, capture_output=True, timeout=20, check=False)
     assert done.returncode == code, done
-    assert done.stdout == grep.message({"hide": "aaa\n"})
+    assert done.stdout == child.message({"hide": "aaa\n"})
 
 
 def test_the_simulated_systems_really_lack_linux_features() -> None:

@@ -136,6 +136,10 @@ class HeldLock:
         self.path = path
         self._file = file
 
+    def in_place(self) -> bool:
+        """Tell whether the held file is still the one at its path; if not, others do not see this lock."""
+        return _still_at(self.path, self._file)
+
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
         if not self._file.closed:

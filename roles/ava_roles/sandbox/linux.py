@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,21 @@ def end_within(seconds: int) -> None:
         raise NotOnThisSystem("alarm")
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(seconds)
+
+
+def limit_memory(most: int) -> None:
+    """Limit this process's address space, in bytes, and let the kernel end it first when memory runs out.
+
+    Raises:
+        NotOnThisSystem: This is not Linux; other systems do not enforce such a limit.
+    """
+    if sys.platform != "linux":
+        raise NotOnThisSystem("RLIMIT_AS")
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with suppress(OSError):  # /proc is hidden
+        Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def landlock_abi() -> int:

@@ -6,28 +6,21 @@ whole server, for hours; so it runs in a child process (`main`) with a time limi
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import re
-import sys
 from collections.abc import Callable, Generator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ava_roles.errors import ToolFailed
 from ava_roles.passages import split_lines
-from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 from ava_roles.sandbox.paths import Root
+from ava_roles.tools import child
 from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
 
 MAX_FILE_BYTES = 2_000_000
 MAX_ENTRIES = 20_000
 CHILD_SECONDS = 30
 _LINE_CHARS = 240
-HEAD_BYTES = 8
-"""Bytes before each message between the server and the child: its length."""
 TOO_SLOW = b"Timeout ("
 """How the error output of a child begins that ended at its time limit."""
 
@@ -159,48 +152,15 @@ def main() -> None:
 
     The server hides the secrets: the child sends it the text of each matching file, and gets it back without them.
     """
-    _limit_lifetime(CHILD_SECONDS)
-    order = _receive()
+    child.limit_lifetime(CHILD_SECONDS)
+    order = child.receive()
     root = Root.adopt(Path(order["path"]), order["descriptor"])
     try:
         answer: dict[str, object] = asdict(search(root, Query(**order["query"]), _hide))
     except ToolFailed as failed:
         answer = {"failed": str(failed)}
-    _send(answer)
-
-
-def message(value: object) -> bytes:
-    """Return a value as a message between the server and the child."""
-    data = json.dumps(value).encode()
-    return len(data).to_bytes(HEAD_BYTES) + data
+    child.send(answer)
 
 
 def _hide(text: str) -> str:
-    """Let the server hide the secrets in a text; the time that this takes does not count."""
-    _limit_lifetime(0)
-    _send({"hide": text})
-    shown = str(_receive())
-    _limit_lifetime(CHILD_SECONDS)
-    return shown
-
-
-def _send(value: object) -> None:
-    sys.stdout.buffer.write(message(value))
-    sys.stdout.buffer.flush()
-
-
-def _receive() -> Any:
-    size = int.from_bytes(sys.stdin.buffer.read(HEAD_BYTES))
-    return json.loads(sys.stdin.buffer.read(size))
-
-
-def _limit_lifetime(seconds: int) -> None:
-    """End this process with the server, and after some seconds in any case; 0 for no time limit."""
-    try:
-        end_within(seconds)
-    except NotOnThisSystem:  # a C thread of Python's, which does not need the lock that the matcher holds
-        faulthandler.cancel_dump_traceback_later()
-        if seconds:
-            faulthandler.dump_traceback_later(seconds, exit=True)
-    with suppress(NotOnThisSystem):  # on other systems the time limit ends it
-        end_with_parent()
+    return child.hide(text, CHILD_SECONDS)

@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
@@ -16,7 +15,8 @@ from ava_roles.errors import AccessRefused, NotRequested, ToolFailed
 from ava_roles.net.addresses import masked
 from ava_roles.net.fetch import ROBOTS_NAME, Fetcher
 from ava_roles.threads import run_sync
-from ava_roles.tools import documents
+from ava_roles.tools import parser_process
+from ava_roles.tools.parsers import Page, is_pdf
 
 if TYPE_CHECKING:
     from protego import Protego
@@ -104,69 +104,7 @@ class Robots:
                 del self._sites[origin]
 
 
-_HOLLOW_CHARS = 30  # a page with scripts and fewer characters shows nothing without them
-_NEEDS_SCRIPTS = re.compile(
-    r"(enable|activate|requires?|need|without)\s+javascript|javascript\s+(is\s+)?(required|disabled|must)"
-    r"""|\bid=["']?(root|app|__next|__nuxt)["']?[\s>]""",
-    re.IGNORECASE,
-)
-_INVISIBLE_TAGS = ("script", "style", "noscript", "template", "svg", "head", "iframe")
-_BLOCK_TAG_NAMES = """
-    address article aside blockquote br dd div dl dt figcaption footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol
-    option p pre section table td th tr ul
-"""
-_BLOCK_TAGS = frozenset(_BLOCK_TAG_NAMES.split())
-
-
-def page_words(html: str) -> tuple[str, bool]:
-    """Return all words of a page, one line per block, and whether it needs scripts to show its content."""
-    lxml_html: Any = import_module("lxml.html")  # has no types
-    etree: Any = import_module("lxml.etree")
-    try:
-        # Bytes, because lxml refuses a string that declares its encoding.
-        parser = lxml_html.HTMLParser(encoding="utf-8")
-        tree = lxml_html.document_fromstring(html.encode("utf-8", "replace"), parser=parser)
-    except (etree.LxmlError, ValueError):
-        return "", False
-    scripted = next(tree.iter("script"), None) is not None
-    parts: list[str] = []
-    # A walk, not a recursion: a page may be nested to any depth.
-    walk = etree.iterwalk(tree, events=("start", "end"))
-    for event, element in walk:
-        silent = not isinstance(element.tag, str) or element.tag in _INVISIBLE_TAGS
-        if event == "start" and silent:
-            walk.skip_subtree()
-        else:
-            if element.tag in _BLOCK_TAGS:
-                parts.append("\n")
-            parts.append((element.text if event == "start" else element.tail) or "")
-    lines = (" ".join(line.split()) for line in "".join(parts).split("\n"))
-    text = "\n".join(line for line in lines if line)
-    return text, scripted and (len(text) < _HOLLOW_CHARS or _NEEDS_SCRIPTS.search(html) is not None)
-
-
-_META_CHARS = 2_000  # of a title or a date
-_SHORT_CHARS = 200  # an article that is shorter was probably missed, so the whole page is read
-_MAX_TAGS = 100_000  # with more, finding the article takes minutes and gigabytes
-_HUGE_CHARS = 2_000_000  # how much of such a page is read
 _TEXTUAL = re.compile(r"text/.*|application/(.*\+)?(json|xml|yaml|toml|javascript|x-ndjson|x-yaml|sql)")
-
-
-@dataclass(frozen=True)
-class Page:
-    """The content of a page.
-
-    Attributes:
-        text: Its text.
-        title: Its title, if it has one.
-        date: When it was published, `YYYY-MM-DD`, if known.
-        note: What a reader must know, e.g. that it needs JavaScript.
-    """
-
-    text: str
-    title: str | None = None
-    date: str | None = None
-    note: str | None = None
 
 
 def read_page(got: Response) -> Page:
@@ -175,10 +113,10 @@ def read_page(got: Response) -> Page:
     Raises:
         ToolFailed: It is neither HTML, PDF nor text.
     """
-    if documents.is_pdf(got.body):
+    if is_pdf(got.body):
         return _pdf(got)
     if is_html(got):
-        return _html(got)
+        return parser_process.read_html(got.text(), got.url)
     if not is_text(got):
         raise ToolFailed(f"it is {got.content_type or 'of no stated type'} ({len(got.body):,} bytes), not text")
     return Page(got.text())
@@ -200,42 +138,9 @@ def is_text(got: Response) -> bool:
 def _pdf(got: Response) -> Page:
     if got.truncated:
         raise ToolFailed(f"it is a PDF of more than {len(got.body):,} bytes, too large to read")
-    pdf = documents.read_pdf(got.body)
+    pdf = parser_process.read_pdf(got.body)
     text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pdf.pages)
     note = f"only pages 1 to {len(pdf.pages)} of {pdf.total} were read" if pdf.unread else None
     if not any(text for _, text in pdf.pages):
         note = "its pages contain no text: they may be scanned images, which cannot be read here"
     return Page(text, pdf.title, None, note)
-
-
-def _html(got: Response) -> Page:
-    import trafilatura
-    from trafilatura.settings import Document
-
-    html = got.text()
-    if html.count("<") > _MAX_TAGS:
-        words, _hollow = page_words(html[:_HUGE_CHARS])
-        return Page(words, note="it is very large: this is its beginning, without headings and links")
-    found: Document | None = None
-    try:
-        text = trafilatura.extract(
-            html, url=got.url, output_format="markdown", include_links=True, include_comments=False
-        )
-        found = trafilatura.extract_metadata(html, default_url=got.url)
-    except Exception:  # the extractor has no list of its exceptions; the page's words remain
-        text = None
-    text = (text or "").strip()
-    note = None
-    if len(text) < _SHORT_CHARS:
-        whole, hollow = page_words(html)
-        text = whole if len(whole) > len(text) else text
-        if hollow:
-            note = "it seems to need JavaScript, which is not run here; look for another source"
-        elif not text:
-            note = "it contains no text"
-    return Page(text, _text(found, "title"), _text(found, "date"), note)
-
-
-def _text(found: object, name: str) -> str | None:
-    value = getattr(found, name, None)
-    return " ".join(value.split())[:_META_CHARS] if isinstance(value, str) and value.strip() else None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
@@ -24,7 +23,10 @@ from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
-from ava_roles.tools import documents, grep
+from ava_roles.tools import grep, parser_process
+from ava_roles.tools.child import HEAD_BYTES, message
+from ava_roles.tools.child import command as child_command
+from ava_roles.tools.parsers import hide_pages, is_pdf
 from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
 
 _MAX_FILE_BYTES = 2_000_000
@@ -148,14 +150,12 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
 
     The child knows no secrets. It sends each matching file to this process, which hides them, and searches the result.
     """
-    start = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools.grep import main; main()"
-    command = [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
     with root.duplicate() as descriptor:
         order = {"path": str(root.path), "descriptor": descriptor, "query": asdict(query)}
         try:
             with anyio.fail_after(grep.CHILD_SECONDS + 5) as limit:
                 async with await anyio.open_process(
-                    command,
+                    child_command("ava_roles.tools.grep"),
                     stderr=subprocess.PIPE,
                     env=child_environment(run_id),
                     pass_fds=() if descriptor is None else (descriptor,),
@@ -177,7 +177,7 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
 
 
 def _hide_and_pack(hide: Callable[[str], str], text: str) -> bytes:
-    return grep.message(hide(text))
+    return message(hide(text))
 
 
 async def _answer(
@@ -191,9 +191,9 @@ async def _answer(
     assert child.stdout is not None
     sent = BufferedByteReceiveStream(child.stdout)
     try:
-        await child.stdin.send(grep.message(order))
+        await child.stdin.send(message(order))
         while True:
-            size = int.from_bytes(await sent.receive_exactly(grep.HEAD_BYTES))
+            size = int.from_bytes(await sent.receive_exactly(HEAD_BYTES))
             answer: dict[str, Any] = json.loads(await sent.receive_exactly(size))
             if "hide" not in answer:
                 return answer
@@ -353,9 +353,9 @@ def _passages_of(root: Root, name: str, size: int, hide: Callable[[str], str] = 
         data, more = root.read(name, limit)
         if not is_document:
             return list(split_passages(hide((None if more else decode_text(data)) or "")))
-        if not documents.is_pdf(data):
-            return list(split_passages(documents.read_docx(data, hide)))
-        pages = documents.hide_pages(documents.read_pdf(data, count=100).pages, hide)
+        if not is_pdf(data):
+            return list(split_passages(parser_process.read_docx(data, hide)))
+        pages = hide_pages(parser_process.read_pdf(data, count=100).pages, hide)
         return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
     except ToolFailed:
         return []

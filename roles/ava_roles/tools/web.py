@@ -28,7 +28,8 @@ from ava_roles.tool import (
     need_fetch,
     need_search,
 )
-from ava_roles.tools.pages import Page, Robots, is_text, read_page
+from ava_roles.tools.pages import Robots, is_text, read_page
+from ava_roles.tools.parsers import Page
 
 _MAX_QUERY_WORDS = 50  # Brave's limit
 

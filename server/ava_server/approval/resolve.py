@@ -153,6 +153,7 @@ class ResolveContext:
         notes: There are notes in memory: a tool that would find nothing is not offered.
         servers: The other MCP servers that are configured.
         listings: What those of them offer that the role names.
+        background: Runs continue when the host is closed.
         remote_roots: Folders of a user over HTTP, who gets no others; None for who is at this machine.
     """
 
@@ -170,6 +171,7 @@ class ResolveContext:
     notes: bool = False
     servers: Mapping[str, ServerEntry] = member(default_factory=dict[str, ServerEntry])
     listings: Mapping[str, ToolListing] = member(default_factory=dict[str, ToolListing])
+    background: bool = False
     remote_roots: tuple[Path, ...] | None = None
 
 
@@ -324,6 +326,7 @@ def _assemble(
         network=scope.network,
         commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
         files_note="" if scope.workspace or not _wants_files(role, around.tools) else _no_files(workspace),
+        background=around.background,
         estimated_minutes=estimate(role, choice, float(caps["timeout_s"]), around.durations),
         name=args.name,
         task_id=args.task_id,

@@ -298,6 +298,8 @@ def _limit_lines(config: RunConfig) -> list[str]:
         lines.append(f"It does not think first: {config.thinking_note}.")
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
     lines.append(f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens.")
+    if config.background:
+        lines.append("It continues within these limits if you close the host or terminal.")
     if 0 < config.least_turns < turns:
         some = "1 turn" if config.least_turns == 1 else f"{config.least_turns} turns"
         lines.append(f"Its cost cap buys at least {some}, even if each model call costs its maximum.")

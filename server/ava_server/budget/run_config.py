@@ -152,6 +152,7 @@ class RunConfig(BaseModel):
         foreign_notes: A sentence for each MCP tool that its role names and that is not there.
         coding: What it may change in a repository, and how that is checked; None where it changes no files.
         reach: What the run may read, reach and change, in a few words.
+        background: It continues when its host is closed.
         clamped: What was asked above a hard cap, as text.
         asked: The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
     """
@@ -200,6 +201,7 @@ class RunConfig(BaseModel):
     foreign_notes: tuple[str, ...] = ()
     coding: Coding | None = None
     reach: str
+    background: bool = False
     estimated_minutes: tuple[int, int]
     name: str | None = None
     task_id: str | None = None

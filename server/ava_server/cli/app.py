@@ -19,7 +19,7 @@ from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRe
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
 MODULES: Mapping[str, tuple[str, ...]] = {
-    "serve": ("serve", "worker"),
+    "serve": ("serve", "worker", "connect"),
     "run": ("run",),
     "approve": ("approve", "reject"),
     "steer": ("resume", "send", "cancel"),

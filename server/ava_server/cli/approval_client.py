@@ -158,12 +158,11 @@ class LocalApprovals:
 
     async def _start_worker(self) -> None:
         """Start a worker, which runs belong to here: there may be no host."""
-        from ava_server.runs.context import ConfigNotSupported
         from ava_server.runs.worker_process import WorkerProcesses
 
         try:
             await WorkerProcesses(self._runtime.settings.paths)()
-        except (ConfigNotSupported, OSError) as error:
+        except OSError as error:
             tell(f"No worker could be started: {error}")
 
 

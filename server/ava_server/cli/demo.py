@@ -121,6 +121,7 @@ async def _run(demo: Demo, place: Path) -> int:
 
     environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     environment["AVA_DATA_ROOT"] = str(demo.root.path)
+    environment["AVA_BACKGROUND"] = "false"  # nothing is left running when the demo ends
     environment["AVA_WORKSPACE"] = str(demo.folder)  # else what is around the temporary folder would decide
     if demo.scripted:
         from ava_server.models.selection import SCRIPTED
@@ -317,7 +318,8 @@ def _texts(folder: Path) -> Iterator[str]:
     """Yield the texts of the files that the subagent's search would look at."""
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
-    from ava_roles.tools import documents
+    from ava_roles.tools import parser_process
+    from ava_roles.tools.parsers import is_pdf
     from ava_roles.tools.text_files import WalkFilter, decode_text
 
     try:
@@ -338,8 +340,8 @@ def _texts(folder: Path) -> Iterator[str]:
                     yield decode_text(data, cut=cut_off) or ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
-                    pages = documents.read_pdf(data, count=10).pages if documents.is_pdf(data) else ()
-                    yield " ".join(text for _, text in pages) if pages else documents.read_docx(data)
+                    pages = parser_process.read_pdf(data, count=10).pages if is_pdf(data) else ()
+                    yield " ".join(text for _, text in pages) if pages else parser_process.read_docx(data)
             except ToolFailed:
                 continue
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import typer
 
 from ava_server.cli.completion import hosts
 from ava_server.cli.terminal import heading, say, tell, write
-from ava_server.core.data_root import find_data_root, home_folder
+from ava_server.core.data_root import find_data_root, home_folder, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ def init_command(
         str | None,
         typer.Option(metavar="FOLDER", help="The folder that subagents may read when a call names none."),
     ] = None,
+    http: Annotated[
+        bool, typer.Option("--http", help="Connect it to an HTTP server that it starts on demand (claude-code).")
+    ] = False,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The port of that server.")] = 8642,
     name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
     file: Annotated[
         Path | None,
@@ -50,7 +55,7 @@ def init_command(
     """
     from ava_server.hosts import change as changes
     from ava_server.hosts.known import find_host
-    from ava_server.hosts.launching import launch
+    from ava_server.hosts.launching import launch, over_http
 
     if host is None:
         raise BadInput(f"ava init needs a host: {_HOSTS}. For any other, docs/hosts.md has the common form.")
@@ -58,6 +63,8 @@ def init_command(
     if not _NAME.fullmatch(name):
         raise BadInput(f"--name is {name!r}; allowed are letters, digits and `-`, at most 40.")
     path, started = _file(known, file), launch(workspace)
+    if http:
+        known, started = over_http(known, started, port), replace(started, env={})
     heading(find_data_root())
     say(f"{known.title}: {path}")
     try:
@@ -78,6 +85,11 @@ def init_command(
         say(f"{known.title} no longer has Ava after its next start.")
     else:
         say(known.next)
+        if http:
+            say(
+                f"Over HTTP, subagents read only folders that config.toml names: [users.{os_user()}] workspaces. Any"
+                " process of your user can read the token, which stays in the data root."
+            )
         _show_next_steps(started)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from ava_server.cli.terminal import heading
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from ava_audit.store.locks import HeldLock
     from ava_server.config.settings import Settings
     from ava_server.service.runtime import Runtime
 
@@ -22,6 +24,9 @@ def register(app: typer.Typer) -> None:
     """Add `ava serve` and `ava worker` to the app."""
     app.command("serve", short_help="Serve one MCP host over stdio (hosts start it), or many users with --http.")(
         serve_command
+    )
+    app.command("connect", short_help="Start the HTTP server for hosts on this machine, and print its headers.")(
+        connect_command
     )
     app.command("worker", short_help="Run approved subagents without a host; ends after a minute without work.")(
         worker_command
@@ -41,13 +46,16 @@ def serve_command(
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
     ] = None,
+    idle: Annotated[
+        str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")
+    ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
 ) -> None:
     """Serve one MCP host over stdin and stdout; hosts start this by themselves.
 
     With --http it serves many users at once: each request carries a token of `ava token create`.
     """
-    given = (host, port, public_url, trusted_proxy, drain)
+    given = (host, port, public_url, trusted_proxy, drain, idle)
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     refuse_in_subagent("ava serve")
@@ -70,6 +78,7 @@ def serve_command(
             proxies=proxies_of(trusted_proxy or []),
             drain_s=parse_seconds("--drain", drain) or 5.0,
             access_log=access_log,
+            idle_s=parse_seconds("--idle", idle),
         )
         settings = load_settings()
         heading(settings.paths)
@@ -82,10 +91,31 @@ def serve_command(
     raise typer.Exit(serve(load_settings))
 
 
+def connect_command(
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="The server's port.")] = 8642,
+) -> None:
+    """Start this data root's HTTP server unless it runs, and print the headers for it as JSON.
+
+    A host that was set up with `ava init HOST --http` calls it before it connects. Anyone who sees its output can act
+    for you until the token is revoked.
+    """
+    from ava_server.cli.log_access import checked_root, record_setting
+    from ava_server.cli.terminal import write
+    from ava_server.http import local
+
+    refuse_in_subagent("ava connect")
+    root = checked_root(show=False)
+    text, made = local.token(root)
+    if made is not None:
+        anyio.run(record_setting, root, f"tokens.{made.name}", None, made.on_record())
+    local.start(root, port)
+    write(json.dumps({"Authorization": f"Bearer {text}"}))
+
+
 def worker_command() -> None:
     """Run the approved subagents of this data root, until there has been no work for a minute.
 
-    Under `background = true` servers start it by themselves, so that subagents outlive their host.
+    Servers start it by themselves, so that subagents outlive their host (`background`).
     """
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide, log_to_stderr
@@ -112,20 +142,24 @@ async def _work(settings: Settings) -> int:
             await tasks.start(ending.watch)
             with ending.serving:
                 # The worker runs everyone's runs: users over HTTP have no worker of their own.
-                async with open_runtime(settings, worker=True, serves=lambda _run: True) as runtime:
-                    await _until_idle(runtime)
+                async with open_runtime(settings, driver="this worker", serves=lambda _run: True) as runtime:
+                    await _until_idle(runtime, post)
             ending.begin(0)
             tasks.cancel_scope.cancel()
         ignore_signals()
     return ending.code or 0
 
 
-async def _until_idle(runtime: Runtime) -> None:
+async def _until_idle(runtime: Runtime, post: HeldLock) -> None:
+    """Wait until there has been no work for a minute, or no data root: it was removed, moved or replaced.
+
+    A worker whose log a newer program has taken over ends with its last run: it would keep that program's worker away.
+    """
     from ava_server.runs.worker_process import IDLE_S
 
-    while True:
-        since = runtime.manager.idle_since
-        now = anyio.current_time()
-        if since is not None and now - since >= IDLE_S:
-            return
-        await anyio.sleep(IDLE_S - (now - since) if since is not None else 1.0)
+    manager = runtime.manager
+    needed = anyio.current_time()
+    while anyio.current_time() - needed < IDLE_S and not (manager.outdated and manager.idle_since is not None):
+        if manager.idle_since is None and await anyio.to_thread.run_sync(post.in_place):
+            needed = anyio.current_time()
+        await anyio.sleep(min(IDLE_S / 4, 1.0))

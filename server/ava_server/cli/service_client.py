@@ -72,7 +72,8 @@ async def open_service(
     Args:
         settings: The settings.
         command: The running command, as the log names it.
-        asked: A person decides what starts; otherwise the log claims no person's approval.
+        asked: A person decides what starts, and it continues if they close the terminal; otherwise the log claims no
+            person's approval, and the runs are this process's own.
         runs: Serve this user's runs; False for a process that is gone in a moment.
         roots: Folders that may contain a workspace.
     """
@@ -80,7 +81,7 @@ async def open_service(
     from ava_server.service.service import Service
 
     async with (
-        open_runtime(settings, runs=runs) as runtime,
+        open_runtime(settings, runs=runs, driver="worker" if asked else "this process") as runtime,
         open_session(runtime, command, asked=asked, roots=roots) as session,
     ):
         yield runtime, Service(runtime, session)

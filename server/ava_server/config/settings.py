@@ -233,7 +233,7 @@ class Configured(Table):
     auto_approve_cents: Count = 0
     auto_approve_daily_cents: Count = 0
     proposal_ttl_s: Cap = 600
-    background: bool = False
+    background: bool = True
     mirror: bool = True
     retention_days: Cap = 90
     on_event: tuple[str, ...] = ()

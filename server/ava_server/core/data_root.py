@@ -90,6 +90,14 @@ class DataRoot:
     """The lock of the one worker."""
     worker_words = _Place("worker.log")
     """The output of the worker, which has no terminal."""
+    http_lock = _Place("http.lock")
+    """The lock of the HTTP server for hosts on this machine."""
+    http_port = _Place("http.port")
+    """The port and the process of that server."""
+    http_words = _Place("http.log")
+    """The output of that server, when a host has started it."""
+    local_token = _Place("secrets", "local_token")
+    """The token of this machine's hosts for that server."""
     secrets = _Place("secrets")
     """Secrets for tool calls, and hashes."""
     secrets_file = _Place("secrets", "secrets.toml")

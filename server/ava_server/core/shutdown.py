@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -142,7 +143,9 @@ class SafeFormatter(logging.Formatter):
 
 
 def log_to_stderr(form: str, date_form: str | None = None) -> None:
-    """Write warnings and errors to stderr from now on; repeating it is harmless."""
+    """Write warnings and errors to stderr from now on, also a crash in C; repeating it is harmless."""
+    with suppress(ValueError, OSError):  # stderr is no file
+        faulthandler.enable()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter(form, date_form))
     logging.basicConfig(handlers=[handler], level=logging.WARNING)

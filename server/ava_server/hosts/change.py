@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
+import shlex
 import stat
 import time
 from collections.abc import Mapping
@@ -19,6 +21,9 @@ from ava_server.hosts.known import Host, Launch
 
 BACKUP = "ava-backup"
 _OURS = frozenset({"ava", "ava-subagents", "ava_server"})
+_START = ("command", "args", "url", "headersHelper")
+"""The fields of an entry that say how the host starts the server and reaches it."""
+_VARIABLE = re.compile(r"[A-Z_]+=")
 _STARTERS = frozenset({"uv", "uvx", "pipx", "python", "python3", "py"})
 
 
@@ -142,7 +147,7 @@ def is_ours(entry: object) -> bool:
     """Tell whether a server's entry starts Ava, directly or through a program such as uvx."""
     words = _words(entry)
     stems = [PureWindowsPath(word).stem for word in words]
-    if "serve" not in stems:
+    if {"serve", "connect"}.isdisjoint(stems):
         return False
     return stems[0] in _OURS or (stems[0].rstrip("0123456789.") in _STARTERS and not _OURS.isdisjoint(stems[1:]))
 
@@ -199,6 +204,11 @@ def _words(entry: object) -> list[str]:
     if not isinstance(entry, Mapping):
         return []
     table = cast("Mapping[str, object]", entry)
+    if isinstance(helper := table.get("headersHelper"), str):
+        try:
+            return [word for word in shlex.split(helper) if not _VARIABLE.match(word)]
+        except ValueError:  # an open quotation mark
+            return []
     words: list[object] = []
     for part in (table.get("command"), table.get("args", [])):
         words += cast("list[object]", part) if isinstance(part, list) else [part]
@@ -237,7 +247,12 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
     started_by = PureWindowsPath(first).stem
     notes: list[str] = []
     if started_by in _OURS or "ava_server" in _words(old):
-        wanted |= {(*where, key): entry[key] for key in ("command", "args") if key in entry}
+        other_way = ("headersHelper" in old) != ("headersHelper" in entry)
+        wanted |= {(*where, key): entry[key] for key in (*_START, *(["type"] if other_way else [])) if key in entry}
+        for key in _START:
+            if key in old and key not in entry:
+                file.remove((*where, key))
+                lines.append(f"- {named((*where, key))}")
     else:
         notes.append(f"{named(where)} starts Ava with {started_by}: that was left as it is.")
     for place, value in wanted.items():

@@ -90,6 +90,8 @@ class Host:
         files: Where its configuration can be: the first that exists, else the first.
         servers: The table of servers in it.
         entry: Makes the server's entry in that table.
+        http_entry: Makes the entry for an HTTP server that the host starts before it connects, from the server's URL
+            and the command that starts it and prints its headers; None if the host runs no such command.
         next: What a person does after the change.
         key: An alternative to `ava key set`, with `{variable}` for the key's usual variable.
         env: The entry's field for the variables of the server.
@@ -117,6 +119,7 @@ class Host:
     question_s: float | None = None
     wait_s: float | None = None
     shows_forms: bool = True
+    http_entry: Callable[[str, str], dict[str, Any]] | None = None
 
     def file(self, place: UserPlace) -> Path:
         """Return its configuration file, which need not exist."""
@@ -209,6 +212,7 @@ HOSTS: Mapping[str, Host] = {
                 " change: then quit all of them and run this again."
             ),
             question_s=LONG_QUESTION_S,
+            http_entry=lambda url, command: {"type": "http", "url": url, "headersHelper": command},
             wait_s=100,  # from two minutes on, it puts a call into the background, where it ends with the session
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
         ),

@@ -17,7 +17,7 @@ from ava_server.config.keys import OWN_PREFIX, WELL_KNOWN, provider_name
 from ava_server.config.settings import http_url
 from ava_server.core.data_root import absolute_folder, find_data_root
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.hosts.known import Launch, host_of
+from ava_server.hosts.known import Host, Launch, host_of
 from ava_server.models.selection import CUSTOM
 
 _PLACES = ("AVA_DATA_ROOT", "XDG_DATA_HOME")
@@ -71,6 +71,27 @@ def terminal_command(data_root: Path, *words: str) -> str:
         quoted = re.sub("(['\u2018-\u201b])", r"\1\1", str(data_root))  # each of these ends a text in single quotes
         return f"$env:AVA_DATA_ROOT='{quoted}'; & {line}"
     return f"AVA_DATA_ROOT={shlex.quote(str(data_root))} {line}"
+
+
+def over_http(host: Host, started: Launch, port: int) -> Host:
+    """Return a host whose entry connects it to the HTTP server on a port of this machine, which it starts itself.
+
+    Raises:
+        BadInput: It cannot start one, or the entry would need what only a server over stdio is given.
+    """
+    if host.http_entry is None:
+        raise BadInput(
+            f"--http: {host.title} runs no command before it connects, so nothing would start the server. docs/hosts.md"
+            " shows how to connect it to a server that you start yourself."
+        )
+    if "AVA_WORKSPACE" in started.env:
+        raise BadInput("--workspace: over HTTP, config.toml names the folders: [users.NAME] workspaces")
+    if started.env and sys.platform == "win32":
+        raise BadInput(f"--http: on Windows, the command cannot be given {', '.join(started.env)}; unset it")
+    variables = [f"{name}={shlex.quote(value)}" for name, value in started.env.items()]
+    command = " ".join([*variables, started.shell("connect", "--port", str(port))])
+    entry = host.http_entry(f"http://127.0.0.1:{port}/mcp", command)
+    return replace(host, entry=lambda _launch: dict(entry))
 
 
 def _folder(given: str) -> Path:

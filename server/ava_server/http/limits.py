@@ -110,6 +110,7 @@ class RequestLimits:
     """Requests in progress: calls, which may finish at shutdown, and streams, which only listen."""
 
     ending: bool = False
+    _last: float = field(default_factory=anyio.current_time)
     _open: set[RequestInProgress] = field(default_factory=set["RequestInProgress"])
     _of_user: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
     _less: anyio.Event = field(default_factory=anyio.Event)
@@ -122,6 +123,10 @@ class RequestLimits:
         what = "streams are open" if listens else "requests are being answered"
         return f"{most} {what} for {user}, which is the limit. Try again when one has ended."
 
+    def idle_s(self) -> float:
+        """Return for how many seconds no request was in progress."""
+        return 0.0 if self._open else anyio.current_time() - self._last
+
     def take(self, request: RequestInProgress) -> None:
         """Count a request that starts."""
         self._open.add(request)
@@ -130,6 +135,7 @@ class RequestLimits:
     def give_back(self, request: RequestInProgress) -> None:
         """Count a request that has ended."""
         self._open.discard(request)
+        self._last = anyio.current_time()
         self._of_user[request.key] -= 1
         if not self._of_user[request.key]:
             del self._of_user[request.key]

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -27,11 +28,13 @@ from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.config.tokens import Tokens
+from ava_server.core.data_root import DataRoot
 from ava_server.core.open_files import raise_limit
 from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
 from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
+from ava_server.http.local import announced
 from ava_server.http.settings import Reach, listen, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
@@ -290,11 +293,14 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with sessions.run(), anyio.create_task_group() as serving:
+                async with AsyncExitStack() as stack, sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
                     serving.start_soon(http.serve, [found])
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
+                    await stack.enter_async_context(_announced(load().paths, reach))
+                    if reach.idle_s is not None:
+                        serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
                     say(f"Serving MCP clients at {reach.url}, on {reach.host} port {reach.port}. Press Ctrl-C to stop.")
                     await ending.asked.wait()
                     app.runtime.closing.begin()
@@ -315,6 +321,26 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
             tasks.cancel_scope.cancel()
     ignore_signals()
     return ending.code or 0
+
+
+@asynccontextmanager
+async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[None]:
+    """Let hosts on this machine find a server that listens only there."""
+    with ExitStack() as held:
+        if reach.loopback:
+            await anyio.to_thread.run_sync(held.enter_context, announced(root, reach.port))
+        yield
+
+
+async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulShutdown) -> None:
+    """Begin the shutdown when no request came for so long."""
+    while True:
+        left_s = idle_s - limits.idle_s()
+        if left_s <= 0:
+            break
+        await anyio.sleep(left_s)
+    ending.begin(0)
+    ending.asked.set()
 
 
 class GracefulShutdown(Shutdown):

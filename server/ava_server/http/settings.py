@@ -27,6 +27,7 @@ class Reach:
         proxies: Addresses whose `X-Forwarded-*` headers are trusted.
         drain_s: Seconds that calls in progress may take at shutdown.
         access_log: Whether each request is logged.
+        idle_s: Seconds without a request and without an open stream after which the server ends; None is never.
     """
 
     host: str = "127.0.0.1"
@@ -35,6 +36,7 @@ class Reach:
     proxies: tuple[Network, ...] = ()
     drain_s: float = 5.0
     access_log: bool = False
+    idle_s: float | None = None
 
     @property
     def loopback(self) -> bool:

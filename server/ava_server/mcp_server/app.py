@@ -33,6 +33,7 @@ OF_REQUEST = "ava.token"
 CLIENT_CHARS = 100
 MOST_SERVICES, MOST_OF_TOKEN = 2_000, 50
 """Most pairs of a token and a client's name that are remembered: in all, and for one token."""
+FAULT = "a fault of Ava itself ended the server; its standard error has the details"
 OPEN_WITHIN_S = 20.0
 """Seconds that a call waits for the data root to open: migrating a large log takes seconds."""
 
@@ -50,6 +51,8 @@ class App:
 
     def __init__(self, load: Callable[[], Settings], transport: str, url: str | None = None) -> None:
         self.transport = transport
+        self.failed = False
+        """The server ends because of a fault of its own."""
         self._url = url
         self._load = load
         self._wanted = anyio.Event()
@@ -81,9 +84,12 @@ class App:
                         self._runtime = runtime = await self._enter(stack)
                         opening.done.set()
                         self._opened.set()
-                        await self._closing.wait()
-                        for service in self._services.values():
-                            self._end_session(runtime, service)
+                        try:
+                            await self._closing.wait()
+                        finally:  # without `close`, the runtime has failed
+                            reason = "the connection ended" if self._closing.is_set() and not self.failed else FAULT
+                            for service in self._services.values():
+                                self._end_session(runtime, service, reason)
             except Exception as error:  # the next call reports it; the server goes on
                 if self._runtime is not None:
                     raise
@@ -102,7 +108,8 @@ class App:
         settings = self._load()
         # Over HTTP this server serves the runs of every user.
         serves = None if self.transport != HTTP else _any_run
-        runtime: Runtime = await stack.enter_async_context(modules(settings, serves=serves))
+        driver = "worker" if self.transport != "memory" else "this process"  # in memory, host and server are one
+        runtime: Runtime = await stack.enter_async_context(modules(settings, driver=driver, serves=serves))
         return runtime
 
     def start(self) -> None:
@@ -253,13 +260,13 @@ class App:
         )
         self.runtime.store.post(append(Event(session.who, fact)))
 
-    def _end_session(self, runtime: Runtime, service: Service) -> None:
+    def _end_session(self, runtime: Runtime, service: Service, reason: str = "the connection ended") -> None:
         """Write a session's last entry, and forget the session."""
         from ava_audit.events import Event, SessionEnd
         from ava_audit.store.store import append
 
         if service.session.started:
-            runtime.store.post(append(Event(service.session.who, SessionEnd(reason="the connection ended"))))
+            runtime.store.post(append(Event(service.session.who, SessionEnd(reason=reason))))
         runtime.manager.forget_session(service.session.id)
 
 

@@ -69,6 +69,9 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
             tasks.start_soon(serving.tell)
             try:
                 yield serving
+            except Exception:
+                serving.failed = True
+                raise
             finally:
                 serving.close()
 

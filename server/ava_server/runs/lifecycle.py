@@ -249,13 +249,17 @@ def blocker_in(note: str) -> str | None:
     return str(cast("dict[str, object]", noted).get(_BLOCKED, "")) if isinstance(noted, dict) else None
 
 
+OWNERS_LOST = 3
+"""Owners in a row that may end without a step of a run, before a person has to resume it."""
+
+
 def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     """Tell whether an interrupted run continues only when a person resumes it.
 
-    It was interrupted too long ago, or lost calls have used too much of its cost cap. A call is lost when its owner
-    ends; owners that end again and again would use up the rest of the cap.
+    It was interrupted too long ago, lost calls have used too much of its cost cap, or its owners end at the same step
+    again and again. A call is lost when its owner ends; such owners would use up the rest of the cap.
     """
-    if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US:
+    if (run.last_us or 0) <= now_us - TAKEOVER_WITHIN_US or _owners_lost(view, run) >= OWNERS_LOST:
         return True
     cap = int(loads(run.config).get("max_cost_micros", 0))  # a newer program may have written the rest
     most = LOST_SHARE * cap
@@ -263,6 +267,13 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
     in_flight = int(held["micros"]) if held is not None else 0
     may_be = 0 < most <= run.cost_micros + in_flight
     return may_be and lost_micros(view, run) + in_flight >= most
+
+
+def _owners_lost(view: View, run: RunRow) -> int:
+    """Return how many owners have ended without a step of the run, since its last one or since a person resumed it."""
+    sql = "SELECT ifnull(max(seq), 0) FROM events WHERE run_id = ? AND (generation IS NOT NULL OR type = 'RunResumed')"
+    ((last,),) = view.select(sql, run.id)
+    return len(view.entries(run.id, int(last), ("RunClaimed",)))
 
 
 def lost_micros(view: View, run: RunRow) -> int:

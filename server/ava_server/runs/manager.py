@@ -67,6 +67,8 @@ TRY_AGAIN_S = (1.0, 60.0)
 CLOSE_S = 3.0
 """Seconds that removing a run's folders may take; a copy of a workspace has many files."""
 INTERNAL = "a fault of Ava itself, written to the server's standard error"
+WORKER_TAKES_S = 20.0
+"""Seconds that a worker has to take a run; then this process does: the worker may lack a key, or be unable to start."""
 FAULTS = 2
 """Internal errors after which this process gives up a run."""
 
@@ -80,6 +82,7 @@ class _RunNotes:
         not_before: Until when it is not tried again.
         wait_s: How long it was left alone the last time.
         faults: How many internal errors it had here.
+        left_since: Since when it is left to the worker.
         cancelled: This process was asked to cancel it.
         cancel_reason: The reason that was given.
     """
@@ -88,6 +91,7 @@ class _RunNotes:
     not_before: float = 0.0
     wait_s: float = TRY_AGAIN_S[0] / 2
     faults: int = 0
+    left_since: float | None = None
     cancelled: bool = False
     cancel_reason: str | None = None
 
@@ -110,6 +114,7 @@ class Manager:
         control: Cancels, ends and resumes runs in their owner's place.
         idle_since: Since when (on anyio's clock) nothing has run or waited for its turn; None while something does.
         out_of_reach: Why the log could not be used at the last look for work, or None.
+        outdated: A newer program has migrated the log: this process claims nothing more.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class Manager:
         self.control = RunControl(store, instances, instance, setup)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
+        self.outdated = False
         self._store = store
         self._serves = serves
         self._slots = slots
@@ -141,7 +147,6 @@ class Manager:
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
         self._woken = anyio.Event()
-        self._outdated = False
 
     def adopt_session(self, session_id: str) -> None:
         """Note a session of this process: its runs are claimed at once, others' after a grace."""
@@ -171,11 +176,11 @@ class Manager:
         nothing, and the newer one may take its runs over.
         """
         async with anyio.create_task_group() as tasks:
-            while self._owned or not self._outdated:
+            while self._owned or not self.outdated:
                 woken = self._woken = anyio.Event()
                 seen = self._store.head
                 try:
-                    if not self._outdated:
+                    if not self.outdated:
                         await self._look(tasks)
                     self.out_of_reach = None
                 except SchemaNewer as error:
@@ -185,12 +190,14 @@ class Manager:
                     if self.out_of_reach is None:
                         log.warning("looking for runs: %s", error)
                     self.out_of_reach = str(error)
+                    self._note_idle(busy=bool(self._owned))
                 with anyio.move_on_after(LOOK_EVERY_S):
                     await self._wait_for_news(seen, woken)
+            self._note_idle(busy=False)
 
     def _stop_claiming(self, newer: SchemaNewer) -> None:
-        if not self._outdated:
-            self._outdated = True
+        if not self.outdated:
+            self.outdated = True
             log.error("the runs of this server are left to the newer program: %s", newer)
 
     async def _wait_for_news(self, seen: int, woken: anyio.Event) -> None:
@@ -225,6 +232,9 @@ class Manager:
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if others else frozenset[str]()
         free: list[RunRow] = []
+        for row in rows:
+            if row.id in self._notes and row.instance is not None and row.instance not in gone:  # somebody has it
+                self._notes[row.id].left_since = None
         for row in others:
             # A run that this process has dropped has no owner either, though its instance is alive.
             left = gone | {self.instance} if row.instance == self.instance else gone
@@ -235,7 +245,10 @@ class Manager:
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
         await self._fill_slots(free, running, gone, tasks)
         due = any(paused(row, now_us()) or row.id in self._full for row in others)
-        if self._owned or due:
+        self._note_idle(busy=bool(self._owned) or due)
+
+    def _note_idle(self, *, busy: bool) -> None:
+        if busy:
             self.idle_since = None
         elif self.idle_since is None:
             self.idle_since = anyio.current_time()
@@ -295,7 +308,7 @@ class Manager:
             return False
         try:
             await self._setup.check_config(row)
-            if self._start_worker is not None:
+            if self._start_worker is not None and self._leaves(row.id):
                 await self._start_worker()
                 return False
             return await self._take(row, gone, tasks)
@@ -309,6 +322,15 @@ class Manager:
             self._waits(row.id, INTERNAL)
             self._retry_later(row.id)
             await self._count_fault(row.id)
+        return False
+
+    def _leaves(self, run_id: str) -> bool:
+        """Tell whether a run is left to the worker; after a while without one that takes it, it is not."""
+        notes, now_s = self._notes[run_id], anyio.current_time()
+        notes.left_since = now_s if notes.left_since is None else notes.left_since
+        if now_s - notes.left_since < WORKER_TAKES_S:
+            return True
+        log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
         return False
 
     def _retry_later(self, run_id: str) -> None:

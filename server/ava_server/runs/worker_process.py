@@ -1,21 +1,21 @@
-"""The worker process of a data root: it goes on with runs after their host is gone (`background = true`)."""
+"""The worker process of a data root: it runs approved subagents, so that they outlive their host (`background`).
+
+It also isolates servers from their runs: whatever a run does to its process, the host's connection stays.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import IO
 
 import anyio.to_thread
 
 from ava_audit.store.locks import HeldLock, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
-from ava_server.runs.context import ConfigNotSupported
+from ava_server.core.detached import start_detached
 
 log = logging.getLogger("ava.worker")
 
@@ -23,7 +23,8 @@ IDLE_S = 60.0
 """Seconds after which an idle worker ends."""
 TRY_FOR_S = 1.0
 """Seconds for which the lock is tried: a process that only checks for a worker holds it for a moment."""
-OUTPUT_BYTES = 256 * 1024
+READY_S = 10.0
+"""Seconds that a started worker has to take the lock, before another one is started."""
 
 
 def hold_worker_lock(root: DataRoot) -> HeldLock | None:
@@ -45,51 +46,24 @@ class WorkerProcesses:
     def __init__(self, root: DataRoot, command: tuple[str, ...] = (sys.executable, *MODULE_ARGS, "worker")) -> None:
         self._root = root
         self._command = command
-        self._started: subprocess.Popen[bytes] | None = None
+        self._started_s: float | None = None
 
     async def __call__(self) -> None:
         """Start a worker if there is none; one that was just started has time to get ready.
 
         Raises:
-            ConfigNotSupported: It ended at once; says where its output is.
             OSError: It cannot be started.
         """
         await anyio.to_thread.run_sync(self._start)
 
     def _start(self) -> None:
-        code = self._started.poll() if self._started is not None else None
-        if self._started is not None and code is None:
-            return
         held = try_hold(self._root.worker_lock)
-        if held is None:
+        if held is None:  # there is one; when it ends, the next one starts at once
+            self._started_s = None
             return
         held.release()
-        if code:
-            self._started = None
-            raise ConfigNotSupported(f"the worker ended at once with code {code}; see {self._root.worker_words}")
-        with _open_output(self._root.worker_words) as words:
-            self._started = subprocess.Popen(  # noqa: S603 - this very program
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                cwd=self._root.path,
-                env={**os.environ, "AVA_DATA_ROOT": str(self._root.path)},
-                start_new_session=True,
-                creationflags=_DETACHED,
-                close_fds=True,
-            )
-        log.info("started a worker, process %s", self._started.pid)
-
-
-_DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
-"""On Windows: a process group of its own, without a console."""
-
-
-def _open_output(path: Path) -> IO[bytes]:
-    """Open the file for a worker's output, private to its owner; a file that is too long is emptied."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-    file = os.fdopen(os.open(path, flags, 0o600), "ab")
-    if file.tell() > OUTPUT_BYTES:
-        file.truncate(0)
-    return file
+        if self._started_s is not None and time.monotonic() - self._started_s < READY_S:
+            return
+        self._started_s = time.monotonic()
+        env = {**os.environ, "AVA_DATA_ROOT": str(self._root.path)}
+        start_detached(self._command, self._root.worker_words, self._root.path, env)

@@ -43,6 +43,7 @@ class Session:
         roots: Folders that the client named.
         url: The server's address; only over HTTP.
         unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
+        told: Runs whose end, more than an hour ago, an answer of this session has mentioned.
         seen: What each run looked like at the last poll: a poll without news is not logged.
     """
 
@@ -60,6 +61,7 @@ class Session:
     token: Token | None = None
     started: bool = False
     unanswered: set[str] = field(default_factory=set[str])
+    told: set[str] = field(default_factory=set[str])
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
 
     @property

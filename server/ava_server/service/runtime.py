@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import anyio.to_thread
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.runtime")
 
+Driver = Literal["this process", "worker", "this worker"]
+"""What drives runs: this process; under `background`, the data root's worker; or this process, which is that worker."""
+
 
 def stored_result_words(result: dict[str, Any]) -> str:
     """Return a stored result (the `result` of a SubagentComplete entry) as text."""
@@ -64,11 +67,13 @@ class Runtime(RunResources):
 
     Attributes:
         instances: The live processes on the data root.
+        background: Its runs continue when this process ends: a worker drives them.
         manager: The run manager.
         tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
     instances: Instances
+    background: bool = False
     manager: Manager = field(init=False)
     closing: Drain = field(default_factory=Drain)
     tally: Tally = field(init=False)
@@ -194,6 +199,7 @@ class Runtime(RunResources):
             sandbox=self.sandbox,
             durations=durations,
             notes=memory is not None and not memory.is_empty(),
+            background=self.background,
         )
 
     async def sweep(self) -> None:
@@ -239,14 +245,18 @@ class Runtime(RunResources):
 
 @asynccontextmanager
 async def open_runtime(
-    settings: Settings, *, runs: bool = True, worker: bool = False, serves: Callable[[RunRow], bool] | None = None
+    settings: Settings,
+    *,
+    runs: bool = True,
+    driver: Driver = "this process",
+    serves: Callable[[RunRow], bool] | None = None,
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
     Args:
         settings: The settings.
         runs: Claim runs; False for commands that only read, or write to runs of other processes.
-        worker: This is the data root's worker: it drives runs itself under `background`, and claims them at once.
+        driver: What drives the runs.
         serves: Tells which runs are claimed; None means this user's.
 
     Raises:
@@ -258,19 +268,21 @@ async def open_runtime(
     await anyio.to_thread.run_sync(settings.paths.create)
     await anyio.to_thread.run_sync(settings.paths.close_to_others)
     with temporary_files_in(settings.paths.temporary):
-        async with _open(settings, runs=runs, worker=worker, serves=serves) as runtime:
+        async with _open(settings, runs=runs, driver=driver, serves=serves) as runtime:
             yield runtime
 
 
 @asynccontextmanager
 async def _open(
-    settings: Settings, *, runs: bool, worker: bool, serves: Callable[[RunRow], bool] | None
+    settings: Settings, *, runs: bool, driver: Driver, serves: Callable[[RunRow], bool] | None
 ) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root) as store:
         instances = Instances(settings.paths.instances)
         name, lock = await anyio.to_thread.run_sync(instances.join)
-        runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
-        runtime.manager = manager = _manager_of(runtime, name, serves, worker=worker)
+        runtime = Runtime(
+            settings, store, os_user(), ClientPool(), instances, background=driver == "worker" and settings.background
+        )
+        runtime.manager = manager = _manager_of(runtime, name, serves, driver)
         if runs and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
@@ -302,7 +314,7 @@ async def _open(
             lock.path.unlink(missing_ok=True)
 
 
-def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | None, *, worker: bool) -> Manager:
+def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | None, driver: Driver) -> Manager:
     settings = runtime.settings
     return Manager(
         runtime.store,
@@ -311,8 +323,8 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
         serves or (lambda row: row.user_id == runtime.user),
         user_limits.slots(settings),
         runtime.run_setup,
-        start_worker=WorkerProcesses(settings.paths) if settings.background and not worker else None,
-        grace_s=0.0 if worker else GRACE_S,
+        start_worker=WorkerProcesses(settings.paths) if runtime.background else None,
+        grace_s=0.0 if driver == "this worker" else GRACE_S,
     )
 
 

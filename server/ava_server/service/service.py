@@ -44,6 +44,8 @@ from ava_server.service.tools import TOOLS, Handlers
 
 log = logging.getLogger("ava.service")
 NOTICES = 5
+MENTIONED_DAYS = 7
+"""Days after its end in which a new session mentions a run whose result nobody has fetched."""
 
 
 class Service:
@@ -143,10 +145,11 @@ class Service:
         return answer
 
     async def _notices(self, answer: Answer) -> list[str]:
-        """Return a line for each run of this user that ended in the last hour and whose result was not fetched yet.
+        """Return a line for each run of this user that ended and whose result was not fetched yet.
 
-        Runs of this workspace come first; before them, those that wait for a person: to allow them more, to answer, or
-        to resume.
+        One that ended more than an hour ago, perhaps while no host was open, is mentioned once in a session. Runs of
+        this workspace come first; before them, those that wait for a person: to allow them more, to answer, or to
+        resume.
         """
         in_it = {run["subagent_id"] for run in _runs_in(answer)}
         now_us = time.time_ns() // 1000
@@ -167,10 +170,17 @@ class Service:
         ended = [
             Notice(row)
             for row in sorted(rows, key=lambda row: not self._access.is_here(row))
-            if row.id not in in_it and (row.ended_us or 0) >= now_us - HOUR_US
+            if row.id not in in_it and (row.ended_us or 0) >= now_us - self._mentioned_for_us(row.id)
         ]
         waiting = [Notice(row) for row in asks if row.id not in in_it]
-        return [self._access.adapt_text(notice.text()) for notice in [*waiting, *interrupted, *ended][:NOTICES]]
+        notices = [*waiting, *interrupted, *ended][:NOTICES]
+        hour_ago_us = now_us - HOUR_US
+        self._session.told.update(notice.row.id for notice in notices if 0 < (notice.row.ended_us or 0) < hour_ago_us)
+        return [self._access.adapt_text(notice.text()) for notice in notices]
+
+    def _mentioned_for_us(self, run_id: str) -> int:
+        """Return for how long after its end a run is mentioned."""
+        return HOUR_US if run_id in self._session.told else MENTIONED_DAYS * 24 * HOUR_US
 
     async def _record(
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool

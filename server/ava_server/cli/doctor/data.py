@@ -32,6 +32,14 @@ _BROKEN = (
     "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"
     " Ava then begins a new log."
 )
+_BACKGROUND = (
+    "subagents continue when their host is closed: a worker process runs them, and ends a minute after the last one"
+    " (background = true)"
+)
+_NO_BACKGROUND = (
+    "when the last host is closed, its subagents are interrupted until a server of this data root starts"
+    " (background = false)"
+)
 _LOST = (
     "Restore a copy of ava.db, or start Ava without one: it then begins a new log, and keeps the old one's files beside"
     " the new ones."
@@ -218,11 +226,18 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
 
 
 def processes(setup: Setup) -> Iterator[Finding]:
-    """Report how many Ava processes use the data root."""
+    """Report how many Ava processes use the data root, and what becomes of subagents when their host is closed."""
     name, root = "processes", setup.usable_root
+    if setup.settings is not None:
+        yield Finding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
+    if root is not None and root.local_token.exists():
+        up = is_held(root.http_lock)
+        text = f"runs (port, process: {root.http_port})" if up else "is not running; a host starts it"
+        yield Finding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
     if root is None or not root.db.exists():
         return
     try:
+        worker = is_held(root.worker_lock)
         count = sum(is_held(lock) for lock in root.instances.glob("*.lock"))
         keeper = is_held(root.path / "keeper.lock")
     except OSError as error:
@@ -233,6 +248,8 @@ def processes(setup: Setup) -> Iterator[Finding]:
         yield Finding(name, "ok", "no Ava server is running here now")
         return
     running = f"{count} Ava process{' is' if count == 1 else 'es are'} running here"
+    if worker:
+        running += ", one of them the worker"
     yield Finding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
 
 

@@ -1,0 +1,63 @@
+"""Child processes of tools, this end of them: messages with the server, and limits that hold whatever a library does.
+
+A child has one task, knows no secrets, and ends with the server. It sends texts to the server, which hides the secrets.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
+
+HEAD_BYTES = 8
+"""Bytes before each message between the server and a child: its length."""
+
+
+def command(module: str) -> list[str]:
+    """Return the command line of a child: it runs a module's `main`, and imports nothing from its working folder."""
+    start = f"import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main()"
+    return [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
+
+
+def message(value: object) -> bytes:
+    """Return a value as a message between the server and a child."""
+    data = json.dumps(value).encode()
+    return len(data).to_bytes(HEAD_BYTES) + data
+
+
+def send(value: object) -> None:
+    """Send a message to the server."""
+    sys.stdout.buffer.write(message(value))
+    sys.stdout.buffer.flush()
+
+
+def receive() -> Any:
+    """Return the server's next message."""
+    size = int.from_bytes(sys.stdin.buffer.read(HEAD_BYTES))
+    return json.loads(sys.stdin.buffer.read(size))
+
+
+def hide(text: str, seconds: int) -> str:
+    """Let the server hide the secrets in a text; the time that this takes does not count."""
+    limit_lifetime(0)
+    send({"hide": text})
+    shown = str(receive())
+    limit_lifetime(seconds)
+    return shown
+
+
+def limit_lifetime(seconds: int) -> None:
+    """End this process with the server, and after some seconds in any case; 0 for no time limit."""
+    try:
+        end_within(seconds)
+    except NotOnThisSystem:  # a C thread of Python's, which does not need the lock that a library in C holds
+        faulthandler.cancel_dump_traceback_later()
+        if seconds:
+            faulthandler.dump_traceback_later(seconds, exit=True)
+    with suppress(NotOnThisSystem):  # on other systems the time limit ends it
+        end_with_parent()

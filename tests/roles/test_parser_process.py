@@ -1,0 +1,107 @@
+"""Whatever a file does to its parser, only the child ends that parses it: the process of the runs goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+from support.documents import pdf
+from support.model_server import Gate, Say
+from support.runtime import arrived, hand_over, open_lab
+
+from ava_audit.events import RunClaimed, ToolResult
+from ava_roles.errors import ToolFailed
+from ava_roles.threads import run_sync
+from ava_roles.tools import child, parser_process, parsers
+
+ATTACKS = {
+    "crash": ("import ctypes; ctypes.string_at(0)", "fails, or needs too much memory"),
+    "abort": ("import os; os.abort()", "fails, or needs too much memory"),
+    "hang": ("import re; re.match('(a+)+$', 'a' * 40 + 'b')", "takes longer than 30 s"),
+    "memory": ("b'x' * 10_000_000_000", "MemoryError"),
+    "memory of a library": ("import mmap; mmap.mmap(-1, 10_000_000_000)", "cannot be read"),
+    "no answer": ("import os; os._exit(0)", "fails, or needs too much memory"),
+    "nonsense": ("import os; os.write(1, b'\\0' * 7 + b'\\4[1]\\n'); os._exit(0)", "fails, or needs too much memory"),
+    "an endless answer": ("import os; os.write(1, b'\\x7f' * 100_000); os._exit(0)", "fails, or needs too much memory"),
+}
+
+
+@pytest.fixture
+def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the child's parser for PDF do what a hostile file has it do."""
+
+    def attack(code: str) -> None:
+        start = (
+            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools import parser_process, parsers;"
+            f" parser_process.SECONDS = 2; parsers.read_pdf = parsers._parsing('PDF')(lambda *_given: exec({code!r}));"
+            " parser_process.main()"
+        )
+        own = str(Path(child.__file__).parents[2])
+        monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own])
+
+    return attack
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_an_attacked_parser_is_a_file_that_cannot_be_read(name: str, attacked: Callable[[str], None]) -> None:
+    code, says = ATTACKS[name]
+    attacked(code)
+    longest, began = 0.0, time.monotonic()
+
+    async def beat() -> None:
+        nonlocal longest
+        while True:
+            before = time.monotonic()
+            await anyio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(beat)
+        with pytest.raises(ToolFailed, match=says):
+            await run_sync(parser_process.read_pdf, b"%PDF-")
+        tasks.cancel_scope.cancel()
+    assert longest < 1, "all runs go on meanwhile"
+    assert time.monotonic() - began < 10
+
+
+async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_others(
+    tmp_path: Path, attacked: Callable[[str], None]
+) -> None:
+    attacked(ATTACKS["crash"][0])
+    gate = Gate()
+    slow = Say("y", [("read_file", {"path": "notes.txt"})], gate=gate)
+    reads = Say("x", [("read_file", {"path": "evil.pdf"})])
+    async with open_lab(tmp_path, [slow, reads, hand_over(), hand_over()]) as lab:
+        (lab.workspace / "evil.pdf").write_bytes(b"%PDF-1.7")
+        (lab.workspace / "notes.txt").write_text("Twelve cents.")
+        other = await lab.start(task="the other")
+        await arrived(gate.arrived)
+        run_id = await lab.start()
+        assert (await lab.ended(run_id)).state == "success"
+        gate.released.set()
+        assert (await lab.ended(other)).state == "success"
+        for each, says in ((run_id, "its parser fails"), (other, "Twelve cents.")):
+            assert len(await lab.facts(each, RunClaimed)) == 1
+            assert says in (await lab.facts(each, ToolResult))[0].output
+
+
+def test_a_child_has_no_keys_and_hides_secrets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
+    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools import parser_process, parsers;"
+    start += " parsers.read_docx = lambda _data, hide: hide('a secret of ' + str(sorted(os.environ)));"
+    start += " parser_process.main()"
+    own = str(Path(child.__file__).parents[2])
+    monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own])
+    text = parser_process.read_docx(b"", lambda text: text.replace("secret", "[hidden]"))
+    assert text.startswith("a [hidden] of") and "KEY" not in text
+
+
+def test_a_child_reads_as_the_parser_does() -> None:
+    data = pdf("twelve cents")
+    assert parser_process.read_pdf(data) == parsers.read_pdf(data)
+    html = "<html><head><title>T</title></head><body><p>" + "Twelve cents an hour. " * 40 + "</p></body></html>"
+    assert parser_process.read_html(html, "https://x.org/") == parsers.read_html(html, "https://x.org/")

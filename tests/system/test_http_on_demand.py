@@ -1,0 +1,142 @@
+"""The HTTP server that a host on this machine starts before it connects: `ava connect`, `ava init HOST --http`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import stat
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import anyio
+import httpx2
+import pytest
+from support.http_server import serving_http
+from support.stdio import AVA, logged, until
+from support.terminal import ava
+
+from ava_server.config.tokens import read_tokens
+from ava_server.core.data_root import DataRoot
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        chosen: int = free.getsockname()[1]
+        return chosen
+
+
+@asynccontextmanager
+async def ended_at_last(root: Path) -> AsyncGenerator[None]:
+    """End the server of a data root."""
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.kill(process_of(root), signal.SIGTERM)
+        await until(lambda: not (root / "http.port").exists(), within_s=10)
+
+
+def process_of(root: Path) -> int:
+    return int((root / "http.port").read_text().split()[1])
+
+
+def headers(root: Path, port: int) -> dict[str, str]:
+    done = ava(root, "connect", "--port", str(port))
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def answers(port: int, given: dict[str, str]) -> int:
+    hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+    wanted = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25", **given}
+    return httpx2.post(f"http://127.0.0.1:{port}/mcp", json=hello, headers=wanted, trust_env=False).status_code
+
+
+async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_private_token(
+    tmp_path: Path, port: int
+) -> None:
+    root = tmp_path / "data"
+    async with ended_at_last(root):
+        first = headers(root, port)
+        pid = process_of(root)
+        assert headers(root, port) == first and process_of(root) == pid
+        assert answers(port, first) != 401 and answers(port, {}) == 401
+        assert os.getsid(pid) != os.getsid(0)
+        place = DataRoot(root)
+        assert stat.S_IMODE(place.local_token.stat().st_mode) == stat.S_IMODE(place.http_words.stat().st_mode) == 0o600
+        [token] = read_tokens(place.tokens_file).values()
+        assert token.scopes == ("spawn", "read"), "it approves nothing that needs a person"
+        assert f"tokens.{token.name}" in str(logged(root, "SettingsChanged")[-1].content)
+        assert ava(root, "token", "revoke", token.name).returncode == 0
+        assert headers(root, port) != first and process_of(root) == pid
+
+
+async def test_a_killed_server_is_started_again_on_the_same_port(tmp_path: Path, port: int) -> None:
+    root = tmp_path / "data"
+    async with ended_at_last(root):
+        given = headers(root, port)
+        pid = process_of(root)
+        await anyio.sleep(10)  # a server that ends sooner is not started again, so that none fails for ever
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: process_of(root) != pid, within_s=20)
+        assert answers(port, given) != 401
+
+
+async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        done = ava(tmp_path / "data", "connect", "--port", str(stranger.getsockname()[1]))
+    assert done.returncode == 30 and "avatok_" not in done.stdout + done.stderr
+    assert "did not start" in done.stderr and "http.log" in done.stderr
+
+
+async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    async with serving_http(root) as server:
+        port = int(server.url.rpartition(":")[2].partition("/")[0])
+        assert answers(port, headers(root, port)) != 401
+        assert process_of(root) == server.process.pid
+        other = ava(root, "connect", "--port", "1")
+        assert other.returncode == 30 and f"uses port {port}, not 1" in other.stderr
+
+
+async def test_a_server_without_requests_ends(tmp_path: Path) -> None:
+    async with serving_http(tmp_path / "data", "--idle", "1s") as server:
+        assert await server.exited(15) == 0
+
+
+def test_init_writes_the_url_and_the_command_but_no_token(tmp_path: Path) -> None:
+    file = tmp_path / ".claude.json"
+    env = {"HOME": str(tmp_path), "CLAUDE_CONFIG_DIR": str(tmp_path)}
+    root = tmp_path / "a folder" / "data"
+    done = ava(root, "init", "claude-code", "--http", "--port", "8700", env=env)
+    assert done.returncode == 0, done.stderr
+    entry = json.loads(file.read_text())["mcpServers"]["ava"]
+    assert entry.keys() == {"type", "url", "headersHelper"} and entry["url"] == "http://127.0.0.1:8700/mcp"
+    assert shlex.split(entry["headersHelper"]) == [f"AVA_DATA_ROOT={root}", AVA[0], "connect", "--port", "8700"]
+    assert "avatok_" not in file.read_text() and not root.exists()
+    assert "Nothing to change" in ava(root, "init", "claude-code", "--http", "--port", "8700", env=env).stdout
+    assert "--port 8701" in ava(root, "init", "claude-code", "--http", "--port", "8701", env=env).stdout
+    assert ava(root, "init", "claude-code", env=env).returncode == 0
+    assert json.loads(file.read_text())["mcpServers"]["ava"].keys() == {"type", "command", "args", "env"}
+    assert ava(root, "init", "claude-code", "--http", "--port", "8701", env=env).returncode == 0
+    entry = json.loads(file.read_text())["mcpServers"]["ava"]
+    assert entry["type"] == "http" and "command" not in entry and "args" not in entry
+    assert ava(root, "init", "claude-code", "--remove", env=env).returncode == 0
+    assert not file.exists() or "ava" not in json.loads(file.read_text()).get("mcpServers", {})
+
+
+def test_init_says_which_hosts_cannot_start_a_server(tmp_path: Path) -> None:
+    done = ava(tmp_path / "data", "init", "codex", "--http", env={"HOME": str(tmp_path)})
+    assert done.returncode == 2 and "nothing would start the server" in done.stderr
+    given = ("init", "claude-code", "--http", "--workspace", str(tmp_path))
+    done = ava(tmp_path / "data", *given, env={"HOME": str(tmp_path)})
+    assert done.returncode == 2 and "[users.NAME] workspaces" in done.stderr
