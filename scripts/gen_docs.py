@@ -205,8 +205,8 @@ def settings_page() -> str:
         GENERATED,
         "Settings are in `config.toml` in the data root. The file is optional: every setting has a default. It is read"
         " once at start. An invalid setting is an error that names the file, the setting and the allowed values."
-        " `ava config list` shows all settings and where each comes from; `ava config set limits.running 5` changes one,"
-        " checks the whole file first, and keeps its comments. Restart your hosts and servers after a change.",
+        " `ava config list` shows all settings and where each comes from. `ava config set limits.running 5` changes one"
+        " after it has checked the whole file, and keeps its comments. Restart your hosts and servers after a change.",
         "Each setting can also be an environment variable: `AVA_` and its path in capitals, with `__` between levels,"
         " such as `AVA_LIMITS__RUNNING`. Lists and tables are JSON. A variable can tighten a limit that affects"
         " everybody, for its own process, but not loosen it. "
