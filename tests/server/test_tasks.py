@@ -219,6 +219,15 @@ async def test_a_stream_for_tasks_needs_the_extension(tmp_path: Path) -> None:
         assert refused.value.error.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
 
 
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+async def test_a_request_about_a_task_needs_the_extension(tmp_path: Path, method: str) -> None:
+    async with connect(tmp_path, [], mode="2026-07-28") as (client, models):
+        with pytest.raises(MCPError) as refused:
+            await Host(client, models).ask(method, "S-ffffff")
+        assert refused.value.error.code == -32021
+        assert refused.value.error.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+
+
 async def test_a_task_of_an_erased_run_is_completed_without_content(tmp_path: Path) -> None:
     async with hosting(tmp_path, [hand_over()]) as host:
         started = await host.start()
