@@ -1,8 +1,8 @@
 """The tools that the conformance suite expects of a server with tasks, played by Ava's own.
 
 The suite calls `slow_compute`, `failing_job` and others. A proxy between the suite and `ava serve --http` makes a
-The suite calls `slow_compute`, `failing_job` and others. A proxy between the suite and `ava serve --http` makes a
-other request, goes through as it is. Where Ava asks for an approval, the proxy says yes, as a person would.
+subagent of each: it proposes one, and passes the suite's call on as the call of `confirm_spawn`. Ava's answer
+goes through as it is, and so does every other request. Where Ava asks for an approval, the proxy says yes.
 """
 
 from __future__ import annotations
