@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.claude_code import (
     DELEGATE,
+    FORM,
     Headless,
     Orchestrator,
     Rule,
@@ -24,6 +25,7 @@ from support.extensions import CAP, works
 from support.http_server import token
 from support.model_server import Gate, Say, Step, running_model_server
 from support.real_hosts import data_root, entries, http_server, needs, written_at
+from support.runtime import hand_over
 from support.stdio import assert_intact
 from support.terminal import ava
 
@@ -33,6 +35,7 @@ OUTPUT = "twelve cents and a half"
 RESULT = [("submit_result", {"summary": "done", "output": OUTPUT})]
 POLL_S = 2.0
 """How often Claude Code asks in a run's first minute."""
+QUESTION = "Which currency is meant?"
 STARTS = ["spawn_subagent", "confirm_spawn"]
 
 
@@ -40,6 +43,12 @@ def held(within_s: float = 120) -> tuple[Gate, Say]:
     """Return an answer that hands over the result, and the gate that holds it."""
     gate = Gate(within_s)
     return gate, Say(calls=RESULT, gate=gate)
+
+
+def asks(request: dict[str, Any]) -> Step:
+    """Ask the person, then hand over what came back."""
+    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
+    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
 
 
 def shown(root: Path, run_id: str) -> str:
@@ -97,6 +106,26 @@ def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> 
         assert orchestrator.turns.index(woken) == before, "the model was not asked about the money"
         assert orchestrator.called == STARTS
         assert len(entries(host.root, "ExtensionAsked")) == 1
+    assert_intact(host.root)
+
+
+def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(delegates())
+    with running_model_server(asks) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        before = len(orchestrator.turns)
+        host.until_shown(FORM, QUESTION, "Type something")
+        host.write("EUR, as always")
+        host.accept("EUR, as always")
+        woken = host.until(lambda: orchestrator.having(task_id))
+        assert "The person answers. This may steer the work, and changes no limit:\\nEUR, as always" in woken.news
+        assert '"state":"success"' in woken.news
+        assert orchestrator.turns.index(woken) == before, "the model was not asked"
+        assert orchestrator.called == STARTS
+        [asked], [answered] = entries(host.root, "QuestionAsked"), entries(host.root, "QuestionAnswered")
+        assert answered["content"]["question_id"] == asked["content"]["question_id"]
+        assert (answered["content"]["decision"], answered["content"]["channel"]) == ("answered", "elicitation")
+        assert FORM not in host.screen, "it is asked once"
     assert_intact(host.root)
 
 

@@ -38,8 +38,6 @@ EXCUSED = {
     "sep-2663-tool-error-uses-completed-status": "result.isError MUST be true",
     # No run ends with an error of the protocol.
     "sep-2663-tasks-get-status-failed": "there is no tool 'protocol_error_job'",
-    # Two runs of a group do not ask for more at once.
-    "tasks-mrtr-partial-fulfillment": "multi_input MUST surface 2 inputRequests; got 1",
     # Every tool can be used without tasks.
     "sep-2663-server-returns-missing-capability-when-required": "tools/call for failing_job returned a successful",
     # The answer to Ava's question approves; it is no text for the subagent. All that comes before in this check holds.

@@ -32,6 +32,9 @@ def subagent(request: Body) -> Step:
         return Say(calls=DONE.calls, gate=Gate(float(found[1]))) if found[1] != "0" else DONE
     if "Fail." in said:
         return Fail(400)
+    if "Ask a question" in said:
+        answered = any(message["role"] == "tool" for message in request["messages"])
+        return DONE if answered else Say(calls=[("ask", {"question": "Which name?"})])
     return works(request)
 
 
@@ -48,7 +51,7 @@ def spawns_of(tool: str, arguments: Mapping[str, Any]) -> list[Body]:
         case "confirm_delete":
             return [{**common, "task": "Ask for more."}]
         case "multi_input":
-            return [{**common, "task": f"Ask for more, {name}."} for name in ("first", "second")]
+            return [{**common, "task": f"Ask a question, {name}."} for name in ("first", "second")]
         case _:
             return []
 
@@ -80,6 +83,8 @@ class Proxy(BaseHTTPRequestHandler):
         elif played and (spawns := spawns_of(tool, params.get("arguments") or {})) and "requestState" not in params:
             self._play(headers, body, spawns)
         else:
+            if body.get("method") == "tasks/update":
+                raw = _in_the_form(body)
             if played and tool == "test_tool_with_task":
                 headers, raw = _as_call(headers, body, "confirm_spawn", self.server_state["confirm"])
             self._answer(self._sent(headers, raw))
@@ -134,6 +139,15 @@ def _as_call(headers: Mapping[str, str], body: Body, tool: str, arguments: Body)
     changed = {**headers, NAME: tool}
     call = {**body, "params": {**body["params"], "name": tool, "arguments": arguments}}
     return changed, json.dumps(call).encode()
+
+
+def _in_the_form(body: Body) -> bytes:
+    """Return a `tasks/update` with the names that the suite gives in the field of Ava's own form."""
+    given = body["params"].get("inputResponses") or {}
+    for response in given.values():
+        if "name" in response.get("content", {}):
+            response["content"] = {"answer": response["content"]["name"]}
+    return json.dumps(body).encode()
 
 
 def _message(answer: httpx2.Response) -> Body:
