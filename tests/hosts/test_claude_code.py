@@ -77,17 +77,17 @@ def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None
 
 
 def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path: Path) -> None:
-    gates, answers = zip(held(), held(), strict=True)
+    (first, one), (second, other) = held(), held()
     orchestrator = Orchestrator(delegates({"task": "one"}, {"task": "two"}))
-    with running_model_server(list(answers)) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    with running_model_server([one, other]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
         task_id = host.delegate()
         assert task_id.startswith("G-")
-        assert all(gate.arrived.wait(20) for gate in gates)
+        assert first.arrived.wait(20) and second.arrived.wait(20)
         before = len(orchestrator.turns)
-        gates[0].released.set()
+        first.released.set()
         time.sleep(2 * POLL_S)
         assert len(orchestrator.turns) == before, "one of the two still works"
-        gates[1].released.set()
+        second.released.set()
         woken = host.until(lambda: orchestrator.having(task_id))
         assert woken.news.count(OUTPUT) == 2
         assert "check_subagent" not in orchestrator.called

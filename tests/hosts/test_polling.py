@@ -56,7 +56,7 @@ def tasks_session(folder: Path, seconds: Sequence[float]) -> Session:
 
 
 def polling_session(folder: Path, seconds: Sequence[float], wait_seconds: float) -> Session:
-    """Approve the runs in another window, and ask for news until all have ended: without a terminal there are no tasks."""
+    """Approve the runs in another window, as it has to be without a terminal, and ask for news until all have ended."""
     folder.mkdir()
     orchestrator = Orchestrator()
     with running_model_server(works) as models, headless(folder, orchestrator, models) as host:

@@ -76,7 +76,7 @@ class Proxy(BaseHTTPRequestHandler):
         body: Body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}
         params = body.get("params") or {}
-        tool, played = params.get("name"), body.get("method") == "tools/call"
+        tool, played = str(params.get("name")), body.get("method") == "tools/call"
         if played and tool == "greet":
             answer = self._sent(*_as_call(headers, body, "check_subagent", {}))
             self._answer(answer, greeting=f"Hello, {params['arguments']['name']}!")
