@@ -57,6 +57,7 @@ def shown(root: Path, run_id: str) -> str:
     return done.stdout
 
 
+@pytest.mark.requirement("N-13")
 def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None:
     gate, answer = held()
     orchestrator = Orchestrator(delegates())
@@ -109,6 +110,7 @@ def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> 
     assert_intact(host.root)
 
 
+@pytest.mark.requirement("N-14")
 def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) -> None:
     orchestrator = Orchestrator(delegates())
     with running_model_server(asks) as models, at_claude_code(tmp_path, orchestrator, models) as host:
@@ -129,6 +131,7 @@ def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) 
     assert_intact(host.root)
 
 
+@pytest.mark.requirement("N-13")
 def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
     gate, answer = held()
     orchestrator = Orchestrator(delegates())
@@ -145,6 +148,7 @@ def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
     assert_intact(host.root)
 
 
+@pytest.mark.requirement("N-13")
 def test_an_http_server_is_killed_and_restarted_and_the_same_task_completes(tmp_path: Path) -> None:
     root = data_root(tmp_path)
     text = token(root, "ana")

@@ -70,6 +70,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
     assert_intact(root)
 
 
+@pytest.mark.requirement("N-13")
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_an_official_scenario_for_tasks(address: str, tmp_path: Path, scenario: str) -> None:
     asked = ("server", "--url", address, "--scenario", f"tasks-{scenario}", "-o", str(tmp_path))

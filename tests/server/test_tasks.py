@@ -19,6 +19,7 @@ from support.tasks import TASKS, Host, Started, hosting
 COMMAND = AVA[:1]
 
 
+@pytest.mark.requirement("N-13")
 async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(tmp_path: Path) -> None:
     gate = Gate()
     async with hosting(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:

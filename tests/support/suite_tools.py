@@ -135,7 +135,7 @@ class Proxy(BaseHTTPRequestHandler):
 
 
 def _as_call(headers: Mapping[str, str], body: Body, tool: str, arguments: Body) -> tuple[dict[str, str], bytes]:
-    """Return a call of the suite as the call of one of Ava's tools. A header that was wrong stays wrong."""
+    """Return a call of the suite as the call of one of Ava's tools; the header with the method stays as it is."""
     changed = {**headers, NAME: tool}
     call = {**body, "params": {**body["params"], "name": tool, "arguments": arguments}}
     return changed, json.dumps(call).encode()
