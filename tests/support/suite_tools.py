@@ -75,12 +75,12 @@ class Proxy(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(self.headers.get("content-length", "0")))
         body: Body = json.loads(raw)
         headers = {name.lower(): value for name, value in self.headers.items()}
-        params = body.get("params") or {}
+        params: Body = body.get("params", {})
         tool, played = str(params.get("name")), body.get("method") == "tools/call"
         if played and tool == "greet":
             answer = self._sent(*_as_call(headers, body, "check_subagent", {}))
             self._answer(answer, greeting=f"Hello, {params['arguments']['name']}!")
-        elif played and (spawns := spawns_of(tool, params.get("arguments") or {})) and "requestState" not in params:
+        elif played and (spawns := spawns_of(tool, params.get("arguments", {}))) and "requestState" not in params:
             self._play(headers, body, spawns)
         else:
             if body.get("method") == "tasks/update":
@@ -110,8 +110,8 @@ class Proxy(BaseHTTPRequestHandler):
         if body["params"]["name"] == "test_tool_with_task":
             self.server_state["confirm"] = confirm
         elif (asked := _result(answer)).get("resultType") == "input_required":
-            yes = {key: {"action": "accept", "content": {}} for key in asked["inputRequests"]}
-            given = {**bare, "inputResponses": yes, "requestState": asked["requestState"]}
+            yes: Body = {key: {"action": "accept", "content": {}} for key in asked["inputRequests"]}
+            given: Body = {**bare, "inputResponses": yes, "requestState": asked["requestState"]}
             answer = self._sent(*_as_call(headers, {**body, "params": given}, "confirm_spawn", confirm))
         self._answer(answer)
 
@@ -143,7 +143,7 @@ def _as_call(headers: Mapping[str, str], body: Body, tool: str, arguments: Body)
 
 def _in_the_form(body: Body) -> bytes:
     """Return a `tasks/update` with the names that the suite gives in the field of Ava's own form."""
-    given = body["params"].get("inputResponses") or {}
+    given: dict[str, Body] = body["params"].get("inputResponses", {})
     for response in given.values():
         if "name" in response.get("content", {}):
             response["content"] = {"answer": response["content"]["name"]}
