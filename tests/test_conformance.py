@@ -68,9 +68,10 @@ def test_every_expected_failure_has_one_check_and_a_reason(conformance: ModuleTy
             assert checks and all(check.startswith("- ") and check.count(":") == 1 for check in checks), checks
 
 
-def test_every_dependency_of_the_suite_is_pinned_by_its_hash() -> None:
-    lock = json.loads((REPOSITORY / "tests" / "conformance" / "package-lock.json").read_text())
-    asked = json.loads((REPOSITORY / "tests" / "conformance" / "package.json").read_text())
+@pytest.mark.parametrize("folder", ["conformance", "hosts"])
+def test_everything_from_npm_is_pinned_by_its_hash(folder: str) -> None:
+    lock = json.loads((REPOSITORY / "tests" / folder / "package-lock.json").read_text())
+    asked = json.loads((REPOSITORY / "tests" / folder / "package.json").read_text())
     assert lock["packages"][""]["dependencies"] == asked["dependencies"]
     packages = {name: package for name, package in lock["packages"].items() if name}
     assert len(packages) > 50

@@ -53,6 +53,7 @@ async def output(lab: Lab, run_id: str) -> str:
 # -- the answer -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.requirement("N-14")
 @pytest.mark.parametrize(
     ("channel", "who"),
     [("host_call", "The orchestrator answers; whether the person said so is not known"), ("terminal", "The person")],
@@ -98,6 +99,7 @@ async def test_its_clock_stops_its_slot_is_free_and_a_second_message_is_no_answe
         assert (await lab.run(other)).state == "cancelled" and (await lab.run(other)).question is None
 
 
+@pytest.mark.requirement("N-14")
 async def test_without_an_answer_it_goes_on_and_is_told(tmp_path: Path) -> None:
     async with open_lab(tmp_path, asks(), config=waits(1)) as lab:
         run_id = await asking(lab)
@@ -107,6 +109,7 @@ async def test_without_an_answer_it_goes_on_and_is_told(tmp_path: Path) -> None:
         assert late.status == "failed"
 
 
+@pytest.mark.requirement("N-14")
 async def test_only_one_question_by_default_and_the_rest_are_refused(tmp_path: Path) -> None:
     second = ("ask", {"question": "And which year?"})
     async with open_lab(tmp_path, asks(ASKED, second), config=PRICED) as lab:

@@ -19,6 +19,7 @@ from support.tasks import TASKS, Host, Started, hosting
 COMMAND = AVA[:1]
 
 
+@pytest.mark.requirement("N-13")
 async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(tmp_path: Path) -> None:
     gate = Gate()
     async with hosting(tmp_path, [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]) as host:
@@ -215,6 +216,15 @@ async def test_a_stream_for_tasks_needs_the_extension(tmp_path: Path) -> None:
     async with connect(tmp_path, [], mode="2026-07-28") as (client, models):
         with pytest.raises(MCPError) as refused:
             await Host(client, models).request("subscriptions/listen", {"notifications": {"taskIds": ["S-ffffff"]}})
+        assert refused.value.error.code == -32021
+        assert refused.value.error.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
+
+
+@pytest.mark.parametrize("method", ["tasks/get", "tasks/update", "tasks/cancel"])
+async def test_a_request_about_a_task_needs_the_extension(tmp_path: Path, method: str) -> None:
+    async with connect(tmp_path, [], mode="2026-07-28") as (client, models):
+        with pytest.raises(MCPError) as refused:
+            await Host(client, models).ask(method, "S-ffffff")
         assert refused.value.error.code == -32021
         assert refused.value.error.data == {"requiredCapabilities": {"extensions": {TASKS: {}}}}
 

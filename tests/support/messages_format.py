@@ -138,7 +138,8 @@ def figures(step: Say) -> dict[str, Any]:
 
 
 def envelope(request: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": "msg_1", "type": "message", "role": "assistant", "model": request["model"]}
+    number = len(request["messages"])  # Claude Code joins answers of one id
+    return {"id": f"msg_{number}", "type": "message", "role": "assistant", "model": request["model"]}
 
 
 def reason(step: Say) -> str:

@@ -109,7 +109,7 @@ class Received:
 
     @property
     def json(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.body)
+        value: dict[str, Any] = json.loads(self.body or b"{}")
         return value
 
 
@@ -147,7 +147,10 @@ class ModelServer:
         return step
 
     def _refusal(self, received: Received) -> Step | None:
-        """Return the answer to a request that the API of its path would refuse, or None."""
+        """Return the answer to a request that the API of its path would refuse, or None.
+
+        Only Ava's requests are checked. Claude Code's have a query.
+        """
         if received.path.endswith("/messages"):
             from support.messages_format import refused
         elif received.path.endswith("/responses"):
@@ -235,7 +238,7 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
             step = replace(step, usage=counted(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
-        if not await _answer(step, received.path, json.loads(body or b"{}"), reader, writer):
+        if not await _answer(step, received.path.partition("?")[0], json.loads(body or b"{}"), reader, writer):
             return
 
 

@@ -22,11 +22,11 @@ SPAWN = {"role": "custom", "system_prompt": "Look.", "task": "Look it up"}
 UNKNOWN = -32602
 
 
-async def asked(server: HttpServer, text: str, method: str, params: dict[str, Any]) -> dict[str, Any]:
-    """One request of the stateless era, from a client with tasks; its whole answer."""
+async def asked(server: HttpServer, text: str, method: str, params: dict[str, Any], **more: str) -> dict[str, Any]:
+    """One request of the stateless era, from a client with tasks; its whole answer. `more` changes its headers."""
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {**params, "_meta": CLIENT}}
     named = str(params.get("taskId") or params["name"])
-    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": named}
+    headers = {**BOTH, "MCP-Protocol-Version": MODERN, "Mcp-Method": method, "Mcp-Name": named, **more}
     answer: dict[str, Any] = (await server.post("/mcp", text, json=body, headers=headers)).json()
     return answer
 
@@ -114,6 +114,21 @@ async def test_a_foreign_task_does_not_exist(tmp_path: Path) -> None:
                 assert foreign["error"]["code"] == unknown["error"]["code"] == UNKNOWN
                 assert foreign["error"]["message"].replace(task_id, never) == unknown["error"]["message"]
             assert (await task(server, bens, task_id))["result"]["status"] == "working", "nothing was cancelled"
+            gate.released.set()
+
+
+async def test_a_header_that_names_another_task_is_refused(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    gate = Gate()
+    with running_model_server([Say("x", gate=gate), DONE]) as model:
+        async with serving_http(root, env=using(model.base_url)) as server:
+            task_id = await start(server, text)
+            await arrived(gate)
+            for method in ("tasks/get", "tasks/update", "tasks/cancel"):
+                refused = await asked(server, text, method, {"taskId": task_id}, **{"Mcp-Name": "S-0dd0dd"})
+                assert refused["error"]["code"] == -32020, refused
+            assert (await task(server, text, task_id))["result"]["status"] == "working"
             gate.released.set()
 
 

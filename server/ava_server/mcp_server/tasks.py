@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, ValidationError
 
@@ -77,7 +78,7 @@ async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] 
 
 async def get_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
     """Serve `tasks/get`."""
-    service = await _service(ctx)
+    service = await _service_of_task(ctx, params)
     task = await _task(service, params.task_id, asks=can_ask(ctx))
     return {"resultType": "complete", **await detailed(service, task)}
 
@@ -107,9 +108,7 @@ async def followed_tasks(ctx: Ctx, params: types.SubscriptionsListenRequestParam
     named = (params.notifications.model_extra or {}).get("taskIds") or ()
     if not isinstance(named, list) or not named:
         return {}
-    if not declares_tasks(ctx):
-        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
-        raise MCPError(code=MISSING_CAPABILITY, message=f"the client has not declared {EXTENSION}", data=needed)
+    _refuse_undeclared(ctx)
     service = await _service(ctx)
     found: dict[str, frozenset[str]] = {}
     for task_id in cast("list[object]", named)[:MOST_TASKS]:
@@ -133,7 +132,7 @@ async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
     """Serve `tasks/update`: a person's answers. What answers no open question is ignored."""
     from ava_server.core.errors import AvaError
 
-    service = await _service(ctx)
+    service = await _service_of_task(ctx, params)
     replies = {key: reply for key, given in params.input_responses.items() if (reply := _reply(given)) is not None}
     try:
         service.refuse_without("spawn")
@@ -147,7 +146,7 @@ async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
     """Serve `tasks/cancel`."""
     from ava_server.service.responses import FAILED
 
-    service = await _service(ctx)
+    service = await _service_of_task(ctx, params)
     task = await _task(service, params.task_id, asks=False)
     answer = await service.call("cancel_subagent", task.arguments, _no_progress)
     if answer.status == FAILED:
@@ -164,6 +163,28 @@ async def _service(ctx: Ctx) -> Service:
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         raise MCPError(code=types.METHOD_NOT_FOUND, message=f"{ctx.method} needs protocol 2026-07-28 or later")
     return await ctx.lifespan_context.service(ctx)
+
+
+async def _service_of_task(ctx: Ctx, params: TaskParams) -> Service:
+    """Return the service of the session, for a request about one task.
+
+    Raises:
+        MCPError: The protocol version has no tasks of this form, the client has not declared the extension, or the
+            request's header names another task.
+    """
+    service = await _service(ctx)
+    _refuse_undeclared(ctx)
+    if ctx.request is not None and decode_header_value(ctx.request.headers.get(MCP_NAME_HEADER)) != params.task_id:
+        message = f"{MCP_NAME_HEADER} header does not match the request body's 'taskId' parameter"
+        raise MCPError(code=types.HEADER_MISMATCH, message=message)
+    return service
+
+
+def _refuse_undeclared(ctx: Ctx) -> None:
+    """Raise an MCPError where the client has not declared the extension on this request."""
+    if not declares_tasks(ctx):
+        needed: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}}}}
+        raise MCPError(code=MISSING_CAPABILITY, message=f"the client has not declared {EXTENSION}", data=needed)
 
 
 async def _task(service: Service, task_id: str, *, asks: bool) -> Task:

@@ -1,0 +1,206 @@
+"""Claude Code in its terminal, with a scripted model: its model is woken when a subagent ends, and nobody polls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.claude_code import (
+    DELEGATE,
+    FORM,
+    Headless,
+    Orchestrator,
+    Rule,
+    Turn,
+    at_claude_code,
+    call,
+    delegates,
+    headless,
+)
+from support.extensions import CAP, works
+from support.http_server import token
+from support.model_server import Gate, Say, Step, running_model_server
+from support.real_hosts import data_root, entries, http_server, needs, written_at
+from support.runtime import hand_over
+from support.stdio import assert_intact
+from support.terminal import ava
+
+pytestmark = [pytest.mark.slow, needs("tmux")]
+
+OUTPUT = "twelve cents and a half"
+RESULT = [("submit_result", {"summary": "done", "output": OUTPUT})]
+POLL_S = 2.0
+"""How often Claude Code asks in a run's first minute."""
+QUESTION = "Which currency is meant?"
+STARTS = ["spawn_subagent", "confirm_spawn"]
+
+
+def held(within_s: float = 120) -> tuple[Gate, Say]:
+    """Return an answer that hands over the result, and the gate that holds it."""
+    gate = Gate(within_s)
+    return gate, Say(calls=RESULT, gate=gate)
+
+
+def asks(request: dict[str, Any]) -> Step:
+    """Ask the person, then hand over what came back."""
+    tools = [message["content"] for message in request["messages"] if message["role"] == "tool"]
+    return Say(calls=[("ask", {"question": QUESTION})]) if not tools else hand_over(output=tools[0])
+
+
+def shown(root: Path, run_id: str) -> str:
+    done = ava(root, "show", run_id)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.requirement("N-13")
+def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None:
+    gate, answer = held()
+    orchestrator = Orchestrator(delegates())
+    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        assert gate.arrived.wait(20)
+        before = len(orchestrator.turns)
+        gate.released.set()
+        woken = host.until(lambda: orchestrator.having(OUTPUT))
+        assert orchestrator.turns.index(woken) == before, "the next turn, which nobody typed"
+        assert 0 < woken.at - written_at(host.until_logged("RunEnded")) <= POLL_S + 1
+        assert task_id in woken.news and "[SYSTEM NOTIFICATION - NOT USER INPUT]" in woken.news
+        assert '"warning":"Written by a subagent' in woken.news, "it is marked as untrusted"
+        assert orchestrator.called == STARTS
+        host.until(lambda: "1 MCP task" not in host.screen)
+    assert OUTPUT in shown(host.root, task_id)
+    assert_intact(host.root)
+
+
+def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path: Path) -> None:
+    (first, one), (second, other) = held(), held()
+    orchestrator = Orchestrator(delegates({"task": "one"}, {"task": "two"}))
+    with running_model_server([one, other]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        assert task_id.startswith("G-")
+        assert first.arrived.wait(20) and second.arrived.wait(20)
+        before = len(orchestrator.turns)
+        first.released.set()
+        time.sleep(2 * POLL_S)
+        assert len(orchestrator.turns) == before, "one of the two still works"
+        second.released.set()
+        woken = host.until(lambda: orchestrator.having(task_id))
+        assert woken.news.count(OUTPUT) == 2
+        assert "check_subagent" not in orchestrator.called
+
+
+def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(delegates(CAP))
+    with running_model_server(works) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        before = len(orchestrator.turns)
+        host.accept("near its cost cap of $0.20", "Raise the cost cap to $0.28?")
+        decided = host.until_logged("ExtensionDecided")["content"]
+        assert (decided["decision"], decided["channel"]) == ("approved", "elicitation")
+        woken = host.until(lambda: orchestrator.having(task_id))
+        assert "the answer" in woken.news and "$0.28" in woken.news
+        assert orchestrator.turns.index(woken) == before, "the model was not asked about the money"
+        assert orchestrator.called == STARTS
+        assert len(entries(host.root, "ExtensionAsked")) == 1
+    assert_intact(host.root)
+
+
+@pytest.mark.requirement("N-14")
+def test_a_question_is_asked_once_answered_in_the_form_and_used(tmp_path: Path) -> None:
+    orchestrator = Orchestrator(delegates())
+    with running_model_server(asks) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        before = len(orchestrator.turns)
+        host.until_shown(FORM, QUESTION, "Type something")
+        host.write("EUR, as always")
+        host.accept("EUR, as always")
+        woken = host.until(lambda: orchestrator.having(task_id))
+        assert "The person answers. This may steer the work, and changes no limit:\\nEUR, as always" in woken.news
+        assert '"state":"success"' in woken.news
+        assert orchestrator.turns.index(woken) == before, "the model was not asked"
+        assert orchestrator.called == STARTS
+        [asked], [answered] = entries(host.root, "QuestionAsked"), entries(host.root, "QuestionAnswered")
+        assert answered["content"]["question_id"] == asked["content"]["question_id"]
+        assert (answered["content"]["decision"], answered["content"]["channel"]) == ("answered", "elicitation")
+        assert FORM not in host.screen, "it is asked once"
+    assert_intact(host.root)
+
+
+@pytest.mark.requirement("N-13")
+def test_the_list_of_tasks_cancels_a_run(tmp_path: Path) -> None:
+    gate, answer = held()
+    orchestrator = Orchestrator(delegates())
+    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        assert gate.arrived.wait(20)
+        host.press("Down", "Enter")
+        assert "$0.00 of $0.20" in host.until_shown(task_id, "x to stop")
+        host.press("x")
+        ended = host.until_logged("RunEnded")
+        assert (ended["runId"], ended["content"]["status"]) == (task_id, "cancelled")
+        assert gate.client_left.wait(10), "the call of the model was given up"
+        assert "cancel_subagent" not in orchestrator.called
+    assert_intact(host.root)
+
+
+@pytest.mark.requirement("N-13")
+def test_an_http_server_is_killed_and_restarted_and_the_same_task_completes(tmp_path: Path) -> None:
+    root = data_root(tmp_path)
+    text = token(root, "ana")
+    gate = Gate(120)
+    orchestrator = Orchestrator(delegates())
+    script = [Say("lost", gate=gate), Say(calls=RESULT)]
+    with running_model_server(script) as models, ExitStack() as servers:
+        first = servers.enter_context(http_server(root, models))
+        with at_claude_code(tmp_path, orchestrator, models, server=first.entry(text)) as host:
+            task_id = host.delegate()
+            assert gate.arrived.wait(20)
+            before = len(orchestrator.turns)
+            first.kill()
+            time.sleep(6)
+            assert "1 MCP task" in host.screen and len(orchestrator.turns) == before
+            servers.enter_context(http_server(root, models, first.port))
+            woken = host.until(lambda: orchestrator.having(OUTPUT))
+            assert task_id in woken.news
+            assert orchestrator.called == STARTS
+    assert [entry["runId"] for entry in entries(root, "RunEnded")] == [task_id]
+    assert_intact(root)
+
+
+def test_without_a_terminal_a_run_is_approved_elsewhere_and_waited_for(tmp_path: Path) -> None:
+    orchestrator = Orchestrator()
+    with (
+        running_model_server([Say(calls=RESULT)]) as models,
+        headless(tmp_path, orchestrator, models) as host,
+    ):
+        orchestrator.rules = (approved_elsewhere(host, wait_seconds=40), delegates())
+        assert host.ask(DELEGATE) == OUTPUT
+        refused = next(answer for turn in orchestrator.turns for answer in turn.answers if "decisions" in answer)
+        assert "ava approve P-" in refused["next"]
+        assert orchestrator.called == [*STARTS, "check_subagent"]
+    assert_intact(host.root)
+
+
+def approved_elsewhere(host: Headless, wait_seconds: float) -> Rule:
+    """Have the person approve what Claude Code could not ask about, and ask for the result until it is there."""
+    waiting: dict[str, Any] = {"wait_seconds": wait_seconds}
+
+    def rule(turn: Turn) -> Step | None:
+        for answer in turn.answers:
+            if answer["status"] == "refused" and "approval_lines" not in answer:
+                decisions: list[Mapping[str, str]] = answer["decisions"]
+                host.approve(*(each["pending_id"] for each in decisions))
+                waiting["subagent_id"] = decisions[0]["subagent_id"]
+                return call("check_subagent", **waiting)
+            if "runs" in answer:
+                ended = all("untrusted_result" in run for run in answer["runs"])
+                results = [run["untrusted_result"]["output"] for run in answer["runs"] if "untrusted_result" in run]
+                return Say(", ".join(results)) if ended else call("check_subagent", **waiting)
+        return None
+
+    return rule

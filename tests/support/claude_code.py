@@ -1,0 +1,369 @@
+"""Claude Code in a terminal (tmux): a scripted model, a person who types, and Ava as `ava init` connects it.
+
+orchestrator = Orchestrator(delegates())
+with running_model_server([DONE]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+    host.delegate()
+    host.until(lambda: orchestrator.having("twelve cents"))
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from support.model_server import ModelServer, Say, Step, running_model_server
+from support.processes import lives
+from support.real_hosts import HOSTS, SPAWN, data_root, entries, subagents_use
+from support.terminal import CONTROLLED, ava, on_terminal
+
+T = TypeVar("T")
+WITHIN_S = 60.0
+COLUMNS, ROWS = 150, 60
+DELEGATE = "Have the prices looked up."
+"""What the person types to start subagents."""
+FORM = "requests your input"
+"""What stands above a form."""
+PREFIX = "mcp__ava__"
+"""How Claude Code begins the names of the tools of the server `ava`."""
+KEY = "sk-scripted"
+
+
+# -- the model in Claude Code -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request of the main conversation.
+
+    Attributes:
+        at: When it came, in seconds since the epoch.
+        news: What was typed, and what Claude Code itself told the model, since the model's last answer.
+        results: What the model's last calls returned.
+    """
+
+    at: float
+    news: str
+    results: tuple[str, ...]
+
+    @classmethod
+    def of(cls, request: Mapping[str, Any]) -> Turn:
+        """Read a request."""
+        news: list[str] = []
+        results: list[str] = []
+        for message in _since_last_answer(request["messages"]):
+            for block in _blocks(message["content"]):
+                (results if block["type"] == "tool_result" else news).append(_text(block))
+        return cls(time.time(), "\n".join(news), tuple(results))
+
+    @property
+    def answers(self) -> list[dict[str, Any]]:
+        """Ava's answers to the model's last calls; texts of Claude Code's own are left out."""
+        found: list[dict[str, Any]] = []
+        for result in self.results:
+            with suppress(ValueError):
+                found.append(json.loads(result))
+        return found
+
+
+def _since_last_answer(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what the user's side has said since; Claude Code's own rules are messages of the role `system`."""
+    last = max((at for at, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+    return [message for message in messages[last + 1 :] if message["role"] == "user"]
+
+
+def _blocks(content: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _text(block: Mapping[str, Any]) -> str:
+    if block["type"] == "tool_result":
+        return "\n".join(_text(part) for part in _blocks(block.get("content") or ""))
+    return str(block.get("text", ""))
+
+
+Rule = Callable[[Turn], Step | None]
+
+
+class Orchestrator:
+    """Plays the model: the first rule that knows an answer gives it. Everything it was asked and did is kept.
+
+    Attributes:
+        rules: What it does.
+        turns: The requests of the main conversation.
+        sizes: Bytes of each of them.
+        called: The tools of Ava that it has called, in order.
+        requests: How many requests of any kind there were.
+    """
+
+    def __init__(self, *rules: Rule) -> None:
+        self.rules = rules
+        self.turns: list[Turn] = []
+        self.sizes: list[int] = []
+        self.called: list[str] = []
+        self.requests = 0
+
+    def __call__(self, request: dict[str, Any]) -> Step:
+        """Answer a request of Claude Code."""
+        self.requests += 1
+        if f"{PREFIX}spawn_subagent" not in {tool["name"] for tool in request.get("tools") or ()}:
+            return Say("ok")
+        turn = Turn.of(request)
+        self.turns.append(turn)
+        self.sizes.append(len(json.dumps(request, ensure_ascii=False).encode()))
+        step = next((step for rule in self.rules if (step := rule(turn)) is not None), Say("Noted."))
+        assert isinstance(step, Say)
+        self.called += [name.removeprefix(PREFIX) for name, _arguments in step.calls]
+        return step
+
+    def having(self, *texts: str) -> Turn | None:
+        """Return the first turn whose news has these texts."""
+        return next((turn for turn in self.turns if all(text in turn.news for text in texts)), None)
+
+    def forget(self) -> None:
+        """Forget the requests so far."""
+        self.turns.clear()
+        self.sizes.clear()
+        self.requests = 0
+
+
+def call(tool: str, **arguments: Any) -> Say:
+    """Call a tool of Ava."""
+    return Say(calls=[(f"{PREFIX}{tool}", arguments)])
+
+
+def delegates(*spawns: Mapping[str, Any]) -> Rule:
+    """Propose these subagents when the person asks for it, and confirm all of them with one call."""
+
+    def rule(turn: Turn) -> Step | None:
+        if DELEGATE in turn.news:
+            wanted = [{**SPAWN, **spawn} for spawn in spawns or ({},)]
+            return Say(calls=[(f"{PREFIX}spawn_subagent", spawn) for spawn in wanted])
+        if proposals := [answer for answer in turn.answers if "approval_line" in answer]:
+            return confirm([each["pending_id"] for each in proposals], [each["approval_line"] for each in proposals])
+        if lines := next((answer["approval_lines"] for answer in turn.answers if "approval_lines" in answer), None):
+            decisions = next(answer["decisions"] for answer in turn.answers if "decisions" in answer)
+            return confirm([each["pending_id"] for each in decisions], lines)  # now with the line of the group
+        return None
+
+    return rule
+
+
+def confirm(pending_ids: Sequence[str], approving: Sequence[str]) -> Say:
+    """Call confirm_spawn."""
+    return call("confirm_spawn", approving=list(approving), pending_ids=list(pending_ids))
+
+
+# -- the terminal -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ClaudeCode:
+    """Claude Code as its person sees it, and what a test may look at behind it."""
+
+    orchestrator: Orchestrator
+    root: Path
+    socket: Path
+
+    @property
+    def screen(self) -> str:
+        return _tmux(self.socket, "capture-pane", "-p").stdout.replace("\xa0", " ")
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, as a person does."""
+        for key in keys:
+            _tmux(self.socket, "send-keys", key)
+            time.sleep(0.3)
+
+    def type(self, text: str) -> None:
+        """Type a line and send it."""
+        self.write(text)
+        self.until_shown(f"❯ {text}"[:60])
+        self.press("Enter")
+
+    def write(self, text: str) -> None:
+        """Write text where the cursor is."""
+        _tmux(self.socket, "send-keys", "-l", text)
+        time.sleep(0.3)
+
+    def until(self, found: Callable[[], T | None], within_s: float = WITHIN_S) -> T:
+        """Look until something is there, and return it."""
+        deadline = time.monotonic() + within_s
+        while not (value := found()):
+            assert time.monotonic() < deadline, f"it never came; the screen:\n{self.screen}"
+            time.sleep(0.05)
+        return value
+
+    def until_shown(self, *texts: str) -> str:
+        """Wait until all these texts stand on the screen, and return it."""
+        return self.until(lambda: screen if all(text in (screen := self.screen) for text in texts) else None)
+
+    def until_logged(self, *types: str) -> dict[str, Any]:
+        """Wait for an entry of these types in the log, and return the newest."""
+        return self.until(lambda: entries(self.root, *types)[-1:])[0]
+
+    def greet(self) -> None:
+        """Talk until Claude Code has connected its servers; it can be used before that."""
+        deadline = time.monotonic() + WITHIN_S
+        while not self.orchestrator.turns:
+            assert time.monotonic() < deadline, f"Ava was never connected; the screen:\n{self.screen}"
+            asked = self.orchestrator.requests
+            self.type("Hello.")
+            self.until(lambda asked=asked: self.orchestrator.requests > asked)  # type: ignore[misc]
+            time.sleep(0.5)
+        self.orchestrator.forget()
+
+    def accept(self, *shows: str) -> str:
+        """Say yes in a form, which must have these texts, and return what the screen showed."""
+        form = self.until_shown(FORM, *shows)
+        while "❯ Accept" not in self.screen:
+            self.press("Down")
+        self.press("Enter")
+        self.until(lambda: FORM not in self.screen)
+        return form
+
+    def delegate(self) -> str:
+        """Have subagents started, with the person's approval; return the task's id, once its model has been told."""
+        self.type(DELEGATE)
+        self.accept("Ava wants to start")
+        task_id = self.until(self._started)
+        self.until_shown("Noted.", "1 MCP task")
+        return task_id
+
+    def _started(self) -> str | None:
+        """Return the task's id from what the model was told."""
+        for result in (result for turn in self.orchestrator.turns for result in turn.results):
+            if "started server-side task " in result:
+                return result.partition("started server-side task ")[2].split()[0].rstrip(".")
+        return None
+
+
+@contextmanager
+def at_claude_code(
+    tmp_path: Path, orchestrator: Orchestrator, models: ModelServer, *, server: Mapping[str, Any] | None = None
+) -> Generator[ClaudeCode]:
+    """Start Claude Code in an empty home, with Ava over stdio or as `server` says; it is killed at the end.
+
+    `models` has the language model of the subagents.
+    """
+    root = data_root(tmp_path)
+    with (
+        running_model_server(orchestrator) as model,
+        tempfile.TemporaryDirectory(prefix="tmux-") as folder,
+    ):
+        env, project = _prepare(tmp_path, model, models, server)
+        socket = Path(folder) / "socket"
+        window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
+        _tmux(socket, "-f", os.devnull, *window, str(_program()), env=env)
+        host = ClaudeCode(orchestrator, root, socket)
+        try:
+            host.until_shown("❯")
+            host.greet()
+            yield host
+        finally:
+            _close(socket)
+
+
+@dataclass(frozen=True)
+class Headless:
+    """`claude -p`, and its person at another terminal."""
+
+    orchestrator: Orchestrator
+    root: Path
+    models: ModelServer
+    env: Mapping[str, str]
+    project: Path
+
+    def ask(self, text: str, within_s: float = WITHIN_S) -> str:
+        """Return what Claude Code answers; on a busy machine, it may ask its model before Ava is connected."""
+        for _ in range(3):
+            done = subprocess.run(
+                [str(_program()), "-p", text], cwd=self.project, env=dict(self.env), capture_output=True, text=True,
+                timeout=within_s, stdin=subprocess.DEVNULL, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+            if self.orchestrator.turns:
+                return done.stdout.strip()
+        raise AssertionError("Ava was never connected")
+
+    def approve(self, *pending_ids: str) -> None:
+        """Approve proposals in another window."""
+        env = subagents_use(self.models)
+        with on_terminal(self.root, "approve", *pending_ids, env=env, command=CONTROLLED) as screen:
+            assert screen.ended_after([("[y/N]", "y")]) == 0, screen.text
+
+
+@contextmanager
+def headless(tmp_path: Path, orchestrator: Orchestrator, models: ModelServer) -> Generator[Headless]:
+    """Prepare Claude Code without a terminal; it runs when it is asked."""
+    root = data_root(tmp_path)
+    with running_model_server(orchestrator) as model:
+        env, project = _prepare(tmp_path, model, models)
+        yield Headless(orchestrator, root, models, env, project)
+
+
+def _prepare(
+    tmp_path: Path, model: ModelServer, models: ModelServer, server: Mapping[str, Any] | None = None
+) -> tuple[dict[str, str], Path]:
+    """Write a home in which Claude Code asks nothing at its start; return the environment and the project's folder."""
+    home, project = tmp_path / "home", tmp_path / "project"
+    (home / ".claude").mkdir(parents=True)
+    project.mkdir()
+    configuration = home / ".claude.json"
+    known: dict[str, Any] = {
+        "hasCompletedOnboarding": True,
+        "customApiKeyResponses": {"approved": [KEY], "rejected": []},
+        "projects": {str(project): {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True}},
+    }
+    if server is not None:
+        known["mcpServers"] = {"ava": dict(server)}
+    configuration.write_text(json.dumps(known))
+    rules = {"permissions": {"allow": ["mcp__ava"], "defaultMode": "default"}}
+    (home / ".claude" / "settings.json").write_text(json.dumps(rules))
+    if server is None:
+        root = data_root(tmp_path)
+        done = ava(root, "init", "claude-code", "--file", str(configuration), stdin="y\n", env={"HOME": str(home)})
+        assert done.returncode == 0, done.stderr
+        assert json.loads(configuration.read_text())["mcpServers"]["ava"]["args"] == ["serve"]
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "TERM": "xterm-256color",
+        "LANG": "C.UTF-8",
+        "ANTHROPIC_BASE_URL": model.base_url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": KEY,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        **subagents_use(models),
+    }
+    return env, project
+
+
+def _program() -> Path:
+    """Return Claude Code's program for this machine."""
+    return next(HOSTS.glob("node_modules/@anthropic-ai/claude-code-*/claude"))
+
+
+def _tmux(socket: Path, *args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of tmux on a server of its own."""
+    command = ["tmux", "-S", str(socket), *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
+
+
+def _close(socket: Path) -> None:
+    """Close the window, and wait until Claude Code is gone."""
+    pid = int(_tmux(socket, "display-message", "-p", "#{pane_pid}").stdout)
+    _tmux(socket, "kill-server")
+    deadline = time.monotonic() + 10
+    while lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
