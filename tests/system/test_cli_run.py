@@ -2,8 +2,10 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,60 @@ def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path
     assert [event["content"]["transport"] for event in events(root, "--type", "SessionStart")] == ["terminal"]
     said = [event["content"] for event in events(root, "--type", "UserMessage")]
     assert [message["kind"] for message in said] == ["task"]
+
+
+def test_the_task_comes_from_stdin_and_short_options_mean_the_long_ones(root: Path, workspace: Path) -> None:
+    given = (*COMMAND, "run", "researcher", "-", "-w", "work", "-y", "--max-cost", "0.10", "-o", "out.md")
+    said: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 60, "env": environment(root)}
+    done = subprocess.run(given, input=f"{TASK}\n", cwd=workspace.parent, **said)
+    assert done.returncode == 0, done.stderr
+    assert "twelve cents a minute" in (workspace.parent / "out.md").read_text()
+    [task] = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
+    assert task == TASK
+    for empty in ("", " \n"):
+        nothing = subprocess.run(given, input=empty, **said)
+        assert nothing.returncode == 2 and "nothing came from there" in nothing.stderr
+    twice = ava(root, "run", "--parallel", "researcher", "-", "-", "--yes", "--max-cost", "0.1")
+    assert twice.returncode == 2 and "- is given twice" in twice.stderr
+    assert "Usage: ava run" in ava(root, "run", "-h").stdout
+
+
+ON_ITS_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp('sh', ['sh', '-c', sys.argv[1]])"
+)
+
+
+def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: Path) -> None:
+    line = f"printf %s {shlex.quote(TASK)} | {shlex.join(COMMAND)} run researcher - -w {shlex.quote(str(workspace))}"
+    with on_terminal(root, line, command=(sys.executable, "-c", ON_ITS_TERMINAL)) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("y\n")
+        assert screen.ended() == 0
+        assert "twelve cents a minute" in screen.text
+
+
+def test_show_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: Path) -> None:
+    assert "You have no subagent" in ava(root, "show").stderr
+    gate = Gate()
+    with running_model_server([DONE, Say("x", gate=gate)]) as server:
+        env = local(server.base_url)
+        ava(root, "run", "researcher", "The first one", "-y", "--max-cost", "1", env=env)
+        assert "The first one" in ava(root, "show").stdout
+        with subprocess.Popen(
+            [*COMMAND, "run", "researcher", "The second one", "-y", "--max-cost", "1"],
+            env=environment(root, **env), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        ) as second:  # fmt: skip
+            assert gate.arrived.wait(30)
+            assert "The second one" in ava(root, "show").stdout
+            refused = ava(root, "cancel")
+            assert refused.returncode == 2 and "give an id where nobody can be asked" in refused.stderr
+            with on_terminal(root, "cancel") as screen:
+                screen.until("? [y/N]")
+                assert "Cancel researcher S-" in screen.text
+                screen.type("y\n")
+                assert screen.ended() == 0 and "Ended as cancelled" in screen.text
+            second.wait(20)
+    assert "that could be ended" in ava(root, "cancel").stderr
 
 
 def test_proposes_nothing_without_a_terminal_and_without_yes(root: Path, workspace: Path) -> None:

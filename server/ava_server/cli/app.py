@@ -113,6 +113,7 @@ def new_app() -> typer.Typer:
         # Plain help starts faster, and reads the same in a terminal, a pipe and the docs.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
     return app

@@ -115,14 +115,31 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
         yield store
 
 
-async def find_run(store: Store | None, given: str) -> RunRow:
-    """Return the run with this id, or of the proposal with this id.
+async def find_run(store: Store | None, given: str | None) -> RunRow:
+    """Return the run with this id, or of the proposal with this id; without an id, this user's last run.
 
     Raises:
         BadInput: It is not an id, or there is no such run.
     """
+    if given is None:
+        return await find_last_run(store)
     [run] = await _find(store, given)
     return run
+
+
+async def find_last_run(store: Store | None, *, unended: bool = False) -> RunRow:
+    """Return the run that this user proposed last; with `unended`, of those that have not ended.
+
+    Raises:
+        BadInput: There is none.
+    """
+    from ava_audit.rows import UNENDED
+
+    states = UNENDED if unended else None
+    rows = [] if store is None else await store.read(lambda view: view.runs(user=os_user(), states=states, limit=-1))
+    if not rows:
+        raise BadInput(f"You have no subagent{' that could be ended' if unended else ''} yet; give an id.")
+    return max(rows, key=lambda row: row.created_us)
 
 
 async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:

@@ -17,10 +17,14 @@ from ava_server.core.errors import BadInput
 
 _RUN = "The subagent, or its proposal (P-…)."
 RunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=all_runs)]
+LastRunId = Annotated[
+    str | None,
+    typer.Argument(metavar="[S-ID]", help=f"{_RUN} Default: your last run.", autocompletion=all_runs),
+]
 EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
-_RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
-RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=_RUNS, autocompletion=open_runs_and_groups)]
+RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
+RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=RUNS, autocompletion=open_runs_and_groups)]
 GroupMaxCost = Annotated[
     str | None, typer.Option("--group-max", metavar="DOLLARS", help="For two or more: the most they cost together.")
 ]

@@ -6,7 +6,10 @@ next Ava server of this user resumes it.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,6 +42,7 @@ MOST_TOGETHER = 20
 """The most subagents of one approval."""
 SHOWN_CHARS = 60
 """Characters of a task that name one of several."""
+STDIN = "-"
 _OPTIONS_FOR_ONE = {"retry_of": "--retry", "task_id": "--task-id", "name": "--name"}
 
 
@@ -77,7 +81,8 @@ def run_command(
     task: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="TASK…", help="The goal, when it is reached, the form of the answer; several with --parallel."
+            metavar="TASK…",
+            help="The goal, when it is reached, the form of the answer; - is stdin; several with --parallel.",
         ),
     ] = None,
     parallel: Annotated[
@@ -99,7 +104,9 @@ def run_command(
         list[str] | None,
         typer.Option(metavar="S-…,…", help="Ended runs whose results it may read.", autocompletion=runs_with_result),
     ] = None,
-    workspace: Annotated[str | None, typer.Option(metavar="FOLDER", help="Folder that it may read.")] = None,
+    workspace: Annotated[
+        str | None, typer.Option("-w", "--workspace", metavar="FOLDER", help="Folder that it may read.")
+    ] = None,
     namespace: Annotated[
         list[str] | None, typer.Option(metavar="PATH", help="Path that a coder may change; repeat it for more.")
     ] = None,
@@ -114,7 +121,8 @@ def run_command(
     max_iterations: Annotated[int | None, typer.Option(help="The most turns.")] = None,
     max_tool_calls: Annotated[int | None, typer.Option(help="The most tool calls.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers)
+        str | None,
+        typer.Option("-m", "--model", help="fast, balanced, deep, a model id, or provider:id.", autocompletion=tiers),
     ] = None,
     system_prompt: Annotated[
         str | None, typer.Option(metavar="TEXT", help="What kind of subagent it is; required for the role custom.")
@@ -145,11 +153,11 @@ def run_command(
     task_id: Annotated[str | None, typer.Option(help="Your own reference.")] = None,
     rationale: Annotated[str | None, typer.Option(help="Why; the proposal shows it.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result to a file.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the result to a file.")] = None,
     artifacts: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy the files that it delivers to a folder.")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Start without asking; requires --max-cost.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Start without asking; requires --max-cost.")] = False,
 ) -> None:
     """Propose a subagent, ask whether to start it, and wait for its result.
 
@@ -187,7 +195,7 @@ def run_command(
         "rationale": rationale,
     }
     request = RunRequest(
-        spawn_requests(role, task or (), also or (), parallel=parallel, common=common),
+        spawn_requests(role, _tasks(task or ()), also or (), parallel=parallel, common=common),
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
@@ -196,6 +204,29 @@ def run_command(
         artifacts=artifacts,
     )
     raise typer.Exit(anyio.run(_run, _checked_settings(request), request))
+
+
+def _tasks(given: Sequence[str]) -> Sequence[str]:
+    """Return the tasks; `-` is read from stdin, and the question then comes from the terminal itself.
+
+    Raises:
+        BadInput: Stdin has no text, or is meant twice.
+    """
+    if STDIN not in given:
+        return given
+    if given.count(STDIN) > 1:
+        raise BadInput("TASK: - is given twice, and stdin can be read once")
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8").strip()
+    except UnicodeDecodeError:
+        raise BadInput("TASK: what came from stdin is not UTF-8 text") from None
+    if not text:
+        raise BadInput("TASK: - is stdin, and nothing came from there; such as: ava run researcher - < task.md")
+    with suppress(OSError):  # there may be no terminal; then nobody can be asked
+        terminal = os.open("/dev/tty", os.O_RDWR)
+        os.dup2(terminal, sys.stdin.fileno())
+        os.close(terminal)
+    return [text if task == STDIN else task for task in given]
 
 
 def _checked_settings(request: RunRequest) -> Settings:

@@ -11,7 +11,7 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.log_access import find_run, note_shown, open_log, whole_answer
-from ava_server.cli.options import RunId, Utc
+from ava_server.cli.options import LastRunId, Utc
 from ava_server.cli.results import results_json, show_results
 from ava_server.cli.terminal import heading, present, say_json, write
 from ava_server.core.data_root import DataRoot, find_data_root, home_folder
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show_command(
-    subagent: RunId,
+    subagent: LastRunId = None,
     cost: Annotated[bool, typer.Option("--cost", help="What it cost and why: turns, tool outputs, caps.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="What a coder changed, line by line.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object, with every entry.")] = False,
@@ -42,7 +42,7 @@ def show_command(
     anyio.run(_show, find_data_root(), subagent, "cost" if cost else "diff" if diff else "", as_json, utc)
 
 
-async def _show(root: DataRoot, given: str, screen: str, as_json: bool, utc: bool) -> None:
+async def _show(root: DataRoot, given: str | None, screen: str, as_json: bool, utc: bool) -> None:
     from ava_audit.entries import mirror_line
     from ava_audit.store.locks import Instances
     from ava_roles.sandbox.temporary import temporary_files_in

@@ -10,16 +10,17 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.log_access import find_run, find_runs, open_log, whole_answer
-from ava_server.cli.options import Json, RunIds, UnendedRunId
+from ava_server.cli.log_access import find_last_run, find_run, find_runs, open_log, whole_answer
+from ava_server.cli.options import RUNS, Json, UnendedRunId
 from ava_server.cli.results import results_json, show_results
 from ava_server.cli.service_client import ignore_progress, open_service
-from ava_server.cli.terminal import heading, say, say_json, someone_there, tell
+from ava_server.cli.terminal import agrees, heading, say, say_json, someone_there, tell
 from ava_server.cli.wait import deliver, follow_runs
-from ava_server.core.errors import AvaError, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
+    from ava_audit.store.store import Store
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
@@ -35,13 +36,18 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel_command(
-    ids: RunIds,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[S-ID…]", help=f"{RUNS} Default: your last run, after a question.")
+    ] = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; the result shows it.")] = None,
     as_json: Json = False,
 ) -> None:
-    """End runs and show what they had, without a question, since it costs nothing. Exit code 0 when they have ended."""
+    """End runs and show what they had, without a question, since it costs nothing. Exit code 0 when they have ended.
+
+    Without an id, it asks about your last run that has not ended.
+    """
     refuse_in_subagent("ava cancel")
-    anyio.run(_cancel, ids, reason, as_json)
+    anyio.run(_cancel, ids or [], reason, as_json)
 
 
 def send_command(
@@ -60,7 +66,7 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
 
     settings = load_settings()
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
-        before = await find_runs(log, ids)
+        before = await find_runs(log, ids) if ids else [await _last_run(log)]
     if not as_json:
         heading(settings.paths)
     failed: list[AvaError | AuditError] = []
@@ -89,6 +95,23 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
         say("Nothing was done.")
     if failed:  # after the runs that did end
         raise failed[0]
+
+
+async def _last_run(log: Store | None) -> RunRow:
+    """Return this user's last run that has not ended, if a person at the terminal means it.
+
+    Raises:
+        BadInput: There is none, or nobody can be asked.
+        Refused: They do not mean it.
+    """
+    from ava_server.core.ids import label
+
+    run = await find_last_run(log, unended=True)
+    if not someone_there():
+        raise BadInput(f"ava cancel: give an id where nobody can be asked; the last run is {run.id}")
+    if not await agrees(f"Cancel {label(run)}?"):
+        raise Refused("Nothing was cancelled.")
+    return run
 
 
 async def _send(given: str, message: str, as_json: bool) -> None:
