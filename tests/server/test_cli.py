@@ -223,12 +223,23 @@ def test_ctrl_c_exits_with_130_and_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_help_lists_every_command_in_a_group_and_fits_the_terminal(tmp_path: Path, width: int) -> None:
+    shown = ava(tmp_path, "-h", COLUMNS=str(width)).stdout
+    headings = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith((" ", "Usage"))]
+    assert headings == ["Options:", "Subagents:", "Records:", "Set-up:", "Server:"]
+    grouped = [name for names in app.GROUPS.values() for name in names]
+    assert sorted(grouped) == sorted({*app.COMMANDS, *app.TWO_WORDS})
+    assert all(f"\n  {name} " in shown for name in grouped)
+    assert max(map(len, shown.splitlines())) <= width
+
+
 def test_version_and_help_list_what_exists(tmp_path: Path) -> None:
     assert ava(tmp_path, "--version").stdout.startswith("ava 0.")
     overview = ava(tmp_path, "--help", COLUMNS="80").stdout
     assert [word for word in app.COMMANDS if word not in overview] == []
-    for text in (overview, ava(tmp_path, "key", "--help", COLUMNS="80").stdout):
-        commands = text.partition("Commands:\n")[2]
+    for text, heading in ((overview, "Subagents"), (ava(tmp_path, "key", "--help", COLUMNS="80").stdout, "Commands")):
+        commands = text.partition(f"{heading}:\n")[2]
         assert commands and "..." not in commands, "no line of it is cut"
 
 

@@ -10,9 +10,10 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
@@ -42,6 +43,13 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "completion": ("completion",),
 }
 """Each module, whose `register(app)` adds the commands to the app, with their first words."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Subagents": ("run", "approve", "reject", "status", "show", "wait", "send", "cancel", "resume"),
+    "Records": ("logs", "logs export", "report", "verify", "erase"),
+    "Set-up": ("init", "demo", "doctor", "config", "key", "secret", "models", "roles", "memory", "pin", "completion"),
+    "Server": ("serve", "connect", "worker", "token", "user"),
+}
+"""The commands by what they are for, in the order of the help."""
 COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
 """Each first word, and its module."""
 
@@ -72,6 +80,19 @@ _CODES: Mapping[type, int] = {
     AuditError: OUR_FAULT,
 }
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+
+
+class GroupedCommands(TyperGroup):
+    """The commands of `ava`, whose help lists them by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # their types are private to typer
+        """Write the commands of each group, with a heading."""
+        widest = max(map(len, self.commands))
+        for heading, names in GROUPS.items():
+            shown = [(name, self.commands[name]) for name in names if name in self.commands]
+            with formatter.section(heading):
+                room = formatter.width - 6 - widest
+                formatter.write_dl([(name.ljust(widest), each.get_short_help_str(room)) for name, each in shown])
 
 
 def main(args: Sequence[str]) -> int:
@@ -113,7 +134,8 @@ def new_app() -> typer.Typer:
         # Plain help starts faster, and reads the same in a terminal, a pipe and the docs.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+        cls=GroupedCommands,
     )
     app.callback()(_options)
     return app
