@@ -276,23 +276,19 @@ def at_claude_code(
 class Headless:
     """`claude -p`, and its person at another terminal."""
 
-    orchestrator: Orchestrator
     root: Path
     models: ModelServer
     env: Mapping[str, str]
     project: Path
 
     def ask(self, text: str, within_s: float = WITHIN_S) -> str:
-        """Return what Claude Code answers; on a busy machine, it may ask its model before Ava is connected."""
-        for _ in range(3):
-            done = subprocess.run(
-                [str(_program()), "-p", text], cwd=self.project, env=dict(self.env), capture_output=True, text=True,
-                timeout=within_s, stdin=subprocess.DEVNULL, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stdout + done.stderr
-            if self.orchestrator.turns:
-                return done.stdout.strip()
-        raise AssertionError("Ava was never connected")
+        """Return what Claude Code answers."""
+        done = subprocess.run(
+            [str(_program()), "-p", text], cwd=self.project, env=dict(self.env), capture_output=True, text=True,
+            timeout=within_s, stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
 
     def approve(self, *pending_ids: str) -> None:
         """Approve proposals in another window."""
@@ -303,11 +299,12 @@ class Headless:
 
 @contextmanager
 def headless(tmp_path: Path, orchestrator: Orchestrator, models: ModelServer) -> Generator[Headless]:
-    """Prepare Claude Code without a terminal; it runs when it is asked."""
+    """Prepare Claude Code without a terminal; it runs when it is asked, and waits until Ava is connected."""
     root = data_root(tmp_path)
     with running_model_server(orchestrator) as model:
         env, project = _prepare(tmp_path, model, models)
-        yield Headless(orchestrator, root, models, env, project)
+        waits = {"MCP_CONNECTION_NONBLOCKING": "0", "MCP_CONNECT_TIMEOUT_MS": "40000"}
+        yield Headless(root, models, {**env, **waits}, project)
 
 
 def _prepare(
