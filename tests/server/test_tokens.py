@@ -146,6 +146,12 @@ def test_keeps_all_tokens_created_by_concurrent_processes(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_quiet_create_prints_only_the_token(tmp_path: Path) -> None:
+    made = ava(tmp_path, "token", "create", "ci", "--user", "ana", "--scope", "read", "-q")
+    assert (made.returncode, made.stderr) == (0, "") and TEXT.fullmatch(made.stdout.strip())
+    assert Tokens(tmp_path / "secrets" / "tokens.toml").find(made.stdout.strip()) is not None
+
+
 def test_the_command_shows_a_token_once_and_log_and_list_never_do(tmp_path: Path) -> None:
     root = tmp_path / "data"
     made = ava(root, "token", "create", "laptop", "--user", "ana", "--scope", "spawn,read", "--expires", "90d")

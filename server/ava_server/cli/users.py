@@ -58,6 +58,7 @@ def create_command(
     expires: Annotated[
         str | None, typer.Option(metavar="TIME", help="Its lifetime: 90d, 12h; default: until revoked.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token, for a script.")] = False,
 ) -> None:
     """Create a token for `ava serve --http`. It is shown once, and only its hash is stored.
 
@@ -66,7 +67,7 @@ def create_command(
     scopes = tokens.scopes_in(scope)
     name, user = tokens.token_name(name), tokens.user_name(user)
     ends_us = tokens.expiry(expires, time.time_ns() // 1000)
-    anyio.run(_create, checked_root("ava token create"), name, user, scopes, ends_us)
+    anyio.run(_create, checked_root("ava token create", show=not quiet), name, user, scopes, ends_us, quiet)
 
 
 def list_tokens_command(as_json: Json = False) -> None:
@@ -88,15 +89,18 @@ def revoke_command(name: _Name) -> None:
     anyio.run(_revoke, checked_root("ava token revoke"), tokens.token_name(name))
 
 
-async def _create(root: DataRoot, name: str, user: str, scopes: tuple[tokens.Scope, ...], ends_us: int | None) -> None:
+async def _create(
+    root: DataRoot, name: str, user: str, scopes: tuple[tokens.Scope, ...], ends_us: int | None, quiet: bool
+) -> None:
     pin = PinFile(root.approval_file)
     if "approve" in scopes and await anyio.to_thread.run_sync(lambda: pin.is_set):
         await ask_pin(pin)
     await anyio.to_thread.run_sync(root.create)
     token, text = await anyio.to_thread.run_sync(tokens.create_token, root.tokens_file, name, user, scopes, ends_us)
     await record_setting(root, f"tokens.{name}", None, token.on_record())
-    say(f"Token {name} for {user}: {', '.join(scopes)}; {_lifetime(token, token.created_us)}.")
-    say("It is shown only this once, and only its hash is stored. Anyone who has it acts for this user:")
+    if not quiet:
+        say(f"Token {name} for {user}: {', '.join(scopes)}; {_lifetime(token, token.created_us)}.")
+        say("It is shown only this once, and only its hash is stored. Anyone who has it acts for this user:")
     write(text)
 
 
