@@ -48,7 +48,7 @@ async def test_an_approval_is_answered_with_a_task_and_the_task_with_the_result(
         assert not listed.get("notices"), "it has been fetched"
 
 
-async def test_a_client_without_the_extension_gets_the_answer_of_today(tmp_path: Path) -> None:
+async def test_a_client_without_the_extension_gets_the_usual_answer(tmp_path: Path) -> None:
     for mode in ("legacy", "2026-07-28"):
         (tmp_path / mode).mkdir()
         async with connect(tmp_path / mode, [hand_over()], mode=mode) as (client, models):
@@ -74,7 +74,7 @@ async def test_several_approved_together_are_one_task(tmp_path: Path) -> None:
         assert len(done["result"]["structuredContent"]["runs"]) == 2
 
 
-async def test_a_refusal_is_answered_as_today(tmp_path: Path) -> None:
+async def test_a_refusal_is_answered_as_usual(tmp_path: Path) -> None:
     async with hosting(tmp_path, []) as host:
         proposed = await host.propose()
         wrong = await host.confirm({**proposed, "approval_line": "nonsense"})
