@@ -1,0 +1,148 @@
+"""The files under docs/deploy/: each checked by its own tool, and nginx and Caddy in front of a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import pytest
+import yaml
+from support.certificates import issue
+from support.http_server import BOTH, HELLO, bearer, serving_http, token
+
+FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
+METRICS = Path(__file__).parents[2] / "docs" / "monitoring.md"
+NAME = "ava.example.org"
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path="/usr/bin:/usr/sbin:/usr/local/bin")
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def checked(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def nginx_files(tmp: Path, port: int, behind: int) -> Path:
+    """The configuration as it is, with a certificate, a port and folders of this test."""
+    certificate = issue(tmp, NAME).server
+    text = (FOLDER / "nginx.conf").read_text()
+    text = re.sub(r"/etc/ssl/(certs|private)/\S+(?=;)", str(certificate), text)
+    text = text.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace(
+        "127.0.0.1:8642", f"127.0.0.1:{behind}"
+    )
+    (tmp / "ava.conf").write_text(text)
+    paths = "".join(
+        f"{each}_temp_path {tmp}/{each};\n" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    http = f"access_log off;\n{paths}include {tmp}/ava.conf;\n"
+    whole = f"pid {tmp}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\n{http}}}\n"
+    (tmp / "nginx.conf").write_text(whole)
+    return tmp / "nginx.conf"
+
+
+def caddy_files(tmp: Path, port: int, behind: int) -> Path:
+    text = (FOLDER / "Caddyfile").read_text().replace("127.0.0.1:8642", f"127.0.0.1:{behind}")
+    text = text.replace(f"{NAME} {{", f"https://{NAME}:{port} {{\n\ttls internal")
+    options = "{\n\tadmin off\n\tskip_install_trust\n\tauto_https disable_redirects\n"
+    options += f"\tstorage file_system {tmp}/caddy\n}}\n"
+    (tmp / "Caddyfile").write_text(options + text)
+    return tmp / "Caddyfile"
+
+
+def test_the_unit_is_valid(tmp_path: Path) -> None:
+    text = (FOLDER / "ava.service").read_text()
+    (tmp_path / "ava.service").write_text(text.replace("/var/lib/ava/venv/bin/ava", sys.executable))
+    analyze = tool("systemd-analyze")
+    assert "ava.service" not in checked(analyze, "verify", str(tmp_path / "ava.service"))
+
+
+def test_the_proxies_configurations_are_valid(tmp_path: Path) -> None:
+    checked(tool("caddy"), "validate", "--config", str(FOLDER / "Caddyfile"), "--adapter", "caddyfile")
+    checked(tool("nginx"), "-t", "-c", str(nginx_files(tmp_path, 8443, 8642)))
+
+
+def test_the_alert_rules_are_valid() -> None:
+    assert "9 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
+
+
+def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> None:
+    rows = re.findall(r"^\| `(ava_\w+)` \|([^|]*)\|", METRICS.read_text("utf-8"), re.MULTILINE)
+    known: Mapping[str, set[str]] = {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    rules = yaml.safe_load((FOLDER / "alerts.yml").read_text())["groups"][0]["rules"]
+    panels: list[dict[str, Any]] = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    asked = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules]
+    asked += [(target["expr"], target["legendFormat"]) for panel in panels for target in panel["targets"]]
+    for expression, words in asked:
+        names = {re.sub("_(sum|count)$", "", name) for name in re.findall(r"\b(ava_\w+)", expression)}
+        assert names <= set(known) and (names or "up{" in expression), expression
+        labels = set(re.findall(r"(\w+)=\"", expression)) | set(
+            re.findall(r"\{\{(?:\$labels\.| \$labels\.)?(\w+)", words)
+        )
+        grouped = re.findall(r"by \(([^)]*)\)", expression)
+        labels |= {label.strip() for group in grouped for label in group.split(",")}
+        allowed = set[str]().union(*(known[name] for name in names), {"job", "instance"})
+        assert labels - {"value"} <= allowed, (expression, labels - allowed)
+
+
+@asynccontextmanager
+async def behind(command: tuple[str, ...], port: int) -> AsyncGenerator[None]:
+    """Run a proxy until the block ends."""
+    async with await anyio.open_process(command, stdout=None, stderr=None) as process:
+        try:
+            with anyio.fail_after(20):
+                while True:
+                    try:
+                        await (await anyio.connect_tcp("127.0.0.1", port)).aclose()
+                        break
+                    except OSError:
+                        await anyio.sleep(0.1)
+            yield
+        finally:
+            process.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("proxy", ["nginx", "caddy"])
+async def test_a_client_reaches_the_server_through_the_proxy_and_the_metrics_stay_inside(
+    tmp_path: Path, proxy: str
+) -> None:
+    program, root, port = tool(proxy), tmp_path / "data", free_port()
+    text = token(root, "ana", "spawn", "read", "audit")
+    more = ("--public-url", f"https://{NAME}", "--trusted-proxy", "127.0.0.1", "--access-log")
+    async with serving_http(root, *more) as server:
+        files = (nginx_files if proxy == "nginx" else caddy_files)(tmp_path, port, server.port)
+        command = (program, "-c", str(files), "-g", "daemon off;")
+        if proxy == "caddy":
+            command = (program, "run", "--config", str(files), "--adapter", "caddyfile")
+        async with behind(command, port), httpx2.AsyncClient(verify=False, timeout=20) as http:
+            headers = {**bearer(text), **BOTH, "Host": NAME}
+            given: dict[str, Any] = {"headers": headers, "extensions": {"sni_hostname": NAME}}
+            base = f"https://127.0.0.1:{port}"
+            hello = await http.post(f"{base}/mcp", json=HELLO, **given)
+            assert hello.status_code == 200 and '"name":"ava"' in hello.text.replace(" ", ""), hello.text
+            assert (await http.get(f"{base}/metrics", **given)).status_code == 404
+            assert (await server.get("/metrics", text)).status_code == 200
+            foreign = {**given, "headers": {**headers, "Origin": "https://evil.example"}}
+            assert (await http.post(f"{base}/mcp", json=HELLO, **foreign)).status_code == 403
