@@ -133,7 +133,7 @@ async def test_a_client_reaches_the_server_through_the_proxy_and_the_metrics_sta
     more = ("--public-url", f"https://{NAME}", "--trusted-proxy", "127.0.0.1", "--access-log")
     async with serving_http(root, *more) as server:
         files = (nginx_files if proxy == "nginx" else caddy_files)(tmp_path, port, server.port)
-        command = (program, "-c", str(files), "-g", "daemon off;")
+        command: tuple[str, ...] = (program, "-c", str(files), "-g", "daemon off;")
         if proxy == "caddy":
             command = (program, "run", "--config", str(files), "--adapter", "caddyfile")
         async with behind(command, port), httpx2.AsyncClient(verify=False, timeout=20) as http:
