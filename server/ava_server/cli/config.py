@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.core.data_root import DataRoot
 
+OLD_VALUE = "Ava processes are running with the old value: restart the hosts, or `ava serve`."
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="As in config.toml: limits.running.", autocompletion=setting_names)
 ]
@@ -79,12 +80,12 @@ def unset_command(name: Name) -> None:
 
 def _change(name: str, value: Any) -> None:
     from ava_audit.store.locks import Instances
-    from ava_server.config.changing import change_setting
+    from ava_server.config.changing import change_settings
     from ava_server.config.settings import load_settings
 
     refuse_in_subagent("ava config")
     root = find_data_root()
-    before = change_setting(root.config, name, value)
+    [before] = change_settings(root.config, {tuple(name.split(".")): value})
     heading(root)
     now = "its default" if value is None else json.dumps(value, ensure_ascii=False)
     was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
@@ -93,7 +94,7 @@ def _change(name: str, value: Any) -> None:
     if (place := _origin(settings, name)).startswith("AVA_"):
         say(f"In this shell {place} overrides it.")
     if Instances(root.instances).any_alive():
-        say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
+        say(OLD_VALUE)
 
 
 def _values(settings: Settings) -> dict[str, Any]:

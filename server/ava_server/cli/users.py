@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import anyio.to_thread
 import typer
 
+from ava_audit.store.locks import Instances
 from ava_audit.units import format_usd, iso_second, micros_from_cents
+from ava_server.cli.config import OLD_VALUE
 from ava_server.cli.log_access import checked_root, open_log, record_setting
-from ava_server.cli.options import Json
+from ava_server.cli.options import Json, parse_cents
 from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.terminal import aligned, present, say, write
 from ava_server.config import tokens
+from ava_server.config.changing import change_settings
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot, os_user
@@ -37,6 +41,8 @@ def register(app: typer.Typer) -> None:
     app.add_typer(token, name="token")
     users = typer.Typer(help="The users of this data root.", no_args_is_help=True)
     users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
+    users.command("limit", short_help="Set what a user may do over HTTP, and spend.")(limit_command)
+    users.command("remove", short_help="Revoke a user's tokens and remove their limits.")(remove_user_command)
     app.add_typer(users, name="user")
 
 
@@ -130,6 +136,62 @@ def list_users_command(as_json: Json = False) -> None:
     settings = load_settings()
     users = anyio.run(_read_users, settings)
     present(settings.paths, as_json, {"users": users}, aligned((user["name"], _describe_user(user)) for user in users))
+
+
+def limit_command(
+    user: Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")],
+    daily: Annotated[
+        str | None, typer.Option(metavar="DOLLARS", help="What the user's runs may cost in a day, e.g. 3.00.")
+    ] = None,
+    running: Annotated[int | None, typer.Option(min=0, help="How many runs at the same time.")] = None,
+    spawns: Annotated[int | None, typer.Option(min=0, help="Runs in an hour without a person's answer.")] = None,
+    approval: Annotated[str | None, typer.Option(metavar="POLICY", help="ask, auto or human.")] = None,
+    workspace: Annotated[
+        list[str] | None, typer.Option("-w", "--workspace", metavar="FOLDER", help="A folder for HTTP; repeatable.")
+    ] = None,
+    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role for HTTP; repeatable.")] = None,
+) -> None:
+    """Set what a user may do, in [users.USER] of config.toml; what is not given stays.
+
+    A value only restricts: none is above the limits for everybody.
+    """
+    given = {
+        "daily_cents": None if daily is None else round(parse_cents("--daily", daily) or 0),
+        "running": running,
+        "spawns_per_hour": spawns,
+        "approval": approval,
+        "workspaces": [str(Path(each).expanduser().absolute()) for each in workspace] if workspace else None,
+        "roles": role or None,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    if not changes:
+        raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
+    name, root = tokens.user_name(user), checked_root("ava user limit")
+    change_settings(root.config, {("users", name, key): value for key, value in changes.items()})
+    shown = next(one for one in anyio.run(_read_users, load_settings()) if one["name"] == name)
+    say(f"{name}: {_describe_user(shown)}")
+    _say_restart(root)
+
+
+def remove_user_command(
+    user: Annotated[str, typer.Argument(metavar="USER", help="The user, as `ava user list` shows it.")],
+) -> None:
+    """Revoke all tokens of a user, and remove their table from config.toml. Their runs and log stay."""
+    name, root = tokens.user_name(user), checked_root("ava user remove")
+    mine = [one.name for one in tokens.read_tokens(root.tokens_file).values() if one.user == name]
+    if not mine and name not in load_settings().users:
+        raise BadInput(f"{name} has no token and no limits here; `ava user list` shows all users")
+    for token in mine:
+        anyio.run(_revoke, root, token)
+    if name in load_settings().users:
+        change_settings(root.config, {("users", name): None})
+        say(f"The limits of {name} are removed from {root.config}.")
+        _say_restart(root)
+
+
+def _say_restart(root: DataRoot) -> None:
+    if Instances(root.instances).any_alive():
+        say(OLD_VALUE)
 
 
 async def _read_users(settings: Settings) -> list[dict[str, Any]]:

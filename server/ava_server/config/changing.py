@@ -1,10 +1,10 @@
-"""Changing `config.toml`: one value at a time, checked as a start would check it, comments and order kept."""
+"""Changing `config.toml`: checked as a start would check it, comments and order kept."""
 
 from __future__ import annotations
 
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -45,15 +45,18 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def change_setting(path: Path, name: str, value: Any) -> Any:
-    """Set one value in `config.toml`, or remove it (None); return the value before, None where there was none.
+Place = tuple[str, ...]
+"""Where a setting stands: `("limits", "running")`."""
+
+
+def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
+    """Set values in `config.toml`, or remove them (None); return the values before, None where there was none.
 
     The file is created if it is missing. Blocking.
 
     Args:
         path: The file.
-        name: The setting's name, such as `limits.running`.
-        value: The new value.
+        changes: The new values.
 
     Raises:
         BadInput: There is no such setting.
@@ -69,8 +72,8 @@ def change_setting(path: Path, name: str, value: Any) -> Any:
         with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_S):
             there = path.exists()
             document = tomlkit.parse(path.read_text("utf-8") if there else "")
-            before = _put(document, tuple(name.split(".")), value)
-            _check(document.unwrap(), path, name)
+            before = [_put(document, place, value) for place, value in changes.items()]
+            _check(document.unwrap(), path, changes)
             mode = stat.S_IMODE(path.stat().st_mode) if there else 0o600
             replace_file(path, tomlkit.dumps(document).encode(), mode)
             return before
@@ -82,7 +85,7 @@ def change_setting(path: Path, name: str, value: Any) -> Any:
         raise ConfigError(f"{path} cannot be written: {reason(failed)}; nothing was changed.") from failed
 
 
-def _put(document: TOMLDocument, names: tuple[str, ...], value: Any) -> Any:
+def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
     import tomlkit
 
     table: Any = document
@@ -103,7 +106,7 @@ def _put(document: TOMLDocument, names: tuple[str, ...], value: Any) -> Any:
     return before
 
 
-def _check(values: dict[str, Any], path: Path, name: str) -> None:
+def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
     """Check the whole file.
 
     Raises:
@@ -115,7 +118,8 @@ def _check(values: dict[str, Any], path: Path, name: str) -> None:
         Configured.model_validate(values)
     except ValidationError as error:
         wrong = error.errors(include_url=False)[0]
-        if wrong["type"] == "extra_forbidden" and ".".join(map(str, wrong["loc"])) == name:
+        if wrong["type"] == "extra_forbidden" and tuple(map(str, wrong["loc"])) in places:
+            name = ".".join(map(str, wrong["loc"]))
             hint = did_you_mean(name, known_settings(Configured()))
             raise BadInput(f"{name} is not a setting; {hint}`ava config list` has all of them") from None
         raise checks.explained(error, cast("type[BaseModel]", Configured), str(path)) from None

@@ -1,0 +1,66 @@
+"""`ava user limit` and `remove`: what an administrator does about one user."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.http_server import serving_http, token
+from support.terminal import ava
+
+
+def user(root: Path, *args: str, code: int = 0) -> str:
+    done = ava(root, "user", *args)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
+
+
+def listed(root: Path, name: str) -> dict[str, Any]:
+    users: list[dict[str, Any]] = json.loads(user(root, "list", "--json"))["users"]
+    return next(one for one in users if one["name"] == name)
+
+
+@pytest.mark.parametrize("name", ["ana", "ana@example.org"])
+def test_limits_are_set_kept_and_removed_with_the_tokens(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.toml").write_text("# ours\n[limits]\nrunning = 7  # enough\n")
+    said = user(tmp_path, "limit", name, "--daily", "3.00", "--running", "2", "-w", str(tmp_path), "--role", "coder")
+    assert f"{name}: $0.00 of $3.00 today; 0 of 2 running; approval ask" in said
+    user(tmp_path, "limit", name, "--approval", "human")
+    table = tomllib.loads((tmp_path / "config.toml").read_text())["users"][name]
+    assert table == {
+        "daily_cents": 300, "running": 2, "approval": "human", "workspaces": [str(tmp_path)], "roles": ["coder"],
+    }  # fmt: skip
+    assert "running = 7  # enough" in (tmp_path / "config.toml").read_text()
+    for number in range(2):
+        token(tmp_path, name, "spawn", name=f"t{number}")
+    token(tmp_path, "ben", "read")
+    assert listed(tmp_path, name)["tokens"] == 2
+    said = user(tmp_path, "remove", name)
+    assert said.count("is revoked") == 2 and f"The limits of {name} are removed" in said
+    assert name not in tomllib.loads((tmp_path / "config.toml").read_text()).get("users", {})
+    assert "ben" in user(tmp_path, "list") and name not in user(tmp_path, "list")
+
+
+async def test_a_running_server_is_mentioned_and_refuses_a_removed_user(tmp_path: Path) -> None:
+    text = token(tmp_path / "data", "ana", "read")
+    async with serving_http(tmp_path / "data") as server:
+        assert "restart the hosts, or `ava serve`" in user(tmp_path / "data", "limit", "ana", "--running", "1")
+        user(tmp_path / "data", "remove", "ana")
+        assert (await server.post("/mcp", text, json={})).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("limit", "ana"), 2, "Give at least one limit"),
+        (("limit", "ana", "--daily", "much"), 2, "--daily"),
+        (("limit", "ana", "--approval", "never"), 30, "approval"),
+        (("limit", "a b", "--running", "1"), 2, "A user's name"),
+        (("remove", "nobody"), 2, "nobody has no token and no limits here"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:
+    assert says in user(tmp_path, *args, code=code)
