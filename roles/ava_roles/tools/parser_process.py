@@ -14,7 +14,7 @@ from dataclasses import asdict
 from functools import partial
 from json import loads
 from sys import stdin
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
@@ -102,7 +102,7 @@ def _next_answer(sent: IO[bytes]) -> dict[str, Any] | None:
         answer: Any = loads(data)
     except ValueError:
         return None
-    return answer if isinstance(answer, dict) else None
+    return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
 
 
 def main() -> None:
@@ -117,7 +117,7 @@ def main() -> None:
         "PDF": lambda *given: asdict(parsers.read_pdf(data, *given)),
         "Word document": lambda: parsers.read_docx(data, hide),
         "workbook": lambda: parsers.read_xlsx(data, hide),
-        "page": lambda url: asdict(parsers.read_html(data.decode(), url)),
+        "page": lambda *given: asdict(parsers.read_html(data.decode(), *given)),
     }
     try:
         answer = {"result": known[order["parser"]](*order["given"])}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -118,9 +118,9 @@ def _origin(settings: Settings, name: str) -> str:
 def _in_file(root: DataRoot, path: tuple[str, ...]) -> bool:
     from ava_server.config.settings import read_config
 
-    value: Any = read_config(root.config)
+    value: object = read_config(root.config)
     for name in path:
         if not isinstance(value, dict) or name not in value:
             return False
-        value = value[name]
+        value = cast("dict[str, object]", value)[name]
     return True

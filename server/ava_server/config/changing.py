@@ -95,7 +95,7 @@ def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
                 return None
             table[each] = tomlkit.table()
         table = table[each]
-        if not isinstance(table, Mapping):
+        if not hasattr(table, "keys"):
             raise BadInput(f"{'.'.join(names)} is no setting: {each} has no names of its own")
     before: Any = table.get(names[-1])
     before = before.unwrap() if hasattr(before, "unwrap") else before

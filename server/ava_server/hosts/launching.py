@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ava_server import MODULE_ARGS
 from ava_server.config.host_placeholders import BUNDLE
@@ -91,7 +92,11 @@ def over_http(host: Host, started: Launch, port: int) -> Host:
     variables = [f"{name}={shlex.quote(value)}" for name, value in started.env.items()]
     command = " ".join([*variables, started.shell("connect", "--port", str(port))])
     entry = host.http_entry(f"http://127.0.0.1:{port}/mcp", command)
-    return replace(host, entry=lambda _launch: dict(entry))
+
+    def connects(_started: Launch) -> dict[str, Any]:
+        return dict(entry)
+
+    return replace(host, entry=connects)
 
 
 def _folder(given: str) -> Path:
