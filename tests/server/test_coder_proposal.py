@@ -125,6 +125,8 @@ async def asked_of_a_person(service: Service, made: Any) -> str:
     read: list[str] = []
 
     class Person:
+        fills_forms = True
+
         async def ask(self, question: Question) -> Reply:
             read.append(question.text.replace(" \n", "\n"))
             return Reply("decline")

@@ -356,12 +356,16 @@ async def superseded(lab: Lab) -> None:
 class Agreeing:
     """A person who says yes."""
 
+    fills_forms = True
+
     async def ask(self, question: Question) -> Reply:
         return Reply("accept")
 
 
 class Declining:
     """A person who does not want to answer."""
+
+    fills_forms = True
 
     async def ask(self, question: Question) -> Reply:
         return Reply("decline")

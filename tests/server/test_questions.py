@@ -11,7 +11,7 @@ import anyio
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult
 from support.elicitation import ERAS, Person, accept, decline, host
-from support.model_server import Say, Step
+from support.model_server import Raw, Say, Step, whole
 from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.tasks import Host, hosting
 
@@ -120,6 +120,30 @@ async def test_only_one_question_by_default_and_the_rest_are_refused(tmp_path: P
         assert len(await lab.facts(run_id, QuestionAsked)) == 1
 
 
+async def test_each_question_is_asked_where_the_provider_gives_every_call_the_same_id(tmp_path: Path) -> None:
+    role(tmp_path, questions="2", tools="read_file")
+    questions = ("Which currency is meant?", "May I delete the folder?", "And what else?")
+
+    def script(request: dict[str, Any]) -> Step:
+        told = [each["content"] for each in request["messages"] if each["role"] == "tool"]
+        if len(told) == len(questions):
+            return hand_over(output=" | ".join(told))
+        asked = whole(Say(calls=[("ask", {"question": questions[len(told)]})]))
+        return Raw([json.dumps(asked).encode()], content_type="application/json")
+
+    async with open_lab(tmp_path, script, config=PRICED) as lab:
+        proposal = await lab.propose(role="asker")
+        await lab.approve(proposal)
+        for number, text in enumerate(("EUR", "no"), 1):
+            await lab.logged(proposal.subagent_id, "QuestionAsked", number)
+            [run] = (await lab.call("check_subagent", subagent_id=proposal.subagent_id)).runs
+            assert run.untrusted_question == questions[number - 1]
+            await lab.call("message_subagent", subagent_id=proposal.subagent_id, message=text)
+        first, second, third = (await output(lab, proposal.subagent_id)).split(" | ")
+        assert first.endswith("\nEUR") and second.endswith("\nno")
+        assert "a run may ask 2 questions, and you have" in third
+
+
 def role(tmp: Path, **keys: str) -> None:
     (tmp / "data" / "roles").mkdir(parents=True)
     lines = "".join(f"{key}: {value}\n" for key, value in keys.items())
@@ -223,6 +247,36 @@ async def test_check_asks_the_person_in_the_host(tmp_path: Path, era: str, answe
         assert QUESTION in question.message and "give no passwords or keys" in question.message
         assert question.requested_schema["properties"]["choice"]["enum"] == ["EUR", "USD"]
         assert len(at.person.asked) == 2, "asked once for the approval, and once by the run"
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_host_with_only_yes_and_no_leaves_the_question_to_its_model(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(), asks(), name="codex-mcp-client") as at:
+        made = await at.propose()
+        await at.confirm(made)
+        run: dict[str, Any] = {"state": ""}
+        with anyio.fail_after(20):
+            while run["state"] != "awaiting_answer":
+                found = await at.call("check_subagent", subagent_id=made["subagent_id"])
+                assert found["status"] != "failed", found
+                [run] = found["runs"]
+        await at.call("check_subagent", subagent_id=made["subagent_id"])
+        assert QUESTION in run["untrusted_question"] and len(at.person.asked) == 1, "asked for the approval only"
+        await at.call("message_subagent", subagent_id=made["subagent_id"], message="EUR")
+        ended = await at.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
+        assert "EUR" in ended["runs"][0]["untrusted_result"]["output"]
+
+
+async def test_each_option_can_be_chosen_however_it_is_written(tmp_path: Path) -> None:
+    odd = ("ask", {"question": QUESTION, "options": [" EUR ", "EUR", "of\n2025", "\u200b", " "]})
+    async with hosting(tmp_path, asks(odd), asks=Person(accept())) as at:
+        started = await at.start()
+        [(key, request)] = (await input_required(at, started.task_id))["inputRequests"].items()
+        options = request["params"]["requestedSchema"]["properties"]["choice"]["enum"]
+        assert options == ["EUR", "of 2025"]
+        reply = {"action": "accept", "content": {"choice": options[0]}}
+        await at.ask("tasks/update", started.task_id, inputResponses={key: reply})
+        assert (await at.ended(started.task_id))["status"] == "completed"
 
 
 async def input_required(at: Host, task_id: str) -> dict[str, Any]:

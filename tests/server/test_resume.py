@@ -140,6 +140,7 @@ class Person:
 
     action: Literal["accept", "decline", "cancel", "silent"]
     asked: list[Question] = field(default_factory=list[Question])
+    fills_forms: bool = True
 
     async def ask(self, question: Question) -> Reply:
         self.asked.append(question)

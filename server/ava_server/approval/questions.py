@@ -128,7 +128,13 @@ class AnsweredLater(Exception):
 
 
 class Person(Protocol):
-    """The person whom a client can ask in the middle of a call."""
+    """The person whom a client can ask in the middle of a call.
+
+    Attributes:
+        fills_forms: The client shows the fields of a question, not only yes and no.
+    """
+
+    fills_forms: bool
 
     async def ask(self, question: Question) -> Reply:
         """Ask, and return the outcome.

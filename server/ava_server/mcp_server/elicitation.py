@@ -57,6 +57,9 @@ class ClientPerson:
     Args:
         ctx: The call.
         params: Its parameters, with the answer where the client has asked already.
+
+    Attributes:
+        fills_forms: The client shows the fields of a question, not only yes and no.
     """
 
     def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> None:
@@ -66,6 +69,7 @@ class ClientPerson:
         self._params = params
         client = ctx.session.client_params
         self._host = host_of(client.client_info.name if client is not None else None)
+        self.fills_forms = self._host is None or self._host.shows_forms
 
     async def ask(self, question: Question) -> Reply:
         """Ask, and return the outcome.
@@ -75,7 +79,7 @@ class ClientPerson:
         """
         from ava_server.approval.questions import AnsweredLater, Reply
 
-        if self._host is not None and not self._host.shows_forms:
+        if not self.fills_forms:
             question = question.as_yes_or_no()
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing

@@ -273,7 +273,8 @@ class History:
         repeats: By call, how often it brought the same result.
         notices_sent: Topics of the notices that requests had.
         raised: The last answer that raised a cap.
-        questions: What the run has asked the person, by the id of the call. `answers`: by the id of the question.
+        questions: What the last answer has asked the person, by the id of the call: a provider may use an id again in
+            another answer. `asked`: how many questions the run has asked. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         answer_tokens: The tokens of the last answer.
@@ -306,6 +307,7 @@ class History:
     paid_attempts: int = 0
     raised: ExtensionDecided | None = None
     questions: dict[str, QuestionAsked] = field(default_factory=dict[str, QuestionAsked])
+    asked: int = 0
     answers: dict[str, Answered] = field(default_factory=dict[str, Answered])
     last: LastTurn | None = None
     thinks: bool = True
@@ -394,6 +396,7 @@ class History:
             case ToolResult():
                 self._add_result(seq, fact)
             case QuestionAsked():
+                self.asked += 1
                 self.questions[fact.call_id] = fact
             case ErrorOccurred():
                 self._add_error(fact)
@@ -555,7 +558,7 @@ class History:
             self._set_invalid(check_answer(fact, self.answer_tokens, self.printed(fact.text)))
         if self.invalid_answer is None or self.invalid_answer.kind != "refusal":  # a refusal is not part of the answer
             self.words.append(fact.text)
-        self.results, self.started, self._arrived = {}, {}, {}
+        self.results, self.started, self.questions, self._arrived = {}, {}, {}, {}
         self._results_in = False
         # An answer that printed its calls was counted as text, and is sent back as calls.
         written = None if fact.printed else self._written

@@ -55,8 +55,8 @@ class Ask:
 
     async def new_question(self, call_id: str) -> QuestionAsked | None:
         """Return what records a call's question; None where it was asked before, or nobody can be asked."""
-        asked = self._history.questions
-        wait_s = await self._store.read(self._time) if call_id not in asked and len(asked) < self._most else 0
+        may = call_id not in self._history.questions and self._history.asked < self._most
+        wait_s = await self._store.read(self._time) if may else 0
         if wait_s <= 0:
             return None
         expires_us = now_us() + wait_s * 1_000_000
@@ -71,7 +71,7 @@ class Ask:
         asked = self._history.questions.get(at.call_id)
         if asked is None:
             many = f"{self._most} question{'' if self._most == 1 else 's'}"
-            full = len(self._history.questions) >= self._most
+            full = self._history.asked >= self._most
             raise ToolFailed(
                 f"a run may ask {many}, and you have. {_GO_ON}" if full else f"no time is left to wait. {_GO_ON}"
             )
@@ -156,8 +156,10 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
     calls = (entry.fact for entry in reversed(view.entries(run.id, 0, ("ToolCall",))))
     call = next((fact for fact in calls if isinstance(fact, ToolCall) and fact.call_id == asked.call_id), None)
     args = call.args if call is not None and isinstance(call.args, dict) else {"question": _ERASED}
-    options = tuple(clean(str(option))[0] for option in args.get("options") or ())
-    return WaitingQuestion(run, asked, clean(str(args.get("question", "")))[0], options)
+    options = (" ".join(clean(str(option))[0].split()) for option in args.get("options") or ())
+    # A form shows each option on one line, once, and returns it as it stands.
+    different = tuple(dict.fromkeys(filter(None, options)))
+    return WaitingQuestion(run, asked, clean(str(args.get("question", "")))[0], different)
 
 
 # -- the answer -------------------------------------------------------------------------------------------------------

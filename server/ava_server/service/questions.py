@@ -34,11 +34,15 @@ class PersonQuestions(Operations):
     async def ask(self, rows: Sequence[RunRow], person: Person | None) -> str | None:
         """Ask the person about the first of these runs that waits for them, and return what came of it.
 
+        A client that shows only yes and no cannot return an answer in words: there, the model passes it on.
+
         Raises:
             BadInput: What is in the form cannot be used.
             AnsweredLater: The client asks the person and calls again.
         """
         found = await self._waiting(rows) if person is not None else []
+        if person is not None and not person.fills_forms:
+            found = [one for one in found if isinstance(one, WaitingExtension)]
         if person is None or not found:
             return None
         first = found[0]
