@@ -8,19 +8,23 @@ import shlex
 import signal
 import socket
 import stat
+import threading
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 import httpx2
 import pytest
-from support.http_server import serving_http
+from support.http_server import serving_http, token
 from support.stdio import AVA, logged, until
 from support.terminal import ava
 
+from ava_audit.store.locks import try_hold
 from ava_server.config.tokens import read_tokens
 from ava_server.core.data_root import DataRoot
+from ava_server.http import local
 
 pytestmark = pytest.mark.slow
 
@@ -73,10 +77,10 @@ async def test_the_command_of_a_host_starts_the_server_once_and_gives_it_a_priva
         assert os.getsid(pid) != os.getsid(0)
         place = DataRoot(root)
         assert stat.S_IMODE(place.local_token.stat().st_mode) == stat.S_IMODE(place.http_words.stat().st_mode) == 0o600
-        [token] = read_tokens(place.tokens_file).values()
-        assert token.scopes == ("spawn", "read"), "it approves nothing that needs a person"
-        assert f"tokens.{token.name}" in str(logged(root, "SettingsChanged")[-1].content)
-        assert ava(root, "token", "revoke", token.name).returncode == 0
+        [made] = read_tokens(place.tokens_file).values()
+        assert made.scopes == ("spawn", "read"), "it approves nothing that needs a person"
+        assert f"tokens.{made.name}" in str(logged(root, "SettingsChanged")[-1].content)
+        assert ava(root, "token", "revoke", made.name).returncode == 0
         assert headers(root, port) != first and process_of(root) == pid
 
 
@@ -111,6 +115,46 @@ async def test_uses_a_server_that_a_person_has_started(tmp_path: Path) -> None:
 async def test_a_server_without_requests_ends(tmp_path: Path) -> None:
     async with serving_http(tmp_path / "data", "--idle", "1s") as server:
         assert await server.exited(15) == 0
+
+
+async def test_a_server_that_ends_is_no_longer_found_while_it_still_holds_its_port(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    given = token(root, "ana")
+    async with serving_http(root, "--drain", "5s") as server:
+        assert local.port_of(DataRoot(root)) == server.port
+        with socket.create_connection(("127.0.0.1", server.port)) as call:  # a call whose body never comes
+            head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {given}\r\n"
+            call.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 10\r\n\r\n".encode())
+            await anyio.sleep(0.5)
+            server.signal()
+            await until(lambda: local.port_of(DataRoot(root)) is None, within_s=3)
+            assert server.process.returncode is None, "it ends, and drains its calls"
+            socket.create_connection(("127.0.0.1", server.port)).close()
+        await server.exited(15)
+
+
+def test_a_server_is_found_though_a_command_looked_for_one_as_it_started(tmp_path: Path) -> None:
+    root = DataRoot(tmp_path)
+    looking = try_hold(root.http_lock)
+    assert looking is not None
+    over = threading.Timer(0.3, looking.release)
+    over.start()
+    with local.announced(root, 8700):
+        over.join()
+        assert local.port_of(root) == 8700
+    assert local.port_of(root) is None
+
+
+def test_hosts_that_start_at_once_get_one_token(tmp_path: Path) -> None:
+    root, begin = DataRoot(tmp_path / "data"), threading.Barrier(4)
+
+    def connect(_number: int) -> str:
+        begin.wait()
+        return local.token(root)[0]
+
+    with ThreadPoolExecutor(4) as hosts:
+        assert len(set(hosts.map(connect, range(4)))) == 1
+    assert len(read_tokens(root.tokens_file)) == 1
 
 
 def test_init_writes_the_url_and_the_command_but_no_token(tmp_path: Path) -> None:

@@ -176,6 +176,17 @@ def try_hold(path: Path) -> HeldLock | None:
     return HeldLock(path, file)
 
 
+def hold_within(path: Path, seconds: float) -> HeldLock | None:
+    """Take the lock at `path`; None if somebody else holds it all the time. Blocks.
+
+    Use it for a lock that others take for a moment, to see whether it is free.
+    """
+    end = time.monotonic() + seconds
+    while (held := try_hold(path)) is None and time.monotonic() < end:
+        time.sleep(0.05)
+    return held
+
+
 async def hold_when_free(path: Path, every_s: float) -> HeldLock:
     """Take the lock at `path` as soon as it is free, trying every so many seconds."""
     while True:

@@ -98,6 +98,8 @@ class DataRoot:
     """The output of that server, when a host has started it."""
     local_token = _Place("secrets", "local_token")
     """The token of this machine's hosts for that server."""
+    local_token_lock = _Place("local_token.lock")
+    """Held while that token is made."""
     secrets = _Place("secrets")
     """Secrets for tool calls, and hashes."""
     secrets_file = _Place("secrets", "secrets.toml")

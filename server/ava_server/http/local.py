@@ -16,7 +16,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ava_audit.store.locks import try_hold
+from ava_audit.store.locks import hold_within, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.config import tokens
 from ava_server.core.data_root import DataRoot, os_user
@@ -26,6 +26,10 @@ from ava_server.core.files import create_file
 
 READY_S = 8.0
 """Claude Code waits ten seconds for the command."""
+TRY_FOR_S = 1.0
+"""Seconds for which the server tries its lock: a command that looks for a server holds it for a moment."""
+LOCK_S = 5.0
+"""Seconds for which a command waits for another one that makes the token."""
 IDLE = "12h"
 """After so long without a request and without an open stream, the server ends."""
 NAMED = "local"
@@ -59,7 +63,7 @@ def start(root: DataRoot, port: int) -> None:
 @contextmanager
 def announced(root: DataRoot, port: int) -> Generator[None]:
     """Let `start` know that this process serves the data root on this port; only the first one does. Blocking."""
-    held = try_hold(root.http_lock)
+    held = hold_within(root.http_lock, TRY_FOR_S)
     if held is None:
         yield
         return
@@ -86,10 +90,20 @@ def port_of(root: DataRoot) -> int | None:
 def token(root: DataRoot) -> tuple[str, tokens.Token | None]:
     """Return the token of this machine's hosts, and what is stored of it if it was made just now. Blocking.
 
+    Of several hosts that start at once, one makes it.
+
     Raises:
         ConfigError: Its file cannot be read or written.
     """
     root.create()
+    held = hold_within(root.local_token_lock, LOCK_S)
+    if held is None:
+        raise ConfigError(f"another `ava connect` has held {root.local_token_lock} for {LOCK_S:.0f} s; try again")
+    with held:
+        return _token(root)
+
+
+def _token(root: DataRoot) -> tuple[str, tokens.Token | None]:
     try:
         text = root.local_token.read_text("ascii").strip()
     except FileNotFoundError:

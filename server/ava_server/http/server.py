@@ -11,7 +11,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -293,16 +293,17 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                async with AsyncExitStack() as stack, sessions.run(), anyio.create_task_group() as serving:
+                async with sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
                     serving.start_soon(http.serve, [found])
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
-                    await stack.enter_async_context(_announced(load().paths, reach))
                     if reach.idle_s is not None:
                         serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
-                    say(f"Serving MCP clients at {reach.url}, on {reach.host} port {reach.port}. Press Ctrl-C to stop.")
-                    await ending.asked.wait()
+                    async with _announced(load().paths, reach):  # it ends before the port is free for another user
+                        where = f"at {reach.url}, on {reach.host} port {reach.port}"
+                        say(f"Serving MCP clients {where}. Press Ctrl-C to stop.")
+                        await ending.asked.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
                     with anyio.move_on_after(TOLD_WITHIN_S):

@@ -12,7 +12,7 @@ import time
 
 import anyio.to_thread
 
-from ava_audit.store.locks import HeldLock, try_hold
+from ava_audit.store.locks import HeldLock, hold_within, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.detached import start_detached
@@ -29,10 +29,7 @@ READY_S = 10.0
 
 def hold_worker_lock(root: DataRoot) -> HeldLock | None:
     """Return the lock of the data root's only worker, or None where there is a worker. Blocks."""
-    end = time.monotonic() + TRY_FOR_S
-    while (held := try_hold(root.worker_lock)) is None and time.monotonic() < end:
-        time.sleep(0.05)
-    return held
+    return hold_within(root.worker_lock, TRY_FOR_S)
 
 
 class WorkerProcesses:
