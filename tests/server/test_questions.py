@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult
 from support.elicitation import ERAS, Person, accept, decline, host
 from support.model_server import Raw, Say, Step, whole
 from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.tasks import Host, hosting
+from support.terminal import ava
 
 from ava_audit.events import Channel, QuestionAnswered, QuestionAsked, RunClaimed, ToolCall, ToolResult, UserMessage
 from ava_roles.wrap import BAR
@@ -81,6 +83,16 @@ async def test_a_message_answers_the_question_and_the_run_goes_on_with_it(
         assert call.args == ASKED[1] and call.call_id == asked.call_id
         assert [claim.reason for claim in await lab.facts(run_id, RunClaimed)] == ["start", "resume"]
         assert (await lab.run(run_id)).question is None
+
+
+async def test_a_message_of_a_command_without_a_terminal_is_not_taken_for_the_persons(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, asks(), config=PRICED) as lab:
+        run_id = await asking(lab)
+        root = lab.runtime.settings.data_root
+        sent = await anyio.to_thread.run_sync(ava, root, "send", run_id, "EUR")  # as a host's model does in its shell
+        assert sent.returncode == 0, sent.stderr
+        assert (await output(lab, run_id)).startswith("The orchestrator answers")
+        assert [each.channel for each in await lab.facts(run_id, QuestionAnswered)] == ["host_call"]
 
 
 async def test_its_clock_stops_its_slot_is_free_and_a_second_message_is_no_answer(tmp_path: Path) -> None:

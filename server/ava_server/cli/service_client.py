@@ -73,7 +73,7 @@ async def open_service(
         settings: The settings.
         command: The running command, as the log names it.
         asked: A person decides what starts, and it continues if they close the terminal; otherwise the log claims no
-            person's approval, and the runs are this process's own.
+            person's approval or answer, and the runs are this process's own.
         runs: Serve this user's runs; False for a process that is gone in a moment.
         roots: Folders that may contain a workspace.
     """

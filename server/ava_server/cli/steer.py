@@ -122,7 +122,8 @@ async def _send(given: str, message: str, as_json: bool) -> None:
         run = await find_run(log, given)
     if not as_json:
         heading(settings.paths)
-    async with open_service(settings, "ava send") as (_runtime, service):
+    # A host's model can call this too: only at a terminal is the message a person's.
+    async with open_service(settings, "ava send", asked=someone_there()) as (_runtime, service):
         asked = {"subagent_id": run.id, "message": message}
         answer = await service.call("message_subagent", asked, ignore_progress, raises=True)
     if as_json:
