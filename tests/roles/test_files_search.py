@@ -20,6 +20,7 @@ from ava_roles.tools.search import (
     SearchArgs,
     SearchCodebase,
 )
+from ava_roles.tools.text_files import patterns
 
 
 @pytest.fixture
@@ -58,6 +59,37 @@ async def find(at: ToolContext, pattern: str, **more: object) -> ToolOutput:
 async def ask(at: ToolContext, query: str, **more: object) -> ToolOutput:
     with anyio.fail_after(5):
         return await SearchAndRead()(SearchAndReadArgs.model_validate({"query": query, **more}), at)
+
+
+@pytest.mark.parametrize("pattern", ["*a*a*a*a*a*b", "*[!b]*[!b]*[!b]*[!b]*[!b]*b"])
+async def test_a_pattern_with_stars_takes_no_longer_for_a_long_name(at: ToolContext, pattern: str) -> None:
+    assert at.files is not None
+    (at.files.path / ("a" * 110)).write_text("x")  # with every attempt it took seconds, and stopped the whole process
+    (at.files.path / ".gitignore").write_text(f"{pattern}\n")
+    began = time.monotonic()
+    assert (await find(at, pattern)).text == "0 files match"
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "others"),
+    [
+        ("*a*b*c", ["abc", "xaxbxc", "a-abcc", "d/aabbcc"], ["acb", "abcx", "a/b/c"]),
+        ("src/*_*_*.py", ["src/a_b_c.py", "src/_____.py"], ["src/a_b.py", "src/x/a_b_c.py"]),
+        ("report.[0-9]*.[0-9]*.[0-9]*.json", ["report.20.1.2.json", "x/report.1.1.1.1.json"], ["report.1.2.json"]),
+        ("*a[!b]*c", ["axc", "abadc"], ["abc", "a/c"]),
+        ("a**b*c", ["abc", "axbxc"], ["a/b/c"]),
+        ("**/a/**/b*.txt", ["a/b.txt", "x/a/y/z/bc.txt"], ["b.txt", "a/x.txt"]),
+    ],
+)
+def test_patterns_match_as_git_does(pattern: str, matches: list[str], others: list[str]) -> None:
+    found = patterns(pattern)
+    assert found is not None
+    assert [name for name in [*matches, *others] if found.match_file(name)] == matches
+
+
+def test_patterns_with_many_folders_between_are_ignored() -> None:
+    assert patterns("**/a/**/a/**/b") is None and patterns("**/a/**/b/**") is not None
 
 
 @pytest.mark.parametrize(

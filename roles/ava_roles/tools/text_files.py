@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -105,7 +106,12 @@ def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None)
                     yield text
 
 
-_MAX_STARS = 6  # a pattern becomes a regular expression, and many stars can make that take forever
+_MAX_STARS, _MAX_DEEP = 6, 2
+"""Most stars of a pattern, and most `**` before the end: it becomes a regular expression, which may take forever."""
+_STAR, _DEEP = r"\[\^/\]\*", ".+"
+_CHARACTER = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\](?!\*)|[^\\\[\]()*+?.^$|/]", re.DOTALL)
+_BETWEEN = re.compile(rf"{_STAR}((?:{_CHARACTER.pattern})*)(?={_STAR})", re.DOTALL)
+"""In the regular expression of a pattern: a star of a name, and what is between it and the next one."""
 
 
 class WalkFilter:
@@ -162,5 +168,17 @@ def patterns(*lines: str) -> GitIgnoreSpec | None:
     for line in lines:
         if line.strip() and not line.startswith("#") and line.count("*") <= _MAX_STARS:
             with suppress(ValueError):
-                found.append(GitIgnoreSpecPattern(line))
-    return GitIgnoreSpec(found) if found else None
+                regex, include = GitIgnoreSpecPattern.pattern_to_regex(line)
+                if regex is not None and regex.count(_DEEP) <= _MAX_DEEP:
+                    found.append(GitIgnoreSpecPattern(re.compile(_BETWEEN.sub(_once, regex)), include))
+    return GitIgnoreSpec(found, backend="simple") if found else None  # others know no atomic groups
+
+
+def _once(found: re.Match[str]) -> str:
+    """Return a star of a name and what follows it, found where it comes first.
+
+    That is enough where another star follows, and without other attempts a long name takes no longer than its length.
+    """
+    characters = _CHARACTER.findall(found[1])
+    between = "".join(f"(?!/){each}" if each.startswith("[") else each for each in characters)
+    return f"(?>[^/]*?{between})"
