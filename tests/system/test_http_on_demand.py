@@ -8,6 +8,7 @@ import shlex
 import signal
 import socket
 import stat
+import sys
 import threading
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from support.terminal import ava
 from ava_audit.store.locks import try_hold
 from ava_server.config.tokens import read_tokens
 from ava_server.core.data_root import DataRoot
+from ava_server.core.detached import start_detached
 from ava_server.http import local
 
 pytestmark = pytest.mark.slow
@@ -93,6 +95,24 @@ async def test_a_killed_server_is_started_again_on_the_same_port(tmp_path: Path,
         os.kill(pid, signal.SIGKILL)
         await until(lambda: process_of(root) != pid, within_s=20)
         assert answers(port, given) != 401
+
+
+async def test_a_kept_program_is_started_again_after_a_crash_and_not_after_it_was_ended(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, time\n"
+        "again = os.path.exists(sys.argv[1])\n"
+        "open(sys.argv[1], 'a').write('x')\n"
+        "if not again:\n"
+        "    time.sleep(10.5)\n"
+        "    sys.exit(int(sys.argv[1]))\n"
+    )
+    for code in ("1", "0", "130"):
+        start_detached([sys.executable, str(program), code], tmp_path / "words", tmp_path, os.environ, keep=True)
+    first = tmp_path / "1"
+    await until(lambda: first.exists() and first.read_text() == "xx", within_s=30)
+    await anyio.sleep(0.5)
+    assert (tmp_path / "0").read_text() == (tmp_path / "130").read_text() == "x"
 
 
 async def test_gives_the_token_to_nobody_who_listens_there_instead(tmp_path: Path) -> None:

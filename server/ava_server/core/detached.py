@@ -29,10 +29,10 @@ os.setsid()
 while True:
     began = time.monotonic()
     code = os.spawnv(os.P_WAIT, sys.argv[1], sys.argv[1:])
-    if code in (0, -signal.SIGTERM, -signal.SIGINT) or time.monotonic() - began < 10:
+    if code in (0, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT) or time.monotonic() - began < 10:
         break
 """
-"""The same, and starts it again when it crashes, unless that was within ten seconds."""
+"""The same, and starts it again when it crashes, unless that was within ten seconds. 130 is the code after Ctrl-C."""
 _DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
 """On Windows: a process group of its own, without a console."""
 
