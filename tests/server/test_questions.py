@@ -206,6 +206,13 @@ async def test_a_group_without_time_to_wait_refuses_the_question(tmp_path: Path)
         assert "no time is left to wait" in await output(lab, one.subagent_id)
 
 
+async def test_a_run_with_hardly_any_time_left_does_not_ask(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, asks(), config=PRICED) as lab:
+        run_id = await lab.start(timeout=12)  # less than ten seconds of it are for work
+        assert "no time is left to wait" in await output(lab, run_id)
+        assert await lab.facts(run_id, QuestionAsked) == []
+
+
 async def test_an_answer_with_a_key_is_refused_and_the_question_stays(tmp_path: Path) -> None:
     async with open_lab(tmp_path, asks(), config=PRICED) as lab:
         run_id = await asking(lab)

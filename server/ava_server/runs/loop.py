@@ -91,14 +91,16 @@ class AgentRun:
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(self._log, self._config, context, self._began, self._planner)
         self._tasks = tasks
-        self._tool_calls = ToolCalls(context, self._log, self._config.max_tool_calls, self.say, tasks)
+        self._tool_calls = ToolCalls(
+            context, self._log, self._config.max_tool_calls, self.say, tasks, lambda: self._work_s(self._left_s)
+        )
         self._model_calls = ModelCalls(
             self._log,
             self._config,
             context.model,
             context.redactor,
             self.say,
-            lambda: self._config.timeout_s - self.active_s,
+            lambda: self._left_s,
             self._tool_calls.begun,
         )
         self._coding = self._coding_work(context)
@@ -169,14 +171,23 @@ class AgentRun:
         """Seconds for which the run has been active, over all its claims."""
         return time.monotonic() - self._began
 
+    @property
+    def _left_s(self) -> float:
+        """Seconds that its time cap leaves it."""
+        return self._config.timeout_s - self.active_s
+
+    def _work_s(self, left_s: float) -> float:
+        """Return how much of the time that is left is for work; the rest is for the wrap-up."""
+        return max(left_s - min(WRAP_S, self._config.timeout_s / 5), 0.0)
+
     async def _run_to_end(self, seconds_left: float | None) -> RunResult | Paused:
         timeout = self._config.timeout_s
-        left = max(timeout - self.active_s, 0.0)
+        left = max(self._left_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
             left, cap = seconds_left, LastTurn(status="timeout", reason=GROUP_TIMEOUT)
         self._due, self._cap = time.monotonic() + left, cap
-        work_s = max(left - min(WRAP_S, timeout / 5), 0.0)  # the rest is for the wrap-up
+        work_s = self._work_s(left)
         with self.scope:
             try:
                 before = time.monotonic()

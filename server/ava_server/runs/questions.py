@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ava_audit.events import Channel, Event, QuestionAnswered, QuestionAsked, ToolCall, UserMessage, Who
 from ava_audit.rows import WAITING, RunRow
@@ -26,6 +26,8 @@ from ava_server.core.ids import label, new_id
 from ava_server.runs.history import Answered, History
 from ava_server.runs.lifecycle import situation, transition, wait_for_person
 
+LEAST_LEFT_S = 10.0
+"""With less time to work, a run does not ask: its wrap-up would begin before the model has read the answer."""
 _ERASED = "(erased)"
 _GO_ON = "Go on with what is most likely meant, and say in the result what you have assumed."
 _CHOICE, _ANSWER = "choice", "answer"
@@ -53,8 +55,15 @@ class Ask:
         """Return the sentence for the status line."""
         return f"Asking: {args.question}"
 
-    async def new_question(self, call_id: str) -> QuestionAsked | None:
-        """Return what records a call's question; None where it was asked before, or nobody can be asked."""
+    async def new_question(self, call_id: str, left_s: float) -> QuestionAsked | None:
+        """Return what records a call's question; None where it was asked before, or nobody can be asked.
+
+        Args:
+            call_id: The call.
+            left_s: Seconds that the run has left to work; with too few, an answer would come to nothing.
+        """
+        if left_s < LEAST_LEFT_S:
+            return None
         may = call_id not in self._history.questions and self._history.asked < self._most
         wait_s = await self._store.read(self._time) if may else 0
         if wait_s <= 0:
@@ -155,7 +164,8 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
     asked = QuestionAsked.model_validate_json(run.question)
     calls = (entry.fact for entry in reversed(view.entries(run.id, 0, ("ToolCall",))))
     call = next((fact for fact in calls if isinstance(fact, ToolCall) and fact.call_id == asked.call_id), None)
-    args = call.args if call is not None and isinstance(call.args, dict) else {"question": _ERASED}
+    given: Any = call.args if call is not None else None
+    args = cast("dict[str, Any]", given) if isinstance(given, dict) else {"question": _ERASED}
     options = (" ".join(clean(str(option))[0].split()) for option in args.get("options") or ())
     # A form shows each option on one line, once, and returns it as it stands.
     different = tuple(dict.fromkeys(filter(None, options)))

@@ -103,6 +103,7 @@ class ToolCalls:
         max_calls: The run's cap on tool calls.
         say: Shows a sentence in the status line.
         tasks: Where a tool works; one that ignores its cancellation is left behind there.
+        left_s: Returns the seconds that the run has left to work.
 
     Attributes:
         place: Where the tools work.
@@ -116,6 +117,7 @@ class ToolCalls:
         max_calls: int,
         say: Callable[[str], None],
         tasks: anyio.abc.TaskGroup,
+        left_s: Callable[[], float],
     ) -> None:
         self.place = replace(context.place, say=say, run_id=run_log.run.id)
         self.nonce = (run_log.history.prefix or context.started).nonce
@@ -125,6 +127,7 @@ class ToolCalls:
         self._max_calls = max_calls
         self._say = say
         self._tasks = tasks
+        self._left_s = left_s
         self._ready: dict[str, _Ready] = {}
         self._keys_known = False
 
@@ -174,7 +177,7 @@ class ToolCalls:
         found = self._ready.get(call.call_id) or self._fitting(call)
         if isinstance(found, str) or not isinstance(found.tool, Ask) or self._repeats(call):
             return None
-        asked = await found.tool.new_question(call.call_id)
+        asked = await found.tool.new_question(call.call_id, self._left_s())
         if asked is None:
             return None
         if call.call_id not in self._history.started:

@@ -101,7 +101,7 @@ class PersonQuestions(Operations):
 
         def query(view: View) -> list[Waiting]:
             found = (waiting_question(view, row, now_us) or waiting_extension(view, row, now_us) for row in owned)
-            return [one for one in found if one is not None and not isinstance(one, str)]
+            return [one for one in found if not isinstance(one, str)]
 
         found = await self._store.read(query)
         return [
