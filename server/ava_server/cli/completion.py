@@ -30,8 +30,8 @@ EVENT_TYPES = (
     "error", "tool", "cost", "thinking", "spawn", "complete", "message", "session",
     "UserMessage", "AssistantMessage", "ToolCall", "ToolResult", "SubagentSpawn", "SubagentComplete",
     "ExtendedThinking", "CostUpdate", "ErrorOccurred", "SessionStart", "SessionEnd", "SpawnProposed", "SpawnDecided",
-    "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "RunResumed", "RunStarted", "CostReserved",
-    "Activity", "GuardrailTripped", "PlanReady", "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded",
+    "RunClaimed", "RunPaused", "ExtensionAsked", "ExtensionDecided", "QuestionAsked", "QuestionAnswered", "RunResumed",
+    "RunStarted", "CostReserved", "Activity", "GuardrailTripped", "PlanReady", "WorktreeReady", "WorkChecked", "CancelRequested", "RunEnded",
     "SettingsChanged", "LogErased",
 )  # fmt: skip
 """Short names, then exact ones. Importing these and the tiers would take too long; a test compares them."""
