@@ -23,8 +23,16 @@ LastRunId = Annotated[
 ]
 EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
-RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
-RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=RUNS, autocompletion=open_runs_and_groups)]
+_RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
+RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=_RUNS, autocompletion=open_runs_and_groups)]
+RunIdsOrLast = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[S-ID…]",
+        help=f"{_RUNS} Default: your last run, after a question.",
+        autocompletion=open_runs_and_groups,
+    ),
+]
 GroupMaxCost = Annotated[
     str | None, typer.Option("--group-max", metavar="DOLLARS", help="For two or more: the most they cost together.")
 ]

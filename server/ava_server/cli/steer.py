@@ -11,7 +11,7 @@ import typer
 from ava_audit.errors import AuditError
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.log_access import find_last_run, find_run, find_runs, open_log, whole_answer
-from ava_server.cli.options import RUNS, Json, UnendedRunId
+from ava_server.cli.options import Json, RunIdsOrLast, UnendedRunId
 from ava_server.cli.results import results_json, show_results
 from ava_server.cli.service_client import ignore_progress, open_service
 from ava_server.cli.terminal import agrees, heading, say, say_json, someone_there, tell
@@ -36,9 +36,7 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel_command(
-    ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[S-ID…]", help=f"{RUNS} Default: your last run, after a question.")
-    ] = None,
+    ids: RunIdsOrLast = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; the result shows it.")] = None,
     as_json: Json = False,
 ) -> None:
