@@ -72,4 +72,5 @@ def test_every_argument_of_a_spawn_can_be_given_on_the_command_line() -> None:
     shown = CliRunner().invoke(build(["run"]), ["run", "--help"], env={"COLUMNS": "300"}).output
     for field in SpawnArgs.model_fields:
         named = name_options(f"{field}: wrong").partition(":")[0]
-        assert re.search(rf"^  (?:-\w, )?{re.escape(named)}\b", shown, re.MULTILINE | re.IGNORECASE), f"{field} has no option"
+        option = rf"^  (?:-\w, )?{re.escape(named)}\b"
+        assert re.search(option, shown, re.MULTILINE | re.IGNORECASE), f"{field} has no option"
