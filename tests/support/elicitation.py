@@ -129,6 +129,9 @@ class Host:
         ended = await self.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=20)
         assert ended["status"] == "success", ended
         assert len(await self.facts(made, RunClaimed)) == 1
+        with anyio.fail_after(20):  # another run of the group may be a moment behind
+            while len(self.models.requests) < requests:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
         assert len(self.models.requests) == requests
         [decided] = await self.facts(made, SpawnDecided)
         return decided
