@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.core.data_root import DataRoot
 
-OLD_VALUE = "Ava processes are running with the old value: restart the hosts, or `ava serve`."
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="As in config.toml: limits.running.", autocompletion=setting_names)
 ]
@@ -79,7 +78,6 @@ def unset_command(name: Name) -> None:
 
 
 def _change(name: str, value: Any) -> None:
-    from ava_audit.store.locks import Instances
     from ava_server.config.changing import change_settings
     from ava_server.config.settings import load_settings
 
@@ -93,8 +91,15 @@ def _change(name: str, value: Any) -> None:
     settings = load_settings()
     if (place := _origin(settings, name)).startswith("AVA_"):
         say(f"In this shell {place} overrides it.")
+    say_restart(root)
+
+
+def say_restart(root: DataRoot) -> None:
+    """Say that running processes have the settings of their start, where there are any."""
+    from ava_audit.store.locks import Instances
+
     if Instances(root.instances).any_alive():
-        say(OLD_VALUE)
+        say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
 
 
 def _values(settings: Settings) -> dict[str, Any]:

@@ -11,9 +11,8 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_audit.store.locks import Instances
 from ava_audit.units import format_usd, iso_second, micros_from_cents
-from ava_server.cli.config import OLD_VALUE
+from ava_server.cli.config import say_restart
 from ava_server.cli.log_access import checked_root, open_log, record_setting
 from ava_server.cli.options import Json, parse_cents
 from ava_server.cli.secret_input import ask_pin
@@ -170,7 +169,7 @@ def limit_command(
     change_settings(root.config, {("users", name, key): value for key, value in changes.items()})
     shown = next(one for one in anyio.run(_read_users, load_settings()) if one["name"] == name)
     say(f"{name}: {_describe_user(shown)}")
-    _say_restart(root)
+    say_restart(root)
 
 
 def remove_user_command(
@@ -186,12 +185,7 @@ def remove_user_command(
     if name in load_settings().users:
         change_settings(root.config, {("users", name): None})
         say(f"The limits of {name} are removed from {root.config}.")
-        _say_restart(root)
-
-
-def _say_restart(root: DataRoot) -> None:
-    if Instances(root.instances).any_alive():
-        say(OLD_VALUE)
+        say_restart(root)
 
 
 async def _read_users(settings: Settings) -> list[dict[str, Any]]:

@@ -82,6 +82,16 @@ class WaitingExtension:
     texts: Texts
 
     @property
+    def id(self) -> str:
+        """Its id."""
+        return self.asked.extension_id
+
+    @property
+    def in_a_terminal(self) -> str:
+        """The command that answers it."""
+        return f"`ava approve {self.run.id}`"
+
+    @property
     def message(self) -> str:
         """The question: which run, what is left and missing, the new cap, and everything that then holds."""
         asked, name = self.asked, CAP_NAMES[self.asked.cap]

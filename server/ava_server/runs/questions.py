@@ -122,6 +122,16 @@ class WaitingQuestion:
     options: tuple[str, ...]
 
     @property
+    def id(self) -> str:
+        """Its id."""
+        return self.asked.question_id
+
+    @property
+    def in_a_terminal(self) -> str:
+        """The command that answers it."""
+        return f'`ava send {self.run.id} "…"`'
+
+    @property
     def untrusted(self) -> str:
         """The question and its options, as one text."""
         return "\n".join((self.text, *(f"- {option}" for option in self.options)))

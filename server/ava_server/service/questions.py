@@ -51,12 +51,12 @@ class PersonQuestions(Operations):
             decided = await self._carry_out(first, reply)
         except Refused as refused:
             return f"{refused}."
-        how = "`ava approve {}`" if isinstance(first, WaitingExtension) else '`ava send {} "…"`'
-        return decided or self._access.adapt_text(_UNANSWERED.format(run_id=first.run.id, how=how.format(first.run.id)))
+        left = _UNANSWERED.format(run_id=first.run.id, how=first.in_a_terminal)
+        return decided or self._access.adapt_text(left)
 
     async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
         """Return the questions of these runs to a person whom a client can ask, by their ids."""
-        return {_id(one): one.question() for one in await self._waiting(rows)}
+        return {one.id: one.question() for one in await self._waiting(rows)}
 
     async def answer(self, rows: Sequence[RunRow], question_id: str, reply: Reply) -> None:
         """Carry out a person's answer to one of these questions; an answer to no open question changes nothing.
@@ -65,14 +65,14 @@ class PersonQuestions(Operations):
             BadInput: What is in the form cannot be used; the question stays open.
             Refused: It cannot be allowed any more.
         """
-        found = {_id(one): one for one in await self._waiting(rows)}
+        found = {one.id: one for one in await self._waiting(rows)}
         if (one := found.get(question_id)) is not None:
             await self._carry_out(one, reply)
 
     async def _carry_out(self, one: Waiting, reply: Reply) -> str | None:
         """Carry out a reply and return what came of it; None where the person closed the question."""
         if reply.action in ("cancel", "silent"):
-            self._session.unanswered.add(_id(one))
+            self._session.unanswered.add(one.id)
             return None
         if isinstance(one, WaitingExtension):
             return await self._extensions.carry_out(one, reply)
@@ -107,9 +107,5 @@ class PersonQuestions(Operations):
         return [
             one
             for one in found
-            if _id(one) not in self._session.unanswered and not (by_pin and isinstance(one, WaitingExtension))
+            if one.id not in self._session.unanswered and not (by_pin and isinstance(one, WaitingExtension))
         ]
-
-
-def _id(one: Waiting) -> str:
-    return one.asked.extension_id if isinstance(one, WaitingExtension) else one.asked.question_id
