@@ -40,6 +40,7 @@ from ava_server.runs.lifecycle import (
     end_for_owner,
     end_overdue,
     ending_events,
+    hold,
     pause,
     resume,
     transition,
@@ -60,6 +61,7 @@ OWNER = {"running here": HERE, "running elsewhere": ELSEWHERE, "interrupted": DE
 CAUSES: tuple[Cause, ...] = get_args(Cause)
 SITUATIONS: tuple[Situation, ...] = get_args(Situation)
 PAUSED: tuple[Situation, ...] = ("paused", "asking", "awaiting answer")
+HELD: Situation = "held"
 
 
 class Log:
@@ -144,7 +146,7 @@ class Log:
         sibling = self.proposed()
         self.approved([mine, sibling], GROUP_S if timed else None)
         self.claimed(sibling.subagent_id, HERE)
-        if where in ("queued", *PAUSED) and cancel_asked:  # asked for while it ran, and given back by force
+        if where in ("queued", HELD, *PAUSED) and cancel_asked:  # asked for while it ran, and given back by force
             self.claimed(run_id, ELSEWHERE)
             self.do(cancel(run_id, WHO, "enough", "person"))
             assert isinstance(self.do(resume(run_id, WHO, "terminal", GONE, LIMITS, force=True)), RunRow)
@@ -154,6 +156,8 @@ class Log:
             fact = self.request(self.row(run_id)) if where == "asking" else fact
             fact = self.question() if where == "awaiting answer" else fact
             self.do(append(Event(self.agent(run_id), fact, fence=self.fence(run_id))))
+        if where == HELD:
+            assert self.do(hold(run_id, GONE))
         if where in OWNER:
             self.claimed(run_id, OWNER[where])
             if in_flight:
@@ -242,6 +246,7 @@ class Log:
             "decide": lambda: self.decides(row),
             "question": lambda: pause(fence, self.agent(run_id), self.question()),
             "answer": lambda: self.answers(row),
+            "hold": lambda: hold(run_id, GONE),
             "resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS),
             "force resume": lambda: resume(run_id, WHO, "terminal", GONE, LIMITS, force=True),
             "end": lambda: lambda _view, _now_us: Outcome(None, ending),

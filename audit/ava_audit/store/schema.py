@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sqlite3
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
-from ava_audit.entries import Fault
+from ava_audit.entries import Fault, ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.projections import rebuild_projections
 from ava_audit.store.locks import WriteLock, refuse_unfit
@@ -98,6 +99,8 @@ def _statements(script: str) -> list[str]:
 
 
 BUSY_MS = 1_000
+COPIED_PAGES = 2_000
+"""How many pages are copied between two looks at the progress."""
 DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to another folder"
 
 
@@ -125,6 +128,37 @@ def connect(path: Path, *, readonly: bool = False) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = None) -> None:
+    """Copy a log as it is at one moment, while other processes write to it. Blocking.
+
+    Args:
+        path: The database file. It is not changed.
+        target: The copy, which must not exist.
+        on_progress: Called with the number of copied pages, and of all pages.
+
+    Raises:
+        StoreUnavailable: The log cannot be read, or the copy cannot be written.
+    """
+
+    def progress(_status: int, remaining: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(total - remaining, total)
+
+    try:
+        target.touch(mode=0o600, exist_ok=False)
+        with contextlib.closing(connect(path, readonly=True)) as db, contextlib.closing(connect(target)) as copy:
+            db.execute("BEGIN")  # one snapshot, so that a commit meanwhile does not begin the copy anew
+            db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            db.backup(copy, pages=COPIED_PAGES, progress=progress)
+        fd = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the log {path} cannot be copied to {target}: {error}") from error
 
 
 class LogLocation:

@@ -30,6 +30,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "wait": ("wait",),
     "logs": ("logs",),
     "erase": ("erase",),
+    "backup": ("backup", "restore"),
     "verify": ("verify",),
     "credentials": ("pin", "key", "secret"),
     "models": ("models",),
@@ -45,7 +46,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 """Each module, whose `register(app)` adds the commands to the app, with their first words."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Subagents": ("run", "approve", "reject", "status", "show", "wait", "send", "cancel", "resume"),
-    "Records": ("logs", "logs export", "report", "verify", "erase"),
+    "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore"),
     "Set-up": ("init", "demo", "doctor", "config", "key", "secret", "models", "roles", "memory", "pin", "completion"),
     "Server": ("serve", "connect", "worker", "token", "user"),
 }

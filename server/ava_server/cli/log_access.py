@@ -199,7 +199,11 @@ async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow,
     def query(view: View) -> tuple[RunRow, RunAnswer]:
         run = view.run(run_id)
         assert run is not None
-        return run, run_answer(view_run(view, run, alive, time.time_ns() // 1000))
+        shown = view_run(view, run, alive, time.time_ns() // 1000)
+        answer = run_answer(shown)
+        if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
+            answer.waits_for = shown.wait.for_people()
+        return run, answer
 
     return await store.read(query)
 

@@ -46,6 +46,7 @@ async def open_session(
         channel="terminal" if asked else "host_call",
         roots=roots,
         by=by,
+        admin=runtime.settings.paths.owned,
     )
     here = working_folder()
     begin = SessionStart(

@@ -187,7 +187,12 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
     line = await runtime.store.read(lambda view: resume_line(view, run) if not run.ended else None)
     manager.adopt_run(run.id)
     found = await manager.control.resume(
-        run.id, session.who, session.channel, runtime.spawn_limits_of(runtime.user), force=force
+        run.id,
+        session.who,
+        session.channel,
+        runtime.spawn_limits_of(run.user_id),
+        force=force,
+        anyones=session.administers,
     )
     manager.wake()
     if not isinstance(found, NotResumed):

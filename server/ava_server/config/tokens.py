@@ -26,7 +26,7 @@ from ava_server.core.files import PrivateFile, WatchedFile
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-Scope = Literal["spawn", "read", "audit", "approve"]
+Scope = Literal["spawn", "read", "audit", "approve", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BEGINS = "avatok_"
 """How every token begins, so that it is recognised and redacted wherever it appears."""
@@ -58,6 +58,11 @@ class Token:
     hash: str = field(repr=False)
     created_us: int
     expires_us: int | None
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether it may read the runs and the log of all users."""
+        return not {"audit", "admin"}.isdisjoint(self.scopes)
 
     @property
     def id(self) -> str:

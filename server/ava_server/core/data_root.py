@@ -113,6 +113,14 @@ class DataRoot:
     question_key = _Place("secrets", "questions.toml")
     """The key that seals what a client keeps of a question until the person answers."""
 
+    @property
+    def owned(self) -> bool:
+        """Whether it belongs to this user of the system, or this user is root: its owner may steer everyone's runs."""
+        user = getattr(os, "geteuid", None)
+        with suppress(OSError):
+            return user is None or user() in (0, self.path.stat().st_uid)
+        return False
+
     def create(self) -> None:
         """Make the folder, for its owner alone, if it is missing; an existing one is not changed.
 

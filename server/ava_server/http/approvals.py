@@ -206,7 +206,7 @@ async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_ses
         open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
     """
     token: Token = scope[OF_REQUEST]
-    if "audit" not in token.scopes:
+    if not token.reads_all:
         response: Response = forbidden(token, "audit")
     elif scope["method"] in ("GET", "HEAD"):
         response = await _rendered(app, open_sessions)

@@ -386,7 +386,7 @@ class _Paths:
                 scope, receive, send
             )
         elif scope["path"] == MCP_PATH:
-            if {"spawn", "read", "audit"} & set(token.scopes):
+            if {"spawn", "read", "audit", "admin"} & set(token.scopes):
                 await self._sessions.answer(token.user, scope, receive, send)
             else:
                 await forbidden(token, "spawn or read")(scope, receive, send)

@@ -68,13 +68,18 @@ class RunControl:
         names = {row.instance for row in rows if row.instance} - {self._instance}
         return frozenset(name for name in names if not self._instances.alive(name))
 
-    async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy) -> RunRow | None:
-        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
+    async def cancel(
+        self, run_id: str, who: Who, reason: str | None, by: CancelledBy, *, anyones: bool = False
+    ) -> RunRow | None:
+        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id.
+
+        See `lifecycle.cancel`.
+        """
         until = anyio.current_time() + ANSWER_S
         run = await self._store.read(lambda view: view.run(run_id))
         paused = run is not None and run.state == QUEUED and run.generation > 0
         files = await self._files(run, until) if run is not None and paused else RunFiles()
-        found = await self._store.do(cancel(run_id, who, reason, by, files))
+        found = await self._store.do(cancel(run_id, who, reason, by, files, anyones=anyones))
         if found.run is None:
             return None
         if found.begun:
@@ -154,11 +159,12 @@ class RunControl:
         *,
         line: str | None = None,
         force: bool = False,
+        anyones: bool = False,
     ) -> RunRow | NotResumed:
-        """Resume an interrupted run; see `lifecycle.resume`."""
+        """Resume an interrupted or held run; see `lifecycle.resume`."""
         run = await self._store.read(lambda view: view.run(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, [run] if run is not None else [])
-        return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force))
+        return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones))
 
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""

@@ -64,6 +64,8 @@ LOST_SHARE = 0.5
 ABANDONED_US = 24 * HOUR_US
 """A run that no server has owned for so long is ended."""
 GROUP_TIMEOUT = "the group's timeout"
+HELD_UNTIL_US = 253_402_300_799_000_000
+"""The end of the pause of a held run, in microseconds UTC: the last second of the year 9999."""
 RESULT_BYTES = 1_800_000
 
 # -- the table --------------------------------------------------------------------------------------------------------
@@ -75,6 +77,7 @@ Situation = Literal[
     "paused",
     "asking",
     "awaiting answer",
+    "held",
     "running here",
     "running elsewhere",
     "interrupted",
@@ -84,7 +87,8 @@ Situation = Literal[
 
 `expired`: it was not approved in time, and this is not recorded yet. `paused`: queued until its provider takes calls
 again. `asking`: queued until a person allows it more or declines, or its time to ask is over. `awaiting answer`:
-queued until its question is answered, or the time for that is over. `running here`: the instance that asks owns it.
+queued until its question is answered, or the time for that is over. `held`: it came with a restored backup, and is
+queued until a person resumes it. `running here`: the instance that asks owns it.
 `running elsewhere`: another instance owns it, and is alive as far as is known. `interrupted`: its owner is gone.
 """
 Cause = Literal[
@@ -99,6 +103,7 @@ Cause = Literal[
     "decide",
     "question",
     "answer",
+    "hold",
     "resume",
     "force resume",
     "end",
@@ -110,7 +115,8 @@ Cause = Literal[
 """What happens to a run.
 
 `ask`: it is near a cap, and asks a person for more. `decide`: a person answers that. `question`: it asks the person
-something about its task. `answer`: the person or the orchestrator answers that. `end`: its owner ends it. `cancel
+something about its task. `answer`: the person or the orchestrator answers that. `hold`: its data root is being restored
+from a backup. `end`: its owner ends it. `cancel
 unanswered`: its owner has not answered a cancel, and another instance carries it out. `give up`: the instance that owns
 it, or was about to claim it, ends it because its loop does not stop or met an internal error. `group timeout`,
 `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
@@ -140,7 +146,8 @@ class Transition:
     cancel_asked: bool | None = None
 
 
-_QUEUED: tuple[Situation, ...] = ("queued", "paused", "asking", "awaiting answer")
+_UNHELD: tuple[Situation, ...] = ("queued", "paused", "asking", "awaiting answer")
+_QUEUED: tuple[Situation, ...] = (*_UNHELD, "held")
 _CLOSED = (SpawnDecided, RunEnded)
 _ENDED = (SubagentComplete, RunEnded)
 _TABLE = (
@@ -157,8 +164,9 @@ _TABLE = (
     Transition("decide", ("asking",), QUEUED, (UserMessage, ExtensionDecided)),
     Transition("question", ("running here",), QUEUED, (QuestionAsked,), cancel_asked=False),
     Transition("answer", ("awaiting answer",), QUEUED, (UserMessage, QuestionAnswered)),
-    Transition("resume", ("interrupted",), QUEUED, (CostUpdate, RunResumed)),
-    Transition("force resume", RUNNING_SITUATIONS, QUEUED, (CostUpdate, RunResumed)),
+    Transition("hold", (*_UNHELD, "interrupted"), QUEUED, (RunPaused,)),
+    Transition("resume", ("interrupted", "held"), QUEUED, (CostUpdate, RunResumed)),
+    Transition("force resume", ("held", *RUNNING_SITUATIONS), QUEUED, (CostUpdate, RunResumed)),
     Transition("end", ("running here",), None, (CostUpdate, ToolResult, *_ENDED)),
     Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
     Transition("cancel unanswered", _QUEUED, None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
@@ -193,6 +201,8 @@ def situation(
     if run.state == WAITING:
         return "expired" if expires_us is not None and expires_us <= now_us else "proposed"
     if run.state == QUEUED:
+        if run.not_before_us == HELD_UNTIL_US:
+            return "held"
         if run.not_before_us is None or run.not_before_us <= now_us:
             return "queued"
         if run.question is not None:
@@ -213,18 +223,18 @@ def transition(run: RunRow, cause: Cause, where: Situation) -> Transition | None
 
 def paused(run: RunRow, now_us: int) -> bool:
     """Tell whether a run waits for its provider, or for a person: nobody may claim it before."""
-    return situation(run, now_us) in ("paused", "asking", "awaiting answer")
+    return situation(run, now_us) in ("paused", "asking", "awaiting answer", "held")
 
 
-AWAITING_EXTENSION, AWAITING_ANSWER = "awaiting_extension", "awaiting_answer"
-"""The states of a run that waits for a person: to allow it more, or to answer its question. The log has both as queued.
-"""
+AWAITING_EXTENSION, AWAITING_ANSWER, HELD = "awaiting_extension", "awaiting_answer", "held"
+"""The states of a run that waits for a person: to allow it more, to answer its question, or to resume it after a
+restore. The log has all three as queued."""
+_AWAITED: Mapping[Situation, str] = {"asking": AWAITING_EXTENSION, "awaiting answer": AWAITING_ANSWER, "held": HELD}
 
 
 def awaited(run: RunRow, now_us: int) -> str | None:
     """Return the state that screens and answers show for a run that awaits a person; None for any other."""
-    where = situation(run, now_us)
-    return AWAITING_EXTENSION if where == "asking" else AWAITING_ANSWER if where == "awaiting answer" else None
+    return _AWAITED.get(situation(run, now_us))
 
 
 def pause_words(run: RunRow) -> str:
@@ -314,8 +324,8 @@ def claim(run_id: str, instance: str, who: Who, gone: frozenset[str], slots: Slo
         if run is None or transition(run, "claim", where) is None:
             if run is not None and where == "paused":
                 return Outcome(pause_words(run))
-            if where in ("asking", "awaiting answer"):
-                return Outcome("it waits for a person's answer")
+            if where in ("asking", "awaiting answer", "held"):
+                return Outcome("it waits for a person")
             if run is not None and where == "running elsewhere":
                 return Outcome(f"instance {run.instance} has it")
             return Outcome("it has ended or waits for approval")
@@ -363,6 +373,34 @@ def pause(fence: Fence, who: Who, fact: RunPaused | ExtensionAsked | QuestionAsk
     return command
 
 
+def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
+    """Hold an unfinished run of a restored data root until a person resumes it; False where nothing is to be held.
+
+    Args:
+        run_id: The run.
+        gone: Instances whose locks were found free.
+    """
+
+    def command(view: View, now_us: int) -> Outcome[bool]:
+        run = view.run(run_id)
+        if run is None or transition(run, "hold", situation(run, now_us, gone=gone)) is None:
+            return Outcome(False)
+        fact = RunPaused(not_before_us=HELD_UNTIL_US, why=HELD_WHY, active_us=_active_us(run))
+        return Outcome(True, (Event(_agent(run), fact, run_id=run.id),))
+
+    return command
+
+
+HELD_WHY = "restored from a backup; it goes on when a person resumes it"
+
+
+def _active_us(run: RunRow) -> int:
+    """Return how long a run has worked, up to its owner's last entry; a clock that was set back adds nothing."""
+    if run.claimed_us is None or run.last_us is None:
+        return run.active_us
+    return run.active_us + max(0, run.last_us - run.claimed_us)
+
+
 # -- resuming ---------------------------------------------------------------------------------------------------------
 
 
@@ -399,8 +437,9 @@ def resume(
     *,
     line: str | None = None,
     force: bool = False,
+    anyones: bool = False,
 ) -> Command[RunRow | NotResumed]:
-    """Queue an interrupted run again; the next server that can run it claims it.
+    """Queue an interrupted or held run again; the next server that can run it claims it.
 
     The run's generation rises, so that its old owner can no longer write. A call in flight is settled as unknown in the
     same transaction.
@@ -413,11 +452,12 @@ def resume(
         limits: The limits on approvals: a used-up day refuses a resume too.
         line: What was given as `approving`; None where a person resumes it in a terminal, with the line on the screen.
         force: Take it also from an owner that lives, because that is stopped or hangs.
+        anyones: It may belong to another user.
     """
 
     def command(view: View, now_us: int) -> Outcome[RunRow | NotResumed]:
         run = view.run(run_id)
-        if run is None or run.user_id != who.user_id:
+        if run is None or not (anyones or run.user_id == who.user_id):
             return Outcome(NotResumed(f"no subagent {run_id} of yours is known"))
         where = situation(run, now_us, gone=gone)
         if transition(run, "force resume" if force else "resume", where) is None:
@@ -430,7 +470,8 @@ def resume(
         if not config_of(run.config).price.free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))
         settled = settle_unknown(run, _agent(run), purpose=in_flight_purpose(view, run))
-        resumed = Event(who, RunResumed(channel=channel, force=run.instance not in gone), run_id=run.id)
+        forced = where != "held" and run.instance not in gone
+        resumed = Event(who, RunResumed(channel=channel, force=forced), run_id=run.id)
         return Outcome(run, (*settled, resumed))
 
     return command
@@ -488,7 +529,13 @@ class CancelOutcome:
 
 
 def cancel(
-    run_id: str, who: Who, reason: str | None, by: CancelledBy, files: RunFiles = RunFiles()
+    run_id: str,
+    who: Who,
+    reason: str | None,
+    by: CancelledBy,
+    files: RunFiles = RunFiles(),
+    *,
+    anyones: bool = False,
 ) -> Command[CancelOutcome]:
     """Ask for a run's end. A proposed or queued run ends at once, a running one is ended by its owner.
 
@@ -498,11 +545,12 @@ def cancel(
         reason: Why, in their words.
         by: A person, a model, or Ava itself.
         files: What a paused run has handed over and changed.
+        anyones: It may belong to another user.
     """
 
     def command(view: View, now_us: int) -> Outcome[CancelOutcome]:
         run = view.run(run_id)
-        if run is None or run.user_id != who.user_id:
+        if run is None or not (anyones or run.user_id == who.user_id):
             return Outcome(CancelOutcome(None))
         step = transition(run, "cancel", situation(run, now_us))
         if step is None:  # it has ended, or its owner has been asked already
@@ -642,9 +690,7 @@ def _end_without_owner(
             uncosted_micros=run.uncosted_micros + cost,
             tokens=run.tokens + tokens,
         )
-    # The owner's last entry ends the time in which it was active, as for a takeover.
-    last_us = max(0, (run.last_us or run.claimed_us) - run.claimed_us) if run.claimed_us is not None else 0
-    active_us = run.active_us + last_us
+    active_us = _active_us(run)  # the owner's last entry ends the time in which it was active, as for a takeover
     result = build_result(
         run,
         history,

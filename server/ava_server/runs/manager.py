@@ -33,6 +33,8 @@ from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
+    HELD,
+    awaited,
     blocked_note,
     cancel_reason,
     claim,
@@ -229,7 +231,7 @@ class Manager:
         self._forget_ended(rows)
         for row in rows:
             await self._check_owned(row)
-        others = [row for row in rows if row.id not in self._owned and self._serves(row)]
+        others = [row for row in rows if row.id not in self._owned and (self._serves(row) or row.id in self._adopted)]
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if others else frozenset[str]()
         free: list[RunRow] = []
         for row in rows:
@@ -244,7 +246,8 @@ class Manager:
                 free.append(row)
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
         await self._fill_slots(free, running, gone, tasks)
-        due = any(paused(row, now_us()) or row.id in self._full for row in others)
+        now = now_us()
+        due = any((paused(row, now) and awaited(row, now) != HELD) or row.id in self._full for row in others)
         self._note_idle(busy=bool(self._owned) or due)
 
     def _note_idle(self, *, busy: bool) -> None:
@@ -378,7 +381,7 @@ class Manager:
             case "paused":
                 self._waits(row.id, pause_words(row))
                 return False
-            case "asking" | "awaiting answer":  # the log has what it waits for
+            case "asking" | "awaiting answer" | "held":  # the log has what it waits for
                 return False
             case "queued":
                 pass
@@ -461,13 +464,18 @@ class Manager:
             return None
         return group_time(await self._store.read(lambda view: view.group(group_id)), now_us())
 
-    async def cancel(self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model") -> RunRow | None:
-        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id."""
+    async def cancel(
+        self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model", *, anyones: bool = False
+    ) -> RunRow | None:
+        """Cancel a run and return it as it ended, within 5 s; None where the user has none of this id.
+
+        With `anyones`, it may belong to another user.
+        """
         owned = self._owned.get(run_id)
-        if owned is not None and owned.user == who.user_id:  # act in memory first, the record follows
+        if owned is not None and (anyones or owned.user == who.user_id):  # act in memory first, the record follows
             self._notes[run_id].cancelled, self._notes[run_id].cancel_reason = True, reason
             owned.cancel(reason)
-        return await self.control.cancel(run_id, who, reason, by)
+        return await self.control.cancel(run_id, who, reason, by, anyones=anyones)
 
     async def ended(self, run_id: str) -> RunRow:
         """Wait until a run has ended, in any process."""

@@ -45,6 +45,7 @@ class Session:
         unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
         told: Runs whose end, more than an hour ago, an answer of this session has mentioned.
         seen: What each run looked like at the last poll: a poll without news is not logged.
+        admin: It is the data root's owner at a terminal, who may see, cancel and resume the runs of all users.
     """
 
     user: str
@@ -63,6 +64,7 @@ class Session:
     unanswered: set[str] = field(default_factory=set[str])
     told: set[str] = field(default_factory=set[str])
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
+    admin: bool = False
 
     @property
     def remote(self) -> bool:
@@ -72,7 +74,12 @@ class Session:
     @property
     def audits(self) -> bool:
         """Whether it may read what belongs to other users."""
-        return self.token is not None and "audit" in self.token.scopes
+        return self.administers or (self.token is not None and self.token.reads_all)
+
+    @property
+    def administers(self) -> bool:
+        """Whether it may cancel and resume what belongs to other users."""
+        return self.admin or (self.token is not None and "admin" in self.token.scopes)
 
     @property
     def wait_s(self) -> float:
@@ -117,21 +124,26 @@ class Access:
         if await self.runtime.policy(self.session.user) == "human" and not self.session.pin_given:
             raise Refused(why)
 
-    def refuse_without(self, scope: Scope) -> None:
+    def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
         """Refuse a call whose scope the session's token lacks; an auditor may read.
+
+        Args:
+            scope: The scope.
+            admin: The scope `admin` will do.
 
         Raises:
             Refused: Names the missing scope.
         """
-        if not (self.session.may(scope) or (scope == "read" and self.session.audits)):
+        enough = (scope == "read" and self.session.audits) or (admin and self.session.administers)
+        if not (self.session.may(scope) or enough):
             have = ", ".join(self.session.token.scopes) if self.session.token is not None else "none"
             raise Refused(
                 f"the token lacks the scope {scope} (it has {have}); a person on the server creates another one:"
                 f" ava token create NAME --user {self.session.user} --scope {scope}"
             )
 
-    async def run(self, given: str, field: str, *, reading: bool = False) -> RunRow:
-        """Return a run of this user, or of another user where an auditor is `reading`.
+    async def run(self, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Return a run of this user; of another user where an auditor is `reading` or an administrator `steering`.
 
         Raises:
             BadInput: There is none; runs of other users do not exist for this one.
@@ -143,13 +155,17 @@ class Access:
         else:
             asked = run_id = parse_id("subagent_id", given, field)
         run = await self.store.read(lambda view: view.run(run_id)) if run_id is not None else None
-        if run is None or not self.owns(run, reading=reading):
+        if run is None or not self.owns(run, reading=reading, steering=steering):
             raise BadInput(f"{field}: no subagent {asked} of yours is known; check_subagent without an id lists them")
         return run
 
-    def owns(self, run: RunRow, *, reading: bool = False) -> bool:
-        """Tell whether a run exists for this session; an auditor who is `reading` sees all runs."""
-        return run.user_id == self.session.user or (reading and self.session.audits)
+    def owns(self, run: RunRow, *, reading: bool = False, steering: bool = False) -> bool:
+        """Tell whether a run exists for this session.
+
+        For an auditor who is `reading` and an administrator who is `steering`, those of all users do.
+        """
+        others = (reading and self.session.audits) or (steering and self.session.administers)
+        return run.user_id == self.session.user or others
 
     def is_here(self, run: RunRow) -> bool:
         """Tell whether a run is this session's or works in its host's folders; its news comes first."""
@@ -180,15 +196,15 @@ class Access:
         rows = await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids])
         return [row for row in rows if row is not None]
 
-    async def group(self, given: str, *, reading: bool = False) -> list[RunRow]:
-        """Return the runs of a group of this user, or of another user where an auditor is `reading`.
+    async def group(self, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
+        """Return the runs of a group; whose it may be, see `run`.
 
         Raises:
             BadInput: There is none.
         """
         group_id = parse_id("group_id", given)
         rows = await self.store.read(lambda view: view.group_runs(group_id))
-        own = [row for row in rows if self.owns(row, reading=reading)]
+        own = [row for row in rows if self.owns(row, reading=reading, steering=steering)]
         if not own:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own

@@ -278,21 +278,26 @@ class RunSteering(Operations):
         if len(given_ids) != 1:
             raise BadInput("cancel_subagent: give exactly one of subagent_id, group_id and pending_id")
         if args.group_id is not None:
-            targets = [row.id for row in await self._access.group(args.group_id)]
+            targets = [row.id for row in await self._access.group(args.group_id, steering=True)]
         elif args.pending_id is not None:
             pending_id = parse_id("pending_id", args.pending_id)
             row = await self._store.read(lambda view: view.proposal(pending_id))
-            if row is None or row.user_id != self._session.user:
+            if row is None or not (row.user_id == self._session.user or self._session.administers):
                 raise BadInput(f"pending_id: no proposal {pending_id} of yours; check_subagent lists what waits")
             targets = [row.run_id]
         else:
-            targets = [(await self._access.run(args.subagent_id or "", "subagent_id")).id]
+            targets = [(await self._access.run(args.subagent_id or "", "subagent_id", steering=True)).id]
         over = [label(row) for row in await self._access.rows(targets) if row.ended]
         failed: list[Exception] = []
 
+        users = {row.id: row.user_id for row in await self._access.rows(targets)}
+
         async def cancel(run_id: str) -> None:
+            by, reason = self._session, args.reason
+            if users[run_id] != by.user:  # its user reads in the result who it was
+                reason = f"by the administrator {by.user}" + (f": {reason}" if reason else "")
             try:
-                await self._runtime.manager.cancel(run_id, self._session.who, args.reason, self._session.by)
+                await self._runtime.manager.cancel(run_id, by.who, reason, by.by, anyones=by.administers)
             except Exception as error:  # the others are cancelled too; the first error is raised below
                 failed.append(error)
 

@@ -19,7 +19,7 @@ from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
-from ava_server.runs.lifecycle import NotResumed, resume_line
+from ava_server.runs.lifecycle import HELD, NotResumed, awaited, resume_line
 from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
@@ -228,21 +228,22 @@ ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with
 
 
 class Resumptions(Operations):
-    """Resumes interrupted runs."""
+    """Resumes interrupted and held runs."""
 
     async def interrupted(self, args: ConfirmArgs) -> RunRow | None:
-        """Return the interrupted run that the ids name, or None where they name proposals.
+        """Return the interrupted or held run that the ids name, or None where they name proposals.
 
         Raises:
-            BadInput: An interrupted run is among several ids, or there is no such run.
+            BadInput: Such a run is among several ids, or there is no such run.
         """
         for given in args.pending_ids:
             if not given.strip().lower().startswith("s-"):
                 continue
-            run = await self._access.run(given, "pending_ids")
-            if run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run):
+            run = await self._access.run(given, "pending_ids", steering=True)
+            held = awaited(run, time.time_ns() // 1000) == HELD
+            if held or (run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run)):
                 if len(args.pending_ids) > 1:
-                    raise BadInput(f"pending_ids: {label(run)} is interrupted and is resumed alone; give only its id")
+                    raise BadInput(f"pending_ids: {label(run)} is resumed alone; give only its id")
                 return run
         return None
 
@@ -276,7 +277,9 @@ class Resumptions(Operations):
         if person is not None and right:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
-            text = f"{label(run)} was interrupted at {at}. Resume it? \n{line}"
+            held = awaited(run, time.time_ns() // 1000) == HELD
+            what = "is held since its data root was restored from a backup" if held else f"was interrupted at {at}"
+            text = f"{label(run)} {what}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", NOT_AGREED[reply.action]
@@ -288,7 +291,12 @@ class Resumptions(Operations):
             channel = "elicitation"
             await self._access.refuse_without_pin(only_there)  # a PIN may have been set while the question was open
         found = await self._runtime.manager.control.resume(
-            run.id, self._session.who, channel, self._runtime.spawn_limits_of(run.user_id), line=approving
+            run.id,
+            self._session.who,
+            channel,
+            self._runtime.spawn_limits_of(run.user_id),
+            line=approving,
+            anyones=self._session.administers,
         )
         if isinstance(found, NotResumed):
             decision.status, decision.refused_because = "refused", found.why

@@ -23,6 +23,8 @@ from ava_server.runs.extension import asked_of, request_words, wait_words
 from ava_server.runs.lifecycle import (
     AWAITING_ANSWER,
     AWAITING_EXTENSION,
+    HELD,
+    HELD_UNTIL_US,
     awaited,
     blocker_in,
     pause_words,
@@ -186,17 +188,17 @@ class Wait:
         cause: `approval`: a person has to approve it. `limit`: its provider takes no calls until `until_us`.
             `extension`: a person may allow it more, until `until_us`. `answer`: it has asked a question, and waits for
             the answer until `until_us`. `queue`: it is queued. `owner`: its server is gone, and the next one resumes
-            it. `resume`: a person has to resume it.
+            it. `resume`: a person has to resume it. `held`: the same, because it comes from a backup.
         run: The run.
         until_us: When a limit is over.
         position: The place in the queue, from 1.
         blocker: Why the server that tried last could not take it; empty where none has said.
         served: An Ava server works on this data root.
-        line: What `confirm_spawn` takes as `approving` to resume it; None where the task was erased.
+        line: What `confirm_spawn` takes as `approving` to resume it; None where that is not needed, or not possible.
         question: What it asks.
     """
 
-    cause: Literal["approval", "limit", "extension", "answer", "queue", "owner", "resume"]
+    cause: Literal["approval", "limit", "extension", "answer", "queue", "owner", "resume", "held"]
     run: RunRow
     until_us: int | None = None
     position: int | None = None
@@ -220,7 +222,7 @@ class Wait:
                     "an answer to its question (untrusted_question): ask the person, and pass the answer on with"
                     f" message_subagent. Without one, it goes on at {iso_second(self.until_us or 0)}"
                 )
-            case "resume":
+            case "resume" | "held":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
                 confirm = f'confirm_spawn with pending_ids ["{self.run.id}"]{how}'
                 return f"a person to resume it: {confirm}, or `ava resume {self.run.id}`"
@@ -257,6 +259,9 @@ class Wait:
             case "resume":
                 how = f"resume it with `ava resume {self.run.id}`"
                 return how if brief else f"{_NO_OWNER}; {how}"
+            case "held":
+                how = f"resume it with `ava resume {self.run.id}`"
+                return how if brief else f"restored from a backup; {how}, or end it with `ava cancel {self.run.id}`"
 
 
 @dataclass(frozen=True)
@@ -265,7 +270,7 @@ class RunView:
 
     Attributes:
         row: What the log has of it: ids, times, sums, and its ending.
-        state: Its state; `interrupted`, `expired`, `awaiting_extension` and `awaiting_answer` are not stored.
+        state: Its state; `interrupted`, `expired`, `awaiting_extension`, `awaiting_answer` and `held` are not stored.
         at_us: Up to when its clock counts.
         caps: Time, turns, tool calls, tokens and cost; empty where a newer Ava wrote the configuration.
         free: Its model costs nothing.
@@ -459,6 +464,8 @@ class Notice:
     def text(self) -> str:
         """Return it as a line of an answer."""
         run = self.row
+        if run.not_before_us == HELD_UNTIL_US and not run.ended:
+            return f"{label(run)} was restored from a backup and is held. {self._how_to_go_on()}"
         if not run.ended and (asked := asked_of(run)) is not None:
             return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
         if run.question is not None:
@@ -471,10 +478,11 @@ class Notice:
             return f"{label(run)} ended: {run.state}, {cost}; call check_subagent for its result"
         minutes = round(self.interrupted_us / 60_000_000)
         since = f"{minutes} min" if minutes < 120 else f"{round(minutes / 60)} h"
-        return (
-            f'{label(run)} was interrupted {since} ago. To resume it: confirm_spawn with pending_ids ["{run.id}"], or '
-            f"`ava resume {run.id}`. To end it: cancel_subagent"
-        )
+        return f"{label(run)} was interrupted {since} ago. {self._how_to_go_on()}"
+
+    def _how_to_go_on(self) -> str:
+        how = f'confirm_spawn with pending_ids ["{self.row.id}"], or `ava resume {self.row.id}`'
+        return f"To resume it: {how}. To end it: cancel_subagent"
 
 
 def carried(who: Who, tool: str, run_id: str) -> Event:
@@ -510,6 +518,8 @@ def _wait(
         return Wait("extension", run, until_us=run.not_before_us)
     if state == AWAITING_ANSWER:
         return Wait("answer", run, until_us=run.not_before_us, question=waiting_question(view, run, now_us))
+    if state == HELD:
+        return Wait("held", run, line=resume_line(view, run))
     if state not in (QUEUED, INTERRUPTED):
         return None
     is_served = served()

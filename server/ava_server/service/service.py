@@ -119,7 +119,7 @@ class Service:
                 self._store.post(called)
             elif spec.recorded == "before":
                 await self._store.do(called)
-            self._access.refuse_without(spec.scope)
+            self._access.refuse_without(spec.scope, admin=spec.admin)
             self._access.refuse_keys(given)
             answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded, wakes))
         except (AvaError, RolesError, AuditError) as error:

@@ -56,6 +56,7 @@ class ServiceTool:
         loaded: Hosts that load tools on demand should always load it.
         approves: A person decides in it.
         asks: A person may be asked in it.
+        admin: The scope `admin` is enough: it reaches the runs of other users.
     """
 
     title: str
@@ -72,6 +73,7 @@ class ServiceTool:
     loaded: bool = False
     approves: bool = False
     asks: bool = False
+    admin: bool = False
 
     @property
     def name(self) -> str:
@@ -108,6 +110,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             loaded=True,
             approves=True,
             asks=True,
+            admin=True,
         ),
         ServiceTool(
             "Look after subagents",
@@ -138,6 +141,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             lambda handlers: handlers.steering.cancel,
             recorded="meanwhile",
             idempotent=True,
+            admin=True,
         ),
         ServiceTool(
             "Read Ava's log",

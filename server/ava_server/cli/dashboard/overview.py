@@ -26,13 +26,13 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, awaited
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
 from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, shown_state, view_run
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
-ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, INTERRUPTED, "running", "queued", EXPIRED)
+ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of the screen: first what waits for a person."""
 RECENT_US = HOUR_US
 PROBE_ENDS_S = 5.0

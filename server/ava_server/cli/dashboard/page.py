@@ -17,7 +17,7 @@ from ava_server.approval.summary import one_line
 from ava_server.cli.dashboard.health import WORST_FIRST, Health
 from ava_server.cli.dashboard.overview import ORDER
 from ava_server.cli.terminal import wrapped
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD
 from ava_server.service.run_view import EXPIRED
 
 if TYPE_CHECKING:
@@ -33,13 +33,14 @@ BESIDE = 8
 """A bar that would be narrower than this beside its figure stands below it."""
 GAP, NAME_CHARS, WHOSE_CHARS, MOST_TROUBLE = 2, 20, 12, 3
 NOT_APPROVED = ("rejected", "expired", "superseded")
-_SHORT = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
+_SHORT = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you", HELD: "held"}
 _BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
 _BAD = ("fault", "warning")
 _STATES = {
     WAITING: "bold yellow",
     AWAITING_EXTENSION: "bold yellow",
     AWAITING_ANSWER: "bold yellow",
+    HELD: "bold magenta",
     "interrupted": "bold magenta",
     "running": "bold green",
     "queued": "cyan",

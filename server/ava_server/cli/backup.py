@@ -1,0 +1,345 @@
+"""`ava backup DIR` and `ava restore DIR`: a whole copy of the data root, and the way back.
+
+A backup is a folder with the log as it was at one moment, the settings, keys, secrets, roles, notes, artifacts and kept
+tool outputs, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
+complete and verified; so does a restored data root. What a restore finds unfinished is held: nothing goes on, and
+nothing is spent, until a person resumes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from ava_server.cli.log_access import checked_root, is_held
+from ava_server.cli.options import Json
+from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
+from ava_server.core.data_root import DataRoot
+from ava_server.core.errors import BadInput, ConfigError, Refused
+
+if TYPE_CHECKING:
+    from ava_audit.entries import Report
+    from ava_audit.rows import RunRow
+
+MANIFEST = "backup.json"
+LOG = "ava.db"
+_PARTS = ("config.toml", "keys.toml", "secrets", "roles", "memory", "artifacts")
+_OUTPUTS = "scratch"
+"""Of a run's scratch folder, only the files in it: long tool outputs that it may still read."""
+_LEFT_OUT = frozenset({"local_token"})
+"""What another machine or a later server makes anew."""
+_BLOCK = 1 << 20
+_Show = Callable[[str], None]
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    ava: str
+    made: str
+    entries: int
+    head: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Restored:
+    manifest: _Manifest
+    report: Report
+    held: list[RunRow]
+    waiting: list[RunRow]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `ava backup` and `ava restore` to the app."""
+    app.command("backup", short_help="Copy the data root, also while servers run.")(backup_command)
+    app.command("restore", short_help="Restore a backup; unfinished subagents wait for you.")(restore_command)
+
+
+_Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
+
+
+def backup_command(folder: _Folder, as_json: Json = False) -> None:
+    """Copy the data root to a new folder: the log, settings, keys, secrets, roles, notes and artifacts.
+
+    Servers and subagents may go on meanwhile. The copy is verified. Keep it safe: it has your keys and all content.
+    """
+    root = checked_root("ava backup", show=not as_json)
+    target = _absolute(folder)
+    if not root.db.exists():
+        raise BadInput(f"The data root {root.path} has no log yet, so there is nothing to back up.")
+    _refuse_overlap(root.path, target)
+    if not _is_free(target):
+        raise BadInput(f"{target} exists and is not empty; give a new folder. Nothing was written.")
+    with progress_on_terminal() as show, _prepared(target, "backup") as partial:
+        manifest = _back_up(root, partial, show)
+    if as_json:
+        return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
+    say(f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}, and verified them.")
+    say(f"Head: {manifest.head}")
+    return say(f"It has your keys and secrets. To restore it: ava restore {target}")
+
+
+def restore_command(folder: _Folder, as_json: Json = False) -> None:
+    """Restore a backup to the data root, which must be missing or empty, and verify it.
+
+    Subagents that had not ended are held: they go on, and spend, only when a person resumes each of them.
+    """
+    root = checked_root("ava restore", show=False)
+    source = _absolute(folder)
+    _refuse_overlap(root.path, source)
+    _refuse_used(root)
+    manifest = _read_manifest(source)
+    with progress_on_terminal() as show, _prepared(root.path, "restored data root") as partial:
+        restored = _restore(manifest, source, partial, show)
+    if as_json:
+        held = [run.id for run in restored.held]
+        return say_json({"data_root": str(root.path), "held": held, **_summary(manifest)})
+    heading(root)
+    return say("\n".join(_restored_lines(restored)))
+
+
+def _summary(manifest: _Manifest) -> dict[str, object]:
+    return {"made": manifest.made, "entries": manifest.entries, "head": manifest.head}
+
+
+def _restored_lines(restored: _Restored) -> list[str]:
+    from ava_server.core.ids import label
+
+    manifest = restored.manifest
+    lines = [f"Restored and verified: {manifest.entries:,} entries, up to {manifest.made}. Later ones are not in it."]
+    if restored.held:
+        lines.append("Held until you resume or cancel them, because they had not ended:")
+        lines += [f"  {label(run)}: `ava resume {run.id}` or `ava cancel {run.id}`" for run in restored.held]
+    if restored.waiting:
+        lines.append(f"Waiting for approval as before: {', '.join(run.pending_id for run in restored.waiting)}.")
+    lines.append("Caps and reports do not count what was spent after the backup.")
+    return lines
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------
+
+
+def _absolute(folder: str) -> Path:
+    try:
+        return Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - links are not resolved
+    except RuntimeError:
+        raise BadInput(f"{folder}: `~` has no meaning for this user; give the whole path") from None
+
+
+def _is_free(folder: Path) -> bool:
+    """Tell whether a folder is missing or empty."""
+    try:
+        return not any(folder.iterdir())
+    except FileNotFoundError:
+        return not folder.is_symlink()
+    except NotADirectoryError:
+        return False
+    except OSError as failed:
+        raise BadInput(f"{folder} cannot be read: {failed.strerror}") from None
+
+
+def _refuse_overlap(root: Path, folder: Path) -> None:
+    inner, outer = folder.resolve(), root.resolve()
+    if inner.is_relative_to(outer) or outer.is_relative_to(inner):
+        raise BadInput(f"{folder}: a backup is neither inside the data root {root} nor around it; give another folder")
+
+
+def _refuse_used(root: DataRoot) -> None:
+    if _is_free(root.path):
+        return
+    locks = [*root.instances.glob("*.lock"), root.http_lock, root.worker_lock]
+    if any(is_held(path) for path in locks):
+        raise Refused(
+            f"{root.path} is in use: an Ava process works on it. Quit your hosts, servers and workers; then move the"
+            " folder away and restore again. Nothing was changed."
+        )
+    raise Refused(
+        f"{root.path} is not empty. Move it away first, e.g. with `mv {root.path} {root.path}.before`, or set"
+        " AVA_DATA_ROOT to a new folder. Nothing was changed."
+    )
+
+
+@contextmanager
+def _prepared(target: Path, what: str) -> Generator[Path]:
+    """Give a folder beside the target that takes the target's name when the block ends, and is removed if it fails.
+
+    Raises:
+        ConfigError: It cannot be written.
+    """
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial.mkdir(mode=0o700)
+        try:
+            yield partial
+            if target.exists():
+                target.rmdir()  # it is empty; if somebody has filled it meanwhile, this fails
+            partial.rename(target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    except OSError as failed:
+        raise ConfigError(
+            f"The {what} {target} cannot be written: {failed.strerror or failed}. Nothing was left there."
+        ) from failed
+
+
+def _place(folder: Path, name: str) -> Path:
+    """Return the path of a file in a folder, and make the folders above it for this user alone.
+
+    Raises:
+        OSError: One cannot be made.
+    """
+    *above, _last = Path(name).parts
+    for part in above:
+        folder = folder / part
+        folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / _last
+
+
+def _copy_file(source: Path, target: Path) -> str:
+    """Copy a file with its mode, and return its SHA-256.
+
+    Raises:
+        OSError: It cannot be read or written.
+    """
+    digest = hashlib.sha256()
+    with source.open("rb") as read, target.open("xb") as written:
+        target.chmod(0o600)
+        while block := read.read(_BLOCK):
+            digest.update(block)
+            written.write(block)
+        written.flush()
+        os.fsync(written.fileno())
+    target.chmod(source.stat().st_mode & 0o700)
+    return digest.hexdigest()
+
+
+# -- the way there ----------------------------------------------------------------------------------------------------
+
+
+def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
+    from importlib.metadata import version
+
+    from ava_audit.store.schema import copy_log
+    from ava_audit.units import iso_second
+    from ava_audit.verify import verify
+
+    made = iso_second(time.time_ns() // 1000)
+    copy_log(root.db, partial / LOG, lambda done, of: show(f"{done:,} of {of:,} pages copied"))
+    report = verify(partial / LOG, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked"))
+    _refuse_faults(report, f"the log of {root.path}", "Nothing was kept. `ava verify` and `ava doctor` tell more")
+    # After the log: it names only files that were there before it was copied, or that were erased since.
+    files = {LOG: _sha256(partial / LOG)}
+    for path in _files_of(root.path):
+        name = path.relative_to(root.path).as_posix()
+        target = _place(partial, name)
+        try:
+            files[name] = _copy_file(path, target)
+        except FileNotFoundError:  # erased meanwhile
+            target.unlink(missing_ok=True)
+        show(f"{len(files):,} files copied")
+    manifest = _Manifest(ava=version("ava-subagents"), made=made, entries=report.seq, head=report.head, files=files)
+    (partial / MANIFEST).touch(mode=0o600)
+    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
+    return manifest
+
+
+def _files_of(root: Path) -> Iterator[Path]:
+    """Yield the files of a data root that a backup has, without the log.
+
+    A link to a file counts as that file where only the person writes. Elsewhere a subagent may have made it.
+    """
+    for part in (*_PARTS, _OUTPUTS):
+        place = root / part
+        if place.is_file():
+            yield place
+        for folder, folders, names in os.walk(place):
+            if part == _OUTPUTS and Path(folder) != place:
+                folders.clear()  # the copies of workspaces
+            for name in sorted(names):
+                path = Path(folder, name)
+                if name not in _LEFT_OUT and path.is_file() and (part == "roles" or not path.is_symlink()):
+                    yield path
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _refuse_faults(report: Report, what: str, then: str) -> None:
+    if not report.ok:
+        raise Refused(f"The check of {what} found a fault: {report.faults[0].text}. {then}.")
+
+
+# -- the way back -----------------------------------------------------------------------------------------------------
+
+
+def _read_manifest(source: Path) -> _Manifest:
+    try:
+        manifest = _Manifest.model_validate_json((source / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        raise BadInput(f"{source} is not a backup: it has no {MANIFEST}. `ava backup DIR` makes one.") from None
+    except OSError as failed:
+        raise BadInput(f"{source} cannot be read: {failed.strerror}") from None
+    except ValidationError:
+        raise BadInput(f"{source / MANIFEST} is damaged, so the backup cannot be checked; use another one") from None
+    if LOG not in manifest.files or any(not _is_inside(name) for name in manifest.files):
+        raise BadInput(f"{source / MANIFEST} names files that no backup has; use another one")
+    return manifest
+
+
+def _is_inside(name: str) -> bool:
+    path = Path(name)
+    return not path.is_absolute() and ".." not in path.parts and path.parts[0] in (LOG, *_PARTS, _OUTPUTS)
+
+
+def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _Restored:
+    from ava_audit.errors import AuditError
+    from ava_audit.verify import verify
+
+    for done, (name, digest) in enumerate(manifest.files.items()):
+        show(f"{done:,} of {len(manifest.files):,} files copied")
+        target = _place(partial, name)
+        try:
+            found = _copy_file(source / name, target) if not (source / name).is_symlink() else ""
+        except FileNotFoundError:
+            found = ""
+        if found != digest:
+            why = "differs from what was backed up" if found else "is missing"
+            raise Refused(f"{source / name} {why}, so nothing was restored; use another backup.")
+    try:
+        held, waiting = anyio.run(_hold_runs, partial)
+        report = verify(
+            partial / LOG, head=manifest.head, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked")
+        )
+    except AuditError as error:
+        raise Refused(f"The log in {source} cannot be restored: {error}. Nothing was restored.") from error
+    _refuse_faults(report, f"the log in {source}", "Nothing was restored; use another backup")
+    return _Restored(manifest, report, held, waiting)
+
+
+async def _hold_runs(root: Path) -> tuple[list[RunRow], list[RunRow]]:
+    """Hold every unfinished run, and return these and the ones that wait for approval."""
+    from ava_audit.rows import UNENDED, WAITING
+    from ava_audit.store.store import Store
+    from ava_server.runs.lifecycle import hold
+
+    async with Store.open(root) as store:
+        rows = await store.read(lambda view: view.runs(states=UNENDED, limit=-1))
+        gone = frozenset(row.instance for row in rows if row.instance is not None)  # they have another data root
+        held = [row for row in rows if row.state != WAITING and await store.do(hold(row.id, gone))]
+        return held, [row for row in rows if row.state == WAITING]

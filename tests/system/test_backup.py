@@ -1,0 +1,332 @@
+"""`ava backup` and `ava restore`: a whole copy beside a working server, and a way back that spends nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from support.extensions import CAP, works
+from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.stdio import AVA, assert_intact, environment, logged, using
+
+from ava_audit.verify import verify
+from ava_server.core.data_root import DataRoot
+
+pytestmark = pytest.mark.slow
+
+QUESTION = Say(calls=[("ask", {"question": "In which currency?"})])
+
+
+async def ava(root: Path, *words: str, **env: str) -> tuple[int, str, str]:
+    """Run a command; return exit code, output and errors."""
+    whole = {**environment(root), **env}
+    with anyio.fail_after(60):
+        done = await anyio.run_process([AVA[0], *words], env=whole, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def listed(root: Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+
+
+class Script:
+    """What the model answers, by the task that it reads."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+        self.finish = False
+
+    def __call__(self, asked: dict[str, Any]) -> Any:
+        said = json.dumps(asked["messages"])
+        if self.finish or "TASK-done" in said:
+            return hand_over()
+        if "TASK-limit" in said:
+            return Fail(429, retry_after="3600")
+        if "TASK-question" in said:
+            return QUESTION
+        if "TASK-money" in said:
+            return works(asked)
+        return Say("lost", gate=self.gate)
+
+
+@asynccontextmanager
+async def a_run_in_each_state(
+    tmp: Path, server: ModelServer, script: Script
+) -> AsyncGenerator[tuple[Lab, dict[str, str]]]:
+    """A server at work, with a run in each state."""
+    config = "[limits]\nrunning_per_user = 1\n" + PRICED
+    async with open_lab(tmp, server=server, config=config, check=False) as lab:
+        runs = {"ended": await lab.start(task="TASK-done")}
+        await lab.ended(runs["ended"])
+        runs["paused"] = await lab.start(task="TASK-limit")
+        await lab.logged(runs["paused"], "RunPaused")
+        runs["awaiting_answer"] = await lab.start(task="TASK-question")
+        await lab.logged(runs["awaiting_answer"], "QuestionAsked")
+        proposal = await lab.propose(task="TASK-money", **CAP)
+        runs["awaiting_extension"] = proposal.subagent_id
+        lab.session.channel = "terminal"  # only a run that a person approved asks for more
+        await lab.approve(proposal)
+        lab.session.channel = "host_call"
+        await lab.logged(runs["awaiting_extension"], "ExtensionAsked")
+        runs["running"] = await lab.start(task="TASK-running")
+        await arrived(script.gate.arrived)
+        runs["queued"] = await lab.start(task="TASK-queued")
+        runs["proposed"] = (await lab.propose(task="TASK-proposed")).subagent_id
+        yield lab, runs
+        script.gate.released.set()
+
+
+UNFINISHED = ("paused", "awaiting_answer", "awaiting_extension", "running", "queued")
+
+
+async def backed_up(tmp: Path, server: ModelServer, script: Script) -> dict[str, str]:
+    """Back up a data root beside its working server; return the runs by their states."""
+    root = tmp / "data"
+    async with a_run_in_each_state(tmp, server, script) as (lab, runs):
+        (root / "keys.toml").write_text('openrouter = "sk-or-v1-kept"\n')
+        (root / "keys.toml").chmod(0o600)
+        (root / "artifacts" / runs["ended"]).mkdir(parents=True, exist_ok=True)
+        (root / "artifacts" / runs["ended"] / "table.csv").write_text("a,b\n")
+        (root / "secrets").mkdir(mode=0o700, exist_ok=True)
+        (root / "secrets" / "local_token").write_text("of this machine")
+        code, out, err = await ava(root, "backup", str(tmp / "copy"))
+        assert code == 0 and "It has your keys" in out, err
+        assert (await lab.run(runs["running"])).state == "running", "the server goes on"
+    script.finish = True
+    return runs
+
+
+async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(tmp_path: Path) -> None:
+    copy, root = tmp_path / "copy", tmp_path / "new" / "data"
+    script = Script()
+    with running_model_server(script) as server:
+        runs = await backed_up(tmp_path, server, script)
+        files = listed(copy)
+        assert {"ava.db", "backup.json", "config.toml", "keys.toml", f"artifacts/{runs['ended']}/table.csv"} <= {*files}
+        assert "secrets/local_token" not in files and not [name for name in files if name.startswith("instances")]
+        assert not any((copy / name).stat().st_mode & 0o077 for name in (".", *files)), "for its owner alone"
+        assert verify(copy / "ava.db").ok
+
+        (tmp_path / "new" / "workspace").mkdir(parents=True)
+        code, out, err = await ava(root, "restore", str(copy), "--json")
+        assert code == 0, err
+        assert {*json.loads(out)["held"]} == {runs[state] for state in UNFINISHED}
+        assert (root / "keys.toml").read_text() == (tmp_path / "data" / "keys.toml").read_text()
+        assert_intact(root)
+        sent = len(server.requests)
+        async with open_lab(
+            tmp_path / "new", server=server, config=PRICED, check=False, everybody=True, beneath=tmp_path
+        ) as lab:
+            await release(lab, server, sent, runs)
+    settled = [entry.content["settlement"] for entry in logged(root, "CostUpdate", run=runs["running"])]
+    assert settled == ["unknown", "billed"], "the call in flight counts with its worst case"
+    assert_intact(root)
+
+
+async def release(lab: Lab, server: ModelServer, sent: int, runs: dict[str, str]) -> None:
+    """See that a restored server spends nothing until a person resumes a run, and then only for that run."""
+    root = lab.runtime.settings.data_root
+    env = {**using(server.base_url), "AVA_MODEL": "test", "AVA_WORKSPACE": str(root.parents[1])}
+    await anyio.sleep(3)
+    assert len(server.requests) == sent, "a restored server spends nothing by itself"
+    states = {run.subagent_id: run for run in (await lab.call("check_subagent")).runs}
+    assert {states[runs[state]].state for state in UNFINISHED} == {"held"}
+    assert states[runs["proposed"]].state == "awaiting_approval"
+    assert f"ava resume {runs['running']}`" in (states[runs["running"]].waits_for or "")
+    # Neither an answer, nor more money, nor a message releases it.
+    await lab.call("message_subagent", subagent_id=runs["awaiting_answer"], message="EUR")
+    code, _out, err = await ava(root, "approve", runs["awaiting_extension"], "--yes", **env)
+    assert code != 0, err
+    await anyio.sleep(0.5)
+    assert len(server.requests) == sent
+    # A person resumes one in a terminal, the host's person another one, and ends the others.
+    code, out, err = await ava(root, "resume", runs["queued"], **env)
+    assert code == 0 and len(server.requests) == sent + 1, out + err
+    refused = await lab.call("confirm_spawn", pending_ids=[runs["running"]], approving=["yes"])
+    assert refused.status == "refused" and len(server.requests) == sent + 1
+    released = await lab.call("confirm_spawn", pending_ids=[runs["running"]], approving=refused.approval_lines)
+    assert released.status == "resumed", released
+    assert (await lab.ended(runs["running"])).state == "success"
+    for state in ("paused", "awaiting_answer", "awaiting_extension"):
+        code, _out, err = await ava(root, "cancel", runs[state])
+        assert code == 0 and (await lab.run(runs[state])).state == "cancelled", err
+    assert len(server.requests) == sent + 2
+
+
+async def test_a_held_run_is_shown_as_held_and_keeps_no_server_busy(tmp_path: Path) -> None:
+    root = tmp_path / "new" / "data"
+    script = Script()
+    with running_model_server(script) as server:
+        runs = await backed_up(tmp_path, server, script)
+        (tmp_path / "new" / "workspace").mkdir(parents=True)
+        assert (await ava(root, "restore", str(tmp_path / "copy")))[0] == 0
+        code, out, err = await ava(root, "status", "--once")
+        assert code == 0 and out.count("held") >= len(UNFINISHED), out + err
+        code, out, err = await ava(root, "show", runs["running"])
+        assert "restored from a backup; resume it with `ava resume" in out, out + err
+        async with open_lab(tmp_path / "new", server=server, config=PRICED, check=False) as lab:
+            await lab.call("cancel_subagent", pending_id=(await lab.run(runs["proposed"])).pending_id)
+            with anyio.fail_after(10):
+                while lab.runtime.manager.idle_since is None:  # noqa: ASYNC110 - it is set without an event
+                    await anyio.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def backup(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup of a small data root."""
+    tmp = tmp_path_factory.mktemp("backup")
+
+    async def make() -> None:
+        async with open_lab(tmp, [hand_over()], config=PRICED) as lab:
+            await lab.outcome()
+        code, _out, err = await ava(tmp / "data", "backup", str(tmp / "copy"))
+        assert code == 0, err
+
+    (tmp / "workspace").mkdir()
+    anyio.run(make)
+    return tmp / "copy"
+
+
+def copied(backup: Path, tmp: Path) -> Path:
+    return Path(shutil.copytree(backup, tmp / "copy"))
+
+
+def nothing_left(folder: Path) -> bool:
+    return not list(folder.glob(".*.partial"))
+
+
+async def test_a_backup_overwrites_nothing_and_lies_outside_the_data_root(backup: Path, tmp_path: Path) -> None:
+    root = backup.parent / "data"
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine.txt").write_text("mine")
+    for target, says in ((full, "is not empty"), (full / "mine.txt", "is not empty"), (root / "b", "neither inside"),
+                         (root.parent, "neither inside"), (Path("/proc/nowhere"), "cannot be written")):  # fmt: skip
+        code, _out, err = await ava(root, "backup", str(target))
+        assert code in (2, 30) and says in err and "Traceback" not in err, err
+    assert listed(full) == ["mine.txt"] and nothing_left(tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert (await ava(root, "backup", str(empty)))[0] == 0, "an empty folder will do"
+    code, _out, err = await ava(tmp_path / "none", "backup", str(tmp_path / "x"))
+    assert code == 2 and "nothing to back up" in err
+
+
+async def test_a_full_disk_leaves_no_half_backup(backup: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = await anyio.run_process(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], check=False)
+    if mounted.returncode:
+        pytest.skip("this machine mounts no file system")
+    try:
+        code, _out, err = await ava(backup.parent / "data", "backup", str(small / "copy"))
+        assert code == 30 and "Traceback" not in err and list(small.iterdir()) == [], err
+    finally:
+        await anyio.run_process(["umount", str(small)])
+
+
+async def test_a_restore_refuses_a_folder_that_is_in_use_or_not_empty(backup: Path, tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED) as lab:
+        head = lab.store.head
+        code, _out, err = await ava(tmp_path / "data", "restore", str(backup))
+        assert code == 10 and "is in use" in err and lab.store.head == head
+    before = listed(tmp_path / "data")
+    code, _out, err = await ava(tmp_path / "data", "restore", str(backup))
+    assert code == 10 and "is not empty" in err and f"mv {tmp_path / 'data'}" in err
+    assert listed(tmp_path / "data") == before and nothing_left(tmp_path)
+
+
+def _changed_file(copy: Path) -> None:
+    (copy / "config.toml").write_text('approval = "auto"\n')
+
+
+def _lost_file(copy: Path) -> None:
+    (copy / "config.toml").unlink()
+
+
+def _linked_file(copy: Path) -> None:
+    (copy / "config.toml").rename(copy.parent / "elsewhere")
+    (copy / "config.toml").symlink_to(copy.parent / "elsewhere")
+
+
+def _no_manifest(copy: Path) -> None:
+    (copy / "backup.json").unlink()
+
+
+def _cut_manifest(copy: Path) -> None:
+    (copy / "backup.json").write_text((copy / "backup.json").read_text()[:100])
+
+
+def _outside(copy: Path) -> None:
+    manifest = json.loads((copy / "backup.json").read_text())
+    manifest["files"]["../../escaped"] = "0" * 64
+    (copy / "backup.json").write_text(json.dumps(manifest))
+
+
+def _changed_log(copy: Path) -> None:
+    """Somebody has changed an entry, and written the new digest into the manifest."""
+    import hashlib
+
+    with sqlite3.connect(copy / "ava.db") as db:
+        db.execute("DROP TRIGGER events_fixed")
+        db.execute("UPDATE events SET user_id = 'mallory' WHERE seq = 5")
+    db.close()
+    manifest = json.loads((copy / "backup.json").read_text())
+    manifest["files"]["ava.db"] = hashlib.sha256((copy / "ava.db").read_bytes()).hexdigest()
+    (copy / "backup.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (_changed_file, "differs from what was backed up"),
+        (_lost_file, "is missing"),
+        (_linked_file, "is missing"),
+        (_no_manifest, "is not a backup"),
+        (_cut_manifest, "is damaged"),
+        (_outside, "names files that no backup has"),
+        (_changed_log, "found a fault"),
+    ],
+)
+async def test_a_harmed_backup_is_refused_and_nothing_is_restored(
+    backup: Path, tmp_path: Path, harm: Any, says: str
+) -> None:
+    copy = copied(backup, tmp_path)
+    harm(copy)
+    code, _out, err = await ava(tmp_path / "new", "restore", str(copy))
+    assert code in (2, 10) and says in err and "Traceback" not in err, err
+    assert not (tmp_path / "new").exists() and nothing_left(tmp_path)
+
+
+async def test_a_subagent_can_neither_back_up_nor_restore(backup: Path, tmp_path: Path) -> None:
+    for words in (("backup", str(tmp_path / "x")), ("restore", str(backup))):
+        code, _out, err = await ava(tmp_path / "data", *words, AVA_RUN_ID="S-7f3a2b")
+        assert code == 2 and "subagent" in err
+    assert listed(tmp_path) == []
+
+
+async def test_a_write_ahead_log_that_a_killed_server_left_is_in_the_backup(backup: Path, tmp_path: Path) -> None:
+    root = DataRoot(Path(shutil.copytree(backup.parent / "data", tmp_path / "data")))
+    write = "INSERT INTO live VALUES ('S-1', 'x', 1)"
+    code = f"""
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA wal_autocheckpoint = 0")
+db.execute("{write}")
+os._exit(0)
+"""
+    await anyio.run_process([str(Path(AVA[0]).with_name("python")), "-c", code, str(root.db)], check=True)
+    assert root.db.with_name("ava.db-wal").stat().st_size > 0
+    assert (await ava(root.path, "backup", str(tmp_path / "copy")))[0] == 0
+    assert verify(tmp_path / "copy" / "ava.db").ok
