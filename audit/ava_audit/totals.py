@@ -268,6 +268,23 @@ def run_sums(view: View) -> list[RunSums]:
     return [RunSums(*row) for row in rows]
 
 
+@dataclass(frozen=True)
+class UserSums:
+    """Totals of the runs of one user in one state. Money in micro-USD, times in microseconds UTC."""
+
+    user: str
+    state: str
+    runs: int
+    first_us: int
+    cost_micros: int
+
+
+def user_sums(view: View) -> list[UserSums]:
+    """Return the totals of all runs by user and state."""
+    sql = "SELECT user_id, state, count(*), min(created_us), sum(cost_micros) FROM runs GROUP BY user_id, state"
+    return [UserSums(*row) for row in view.select(sql)]
+
+
 def current_runs(view: View, now_us: int) -> CurrentRuns:
     """Return the current runs at a time (microseconds UTC)."""
     (waiting,) = view.select(

@@ -45,6 +45,13 @@ class View:
         """Return a run, or None."""
         return self._rows.runs.copy(run_id)
 
+    def unended_of_others(self, user: str) -> int:
+        """Return how many runs of other users wait or run."""
+        states = list(UNENDED)
+        sql = f"SELECT count(*) FROM runs WHERE state IN ({placeholders(states)}) AND user_id <> ?"  # noqa: S608
+        ((count,),) = self.select(sql, *states, user)
+        return int(count)
+
     def runs(
         self,
         *,

@@ -236,8 +236,10 @@ def test_only_builtin_tools_and_configured_servers_have_their_own_label() -> Non
 
 async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None:
     script: Script = [READS, READS, READS, BUSY, hand_over()]
-    async with open_lab(tmp_path, script, config=PRICED) as lab, scraped(lab.runtime) as prometheus:
+    by_user = "[metrics]\nby_user = true\n" + PRICED
+    async with open_lab(tmp_path, script, config=by_user) as lab, scraped(lab.runtime) as prometheus:
         await one_run(lab)
+        await lab.propose()
         await lab.write(Event(lab.session.who, SessionStart(transport="memory")))
         given: dict[str, set[str]] = {}
         for name, labels in await prometheus.scrape():
@@ -249,3 +251,24 @@ async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None
         for name, labels in re.findall(r"^\| `(ava_\w+)` \| ([^|]*)\|", PAGE.read_text("utf-8"), re.MULTILINE)
     }
     assert told == given
+
+
+async def test_spending_per_user_is_shown_only_if_the_setting_asks_for_it(tmp_path: Path) -> None:
+    limited = "[metrics]\nby_user = true\n[users.ann]\ndaily_cents = 5\n" + PRICED
+    async with open_lab(tmp_path, [hand_over()], config=limited) as lab, scraped(lab.runtime) as scraper:
+        await lab.outcome()
+        await lab.call_as("ann", "spawn_subagent", role="custom", task="x", system_prompt="x")
+        found = await scraper.scrape()
+        user = lab.runtime.user
+        cost = found["ava_user_cost_usd_total", frozenset({("user", user)})]
+        (row,) = await lab.store.read(lambda view: view.runs(user=user))
+        assert cost == pytest.approx(row.cost_micros / 1e6) and cost > 0
+        assert found["ava_user_day_spent_usd", frozenset({("user", user)})] == pytest.approx(cost)
+        assert found["ava_user_day_cap_usd", frozenset({("user", "ann")})] == 0.05
+        waiting = frozenset({("user", "ann"), ("state", "awaiting_approval")})
+        assert found["ava_user_runs", waiting] == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    async with open_lab(other, [hand_over()], config=PRICED) as lab, scraped(lab.runtime) as scraper:
+        await lab.outcome()
+        assert not [name for name, _labels in await scraper.scrape() if name.startswith("ava_user_")]

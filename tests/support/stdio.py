@@ -258,6 +258,7 @@ class Logged:
     seq: int
     agent: str
     session: str
+    user: str
     type: str
     run_id: str | None
     content: dict[str, Any]
@@ -271,10 +272,11 @@ def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
     with contextlib.closing(sqlite3.connect(path, timeout=5)) as db:
         if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone():
             return []
-        rows = db.execute("SELECT seq, agent_id, session_id, type, run_id, content FROM events ORDER BY seq").fetchall()
+        sql = "SELECT seq, agent_id, session_id, user_id, type, run_id, content FROM events ORDER BY seq"
+        rows = db.execute(sql).fetchall()
     entries = [
-        Logged(seq, agent, session, kind, run_id, json.loads(content))
-        for seq, agent, session, kind, run_id, content in rows
+        Logged(seq, agent, session, user, kind, run_id, json.loads(content))
+        for seq, agent, session, user, kind, run_id, content in rows
     ]
     return [entry for entry in entries if (not types or entry.type in types) and (run is None or entry.run_id == run)]
 

@@ -51,11 +51,11 @@ _QUOTED = re.compile(r"`([a-z_]+)`")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
 
 
-def parse_cents(option: str, given: str | None) -> float | None:
+def parse_cents(option: str, given: str | None, *, zero: bool = False) -> float | None:
     """Return a cap in dollars, such as `0.50` or `$0.50`, in cents, rounded down to whole cents.
 
     Raises:
-        BadInput: It is not an amount above 0.
+        BadInput: It is not an amount above 0, or with `zero` not 0 either.
     """
     from ava_audit.units import cents, entered_micros
 
@@ -65,6 +65,8 @@ def parse_cents(option: str, given: str | None) -> float | None:
         dollars = float(given.strip().removeprefix("$"))
     except ValueError:
         dollars = math.nan
+    if zero and dollars == 0:
+        return 0
     micros = entered_micros(dollars) if 0 < dollars <= _MOST_DOLLARS else 0
     if micros <= 0:
         raise BadInput(f"{option}: {given[:40]!r} is not an amount of dollars above 0; write it like 0.50")

@@ -12,13 +12,12 @@ import anyio.to_thread
 import typer
 
 from ava_audit.units import format_usd, iso_second, micros_from_cents
-from ava_server.cli.config import say_restart
 from ava_server.cli.log_access import checked_root, open_log, record_setting
 from ava_server.cli.options import Json, parse_cents
 from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.terminal import aligned, present, say, write
 from ava_server.config import tokens
-from ava_server.config.changing import change_settings
+from ava_server.config.changing import Place, change_settings
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot, os_user
@@ -29,6 +28,31 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. the machine that has it.")]
+_User = Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")]
+_Scopes = Annotated[
+    list[str],
+    typer.Option(
+        "--scope",
+        metavar="SCOPES",
+        help="What the token may do, separated by commas: spawn (propose, confirm, message, cancel), read (one's own"
+        " runs, results and log), audit (read those of all users), approve (ava --url URL approve), admin (read,"
+        " cancel and resume those of all users, and limit users).",
+    ),
+]
+_Expires = Annotated[
+    str | None, typer.Option(metavar="TIME", help="The token's lifetime: 90d, 12h; default: until revoked.")
+]
+_Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token, for a script.")]
+_Daily = Annotated[
+    str | None, typer.Option(metavar="DOLLARS", help="What the user's runs may cost in a day, e.g. 3.00.")
+]
+_Running = Annotated[int | None, typer.Option(min=0, help="How many runs at the same time.")]
+_Spawns = Annotated[int | None, typer.Option(min=0, help="Runs in an hour without a person's answer.")]
+_Approval = Annotated[str | None, typer.Option(metavar="POLICY", help="ask, auto or human.")]
+_Workspaces = Annotated[
+    list[str] | None, typer.Option("-w", "--workspace", metavar="FOLDER", help="A folder for HTTP; repeatable.")
+]
+_Roles = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role for HTTP; repeatable.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,6 +64,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(token, name="token")
     users = typer.Typer(help="The users of this data root.", no_args_is_help=True)
     users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
+    users.command("add", short_help="Add a user: a token, and limits.")(add_command)
     users.command("limit", short_help="Set what a user may do over HTTP, and spend.")(limit_command)
     users.command("remove", short_help="Revoke a user's tokens and remove their limits.")(remove_user_command)
     app.add_typer(users, name="user")
@@ -51,19 +76,9 @@ def register(app: typer.Typer) -> None:
 def create_command(
     name: _Name,
     user: Annotated[str, typer.Option("--user", metavar="USER", help="The user that its requests act for.")],
-    scope: Annotated[
-        list[str],
-        typer.Option(
-            "--scope",
-            metavar="SCOPES",
-            help="What it may do, separated by commas: spawn (propose, confirm, message, cancel), read (one's own runs,"
-            " results and log), audit (read those of all users), approve (ava --url URL approve).",
-        ),
-    ],
-    expires: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Its lifetime: 90d, 12h; default: until revoked.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only the token, for a script.")] = False,
+    scope: _Scopes,
+    expires: _Expires = None,
+    quiet: _Quiet = False,
 ) -> None:
     """Create a token for `ava serve --http`. It is shown once, and only its hash is stored.
 
@@ -137,39 +152,79 @@ def list_users_command(as_json: Json = False) -> None:
     present(settings.paths, as_json, {"users": users}, aligned((user["name"], _describe_user(user)) for user in users))
 
 
+def add_command(
+    user: Annotated[str, typer.Argument(metavar="USER", help="The new user's name.")],
+    daily: _Daily = None,
+    running: _Running = None,
+    spawns: _Spawns = None,
+    approval: _Approval = None,
+    workspace: _Workspaces = None,
+    role: _Roles = None,
+    scope: _Scopes = ["spawn,read"],  # noqa: B006 - typer reads it, and nobody changes it
+    expires: _Expires = None,
+    quiet: _Quiet = False,
+) -> None:
+    """Create a token of the user's name, shown once, and set the limits that are given, as `ava user limit` does."""
+    name, root = tokens.user_name(user), checked_root("ava user add", show=not quiet)
+    known = tokens.read_tokens(root.tokens_file).values()
+    if name in load_settings().users or any(token.user == name for token in known):
+        raise BadInput(f"There is a user {name} already. `ava user limit {name}` changes the limits, and `ava token"
+                       f" create NAME --user {name}` adds a token.")  # fmt: skip
+    changes = _limits(daily, running, spawns, approval, workspace, role)
+    scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, time.time_ns() // 1000)
+    if changes:
+        anyio.run(_limit, root, name, changes)
+    anyio.run(_create, root, tokens.token_name(name), name, scopes, ends_us, quiet)
+
+
 def limit_command(
-    user: Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")],
-    daily: Annotated[
-        str | None, typer.Option(metavar="DOLLARS", help="What the user's runs may cost in a day, e.g. 3.00.")
-    ] = None,
-    running: Annotated[int | None, typer.Option(min=0, help="How many runs at the same time.")] = None,
-    spawns: Annotated[int | None, typer.Option(min=0, help="Runs in an hour without a person's answer.")] = None,
-    approval: Annotated[str | None, typer.Option(metavar="POLICY", help="ask, auto or human.")] = None,
-    workspace: Annotated[
-        list[str] | None, typer.Option("-w", "--workspace", metavar="FOLDER", help="A folder for HTTP; repeatable.")
-    ] = None,
-    role: Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role for HTTP; repeatable.")] = None,
+    user: _User,
+    daily: _Daily = None,
+    running: _Running = None,
+    spawns: _Spawns = None,
+    approval: _Approval = None,
+    workspace: _Workspaces = None,
+    role: _Roles = None,
 ) -> None:
     """Set what a user may do, in [users.USER] of config.toml; what is not given stays.
 
-    A value only restricts: none is above the limits for everybody.
+    A value only restricts: none is above the limits for everybody. It holds for the user's next proposals and
+    approvals, also in running servers.
     """
+    changes = _limits(daily, running, spawns, approval, workspace, role)
+    if not changes:
+        raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
+    name, root = tokens.user_name(user), checked_root("ava user limit")
+    anyio.run(_limit, root, name, changes)
+    shown = next(one for one in anyio.run(_read_users, load_settings()) if one["name"] == name)
+    say(f"{name}: {_describe_user(shown)}")
+
+
+def _limits(
+    daily: str | None,
+    running: int | None,
+    spawns: int | None,
+    approval: str | None,
+    workspace: list[str] | None,
+    role: list[str] | None,
+) -> dict[str, Any]:
+    """Return the limits that were given, by their names in config.toml."""
     given = {
-        "daily_cents": None if daily is None else round(parse_cents("--daily", daily) or 0),
+        "daily_cents": None if daily is None else round(parse_cents("--daily", daily, zero=True) or 0),
         "running": running,
         "spawns_per_hour": spawns,
         "approval": approval,
         "workspaces": [str(Path(each).expanduser().absolute()) for each in workspace] if workspace else None,
         "roles": role or None,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
-    if not changes:
-        raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
-    name, root = tokens.user_name(user), checked_root("ava user limit")
-    change_settings(root.config, {("users", name, key): value for key, value in changes.items()})
-    shown = next(one for one in anyio.run(_read_users, load_settings()) if one["name"] == name)
-    say(f"{name}: {_describe_user(shown)}")
-    say_restart(root)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+async def _limit(root: DataRoot, user: str, limits: Mapping[str, Any]) -> None:
+    changes: dict[Place, Any] = {("users", user, name): value for name, value in limits.items()}
+    before = await anyio.to_thread.run_sync(change_settings, root.config, changes)
+    was = {name: value for name, value in zip(limits, before, strict=True) if value is not None}
+    await record_setting(root, f"users.{user}", was, dict(limits))
 
 
 def remove_user_command(
@@ -178,14 +233,15 @@ def remove_user_command(
     """Revoke all tokens of a user, and remove their table from config.toml. Their runs and log stay."""
     name, root = tokens.user_name(user), checked_root("ava user remove")
     mine = [one.name for one in tokens.read_tokens(root.tokens_file).values() if one.user == name]
-    if not mine and name not in load_settings().users:
+    limited = name in load_settings().users
+    if not mine and not limited:
         raise BadInput(f"{name} has no token and no limits here; `ava user list` shows all users")
     for token in mine:
         anyio.run(_revoke, root, token)
-    if name in load_settings().users:
-        change_settings(root.config, {("users", name): None})
+    if limited:
+        [before] = change_settings(root.config, {("users", name): None})
+        anyio.run(record_setting, root, f"users.{name}", before, None)
         say(f"The limits of {name} are removed from {root.config}.")
-        say_restart(root)
 
 
 async def _read_users(settings: Settings) -> list[dict[str, Any]]:

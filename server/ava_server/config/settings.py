@@ -190,6 +190,12 @@ class RolesSettings(Table):
     claude_agents: bool = False
 
 
+class MetricsSettings(Table):
+    """Whether the metrics also have each user's runs and spending, with the users' names as labels."""
+
+    by_user: bool = False
+
+
 class McpServerSettings(Table):
     """Another MCP server whose tools a role may name: a command or a URL."""
 
@@ -246,6 +252,7 @@ class Configured(Table):
     fetch: FetchSettings = FetchSettings()
     search: SearchSettings = SearchSettings()
     roles: RolesSettings = RolesSettings()
+    metrics: MetricsSettings = MetricsSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
 
@@ -403,6 +410,18 @@ def read_config(path: Path) -> dict[str, Any]:
     except OSError as failed:
         why = f"{path} cannot be read: {reason(failed)}"
         raise ConfigError(f"{why}. Make it readable for this user, or remove it.") from failed
+
+
+def read_users(path: Path) -> dict[str, UserSettings]:
+    """Return the users that `config.toml` limits. Blocking.
+
+    Raises:
+        ConfigError: It cannot be read, or is invalid.
+    """
+    try:
+        return Configured.model_validate(read_config(path)).users
+    except ValidationError as wrong:
+        raise checks.explained(wrong, Configured, str(path)) from None
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import platform
 import shutil
 import sqlite3
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,23 +33,26 @@ from ava_audit.totals import (
     NewCounts,
     RunSums,
     Tally,
+    UserSums,
     WaitingRuns,
     count_new_entries,
     current_runs,
     run_sums,
+    user_sums,
 )
 from ava_audit.view import View
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
-from ava_server.budget.caps import installation_scope, utc_day
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RUN_TOOLS
+from ava_server.budget.user_limits import day_cents
 from ava_server.runs.submit import NAME as SUBMIT
 
 if TYPE_CHECKING:
     from ava_server.service.runtime import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MOST_ROLES, MOST_MODELS, MOST_PROVIDERS = 30, 50, 20
+MOST_ROLES, MOST_MODELS, MOST_PROVIDERS, MOST_USERS = 30, 50, 20, 100
 """The first so many in the log have their own labels; none ever changes its label."""
 OTHER = "other"
 LabelNames = tuple[str, ...]
@@ -63,6 +66,7 @@ _RUN_SUMS = (
     ("ava_run_tool_calls", "Tool calls of runs.", _ROLE, "tool_calls", 1),
 )
 """Counters of runs: name, help, labels, the field of `RunSums`, and how many of its units make one."""
+_USER_STATE = ("user", "state")
 _EVENTS = (
     ("SpawnDecided", "ava_proposals_decided", "Decided proposals, by decision and channel.", ("decision", "channel")),
     ("RunClaimed", "ava_runs_claimed", "Runs that a process started or took over.", ("reason",)),
@@ -78,6 +82,8 @@ class LogState:
 
     head: int
     runs: list[RunSums]
+    users: list[UserSums]
+    days: dict[str, int]
     now: CurrentRuns
     news: NewCounts
     day: Bucket
@@ -117,6 +123,8 @@ class Families:
         yield from self._current_runs()
         yield from self._run_totals()
         yield from self._calls()
+        if self._runtime.settings.metrics.by_user:
+            yield from self._by_user()
         for type_name, name, text, labels in _EVENTS:
             yield _counter(name, text, labels, self._count(type_name))
         yield from ProcessCollector(registry=None).collect()
@@ -190,6 +198,26 @@ class Families:
             yield _counter(name, text, labels, {each: value / units for each, value in total.items()})
         text = "Tokens as providers reported them; input is fresh, neither read from nor written to a cache."
         yield _counter("ava_tokens", text, (*_BOTH, "class"), tokens)
+
+    def _by_user(self) -> Iterator[Metric]:
+        name_of = bounded(((sums.first_us, sums.user) for sums in self._log.users), MOST_USERS)
+        runs = Counter[LabelNames]()
+        costs, days = defaultdict[LabelNames, float](float), defaultdict[LabelNames, float](float)
+        for sums in self._log.users:
+            user = name_of(sums.user)
+            costs[user,] += sums.cost_micros / 1e6
+            if sums.state in UNENDED:
+                runs[user, sums.state] += sums.runs
+        for user, spent_micros in self._log.days.items():
+            days[name_of(user),] += spent_micros / 1e6
+        yield _gauge(
+            "ava_user_runs", "Runs of a user that have not ended, by their state in the log.", _USER_STATE, runs
+        )
+        yield _counter("ava_user_cost_usd", "What a user's runs have spent.", ("user",), costs)
+        yield _gauge("ava_user_day_spent_usd", "Spent by a user on this UTC day.", ("user",), days)
+        settings = self._runtime.settings
+        caps = {(user,): day_cents(settings, user) / 100 for user in self._log.days if name_of(user) == user}
+        yield _gauge("ava_user_day_cap_usd", "What a user may spend in a UTC day.", ("user",), caps)
 
     def _calls(self) -> Iterator[Metric]:
         calls, retries = Counter[LabelNames](), Counter[LabelNames]()
@@ -276,18 +304,24 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
     """
     async with runtime.counting:  # one at a time, because threads read the tally
         now_us = time.time_ns() // 1000
-        log = await runtime.store.read(partial(_read_log, now_us=now_us, tally=runtime.tally))
+        log = await runtime.store.read(
+            partial(_read_log, now_us=now_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
+        )
         runtime.tally.add(_with_tool_labels(log.news, runtime))
         return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, now_us, open_sessions))
 
 
-def _read_log(view: View, now_us: int, tally: Tally) -> LogState:
+def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogState:
+    users = user_sums(view) if by_user else []
+    day = utc_day(now_us)
     return LogState(
         head=view.head(),
         runs=run_sums(view),
+        users=users,
+        days={user: view.bucket(user_scope(user, day)).spent_micros for user in {sums.user for sums in users}},
         now=current_runs(view, now_us),
         news=count_new_entries(view, tally),
-        day=view.bucket(installation_scope(utc_day(now_us))),
+        day=view.bucket(installation_scope(day)),
         indexed=view.progress("words"),
         mirrored=view.progress("mirror"),
     )

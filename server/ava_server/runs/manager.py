@@ -150,6 +150,10 @@ class Manager:
         self._full: set[str] = set()
         self._woken = anyio.Event()
 
+    def limit(self, slots: Slots) -> None:
+        """Change how many runs may be running; those that run go on."""
+        self._slots = slots
+
     def adopt_session(self, session_id: str) -> None:
         """Note a session of this process: its runs are claimed at once, others' after a grace."""
         self._sessions.add(session_id)

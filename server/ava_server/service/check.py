@@ -24,6 +24,7 @@ from ava_server.service.run_view import (
     INTERRUPTED,
     RunView,
     json_chars,
+    others_words,
     room_for,
     run_answer,
     shown_state,
@@ -76,6 +77,8 @@ class RunChecks(Operations):
                 message = f"{how} {message}" if message else how
             if not runs:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
+            if others := await self._others():
+                message = f"{message or ''} {others}".strip()
             return CheckAnswer(status="list", message=message, runs=runs)
         if args.group_id is not None:
             members = await self._access.group(args.group_id, reading=True)
@@ -91,6 +94,13 @@ class RunChecks(Operations):
         runs, message = fit_runs(runs)
         message = " ".join(filter(None, (decided, message))) or None
         return CheckAnswer(status=status, message=message, runs=runs)
+
+    async def _others(self) -> str:
+        """Return a sentence on the runs that this session is not shown; empty where there are none."""
+        if self._session.audits:
+            return ""
+        count = await self._store.read(lambda view: view.unended_of_others(self._session.user))
+        return others_words(count)
 
     async def _going_on(self) -> list[RunAnswer]:
         """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""

@@ -485,6 +485,13 @@ class Notice:
         return f"To resume it: {how}. To end it: cancel_subagent"
 
 
+def others_words(count: int) -> str:
+    """Return a sentence on unfinished runs that a view limited to one user leaves out; empty for none."""
+    if not count:
+        return ""
+    return f"{count} unfinished {'run belongs' if count == 1 else 'runs belong'} to other users."
+
+
 def carried(who: Who, tool: str, run_id: str) -> Event:
     """Return the entry that says that a tool's answer carried a run's result: it was fetched."""
     return Event(who, ToolResult(tool=tool, success=True, output=f"carried the result of {run_id}"), run_id=run_id)

@@ -32,9 +32,10 @@ from ava_server.budget import user_limits
 from ava_server.config import role_folders
 from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import without_search
-from ava_server.config.settings import record_settings
+from ava_server.config.settings import read_users, record_settings
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
+from ava_server.core.files import WatchedFile
 from ava_server.core.ids import AGENT
 from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings
 
 log = logging.getLogger("ava.runtime")
+USERS_EVERY_S = 2.0
+"""How often changed limits of users are looked for."""
 
 Driver = Literal["this process", "worker", "this worker"]
 """What drives runs: this process; under `background`, the data root's worker; or this process, which is that worker."""
@@ -107,6 +110,18 @@ class Runtime(RunResources):
     def limits_under(self, policy: Policy, user: str) -> SpawnLimits:
         """Return the limits on a user's approvals, with a proposal's lifetime under a policy."""
         return replace(self.spawn_limits_of(user), ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
+
+    async def follow_users(self) -> None:
+        """Take over changes of `[users]` in `config.toml`; a file that cannot be read changes nothing."""
+        file = WatchedFile(path := self.settings.paths.config, lambda: read_users(path))
+        while True:
+            try:
+                if file.is_changed and (users := await anyio.to_thread.run_sync(file.current)) != self.settings.users:
+                    self.settings = self.settings.model_copy(update={"users": users})
+                    self.manager.limit(user_limits.slots(self.settings))
+            except AvaError as error:
+                log.warning("the limits of users stay as they were: %s", error)
+            await anyio.sleep(USERS_EVERY_S)
 
     async def policy(self, user: str | None = None) -> Policy:
         """Return the policy that is in force for a user; None is the operating system's user.
@@ -303,6 +318,7 @@ async def _open(
                             running.start_soon(own)
                             running.start_soon(runtime.sweep)
                             running.start_soon(runtime.sweep_leftovers)
+                            running.start_soon(runtime.follow_users)
                         yield runtime
                         running.cancel_scope.cancel()
                 finally:

@@ -128,6 +128,7 @@ def overview_json(
     return {
         "data_root": str(settings.data_root),
         "runs": [_run_json(run) for run in overview.runs],
+        "runs_of_others": overview.others,
         "today": [
             {
                 "whose": budget.whose,

@@ -77,6 +77,7 @@ class Overview:
         counts: How many runs are in each state, and how many have `ended` lately; also those not in `runs`.
         runs: The runs, in the order of the screen.
         log: The log; None where there is none yet.
+        others: How many unfinished runs of other users are left out.
     """
 
     at_us: int
@@ -90,6 +91,7 @@ class Overview:
     counts: Mapping[str, int] = field(default_factory=dict[str, int])
     runs: tuple[RunView, ...] = ()
     log: LogFacts | None = None
+    others: int = 0
 
 
 class OverviewReader:
@@ -179,6 +181,7 @@ class OverviewReader:
             return view_run(view, row, alive, at_us, served=lambda: overview.processes > 0, result=False, task=True)
 
         whose = None if self.everybody else self._user
+        others = 0 if self.everybody else view.unended_of_others(self._user)
         unended = [(state(row), row) for row in view.runs(user=whose, states=UNENDED, limit=-1)]
         unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
         # Found by their endings, the newest first, so that the number of all runs does not matter.
@@ -193,6 +196,7 @@ class OverviewReader:
             overview,
             counts={**Counter(state for state, _row in unended), "ended": len(ended)},
             runs=tuple(map(shown, rows)),
+            others=others,
             budgets=tuple(
                 replace(budget, spent=bucket.spent_micros, held=bucket.held_micros)
                 for budget, bucket in zip(overview.budgets, map(view.bucket, scopes), strict=True)

@@ -18,7 +18,7 @@ from ava_server.cli.dashboard.health import WORST_FIRST, Health
 from ava_server.cli.dashboard.overview import ORDER
 from ava_server.cli.terminal import wrapped
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD
-from ava_server.service.run_view import EXPIRED
+from ava_server.service.run_view import EXPIRED, others_words
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import Budget, Overview
@@ -115,9 +115,10 @@ class Page:
 
     def _runs(self, *, brief: bool = False, endings: bool = False) -> list[Text]:
         """Return the runs; an ended one in a line, or all that there is to say with `endings`."""
-        runs = self.overview.runs
+        runs, words = self.overview.runs, others_words(self.overview.others)
+        others = [joined((f"{words} `ava status --all` shows them.", "dim"))] if words else []
         if not runs:
-            return [] if self.trouble else [Text(NO_RUNS)]
+            return [] if self.trouble else [Text(NO_RUNS), *others]
         unended = [run for run in runs if not run.row.ended]
         ended = [run for run in runs if run.row.ended]
         lines = [line for run in unended for line in (self._brief(run) if brief else self._full(run))]
@@ -125,7 +126,8 @@ class Page:
             lines.append(Text())
         if ended:
             lines.append(joined(("Ended within the last hour:", "bold")))
-        return lines + [line for run in ended for line in (self._full(run) if endings else [self._ending(run)])]
+        lines += [line for run in ended for line in (self._full(run) if endings else [self._ending(run)])]
+        return lines + others
 
     def _today(self, *, brief: bool = False) -> Iterator[Text]:
         if not brief:
