@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import anyio
 import anyio.to_thread
@@ -17,15 +18,10 @@ from ava_server.cli.options import Json, parse_cents
 from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.terminal import aligned, present, say, write
 from ava_server.config import tokens
-from ava_server.config.changing import Place, change_settings
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import load_settings
-from ava_server.core.data_root import DataRoot, os_user
+from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from ava_audit.view import View
-    from ava_server.config.settings import Settings
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. the machine that has it.")]
 _User = Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")]
@@ -112,14 +108,38 @@ def revoke_command(name: _Name) -> None:
 async def _create(
     root: DataRoot, name: str, user: str, scopes: tuple[tokens.Scope, ...], ends_us: int | None, quiet: bool
 ) -> None:
+    await _ask_for(root, scopes)
+    token, text = await anyio.to_thread.run_sync(tokens.create_token, root.tokens_file, name, user, scopes, ends_us)
+    await record_setting(root, f"tokens.{name}", None, token.on_record())
+    _show_token(token, text, quiet=quiet)
+
+
+async def _add(
+    root: DataRoot,
+    user: str,
+    limits: Mapping[str, Any],
+    scopes: tuple[tokens.Scope, ...],
+    ends_us: int | None,
+    quiet: bool,
+) -> None:
+    from ava_server.service.users import add_user
+
+    await _ask_for(root, scopes)
+    token, text = await add_user(root, user, limits, scopes, ends_us, partial(record_setting, root))
+    _show_token(token, text, quiet=quiet)
+
+
+async def _ask_for(root: DataRoot, scopes: Sequence[tokens.Scope]) -> None:
+    """Ask for the PIN where a token with these scopes needs it, and make the data root."""
     pin = PinFile(root.approval_file)
     if "approve" in scopes and await anyio.to_thread.run_sync(lambda: pin.is_set):
         await ask_pin(pin)
     await anyio.to_thread.run_sync(root.create)
-    token, text = await anyio.to_thread.run_sync(tokens.create_token, root.tokens_file, name, user, scopes, ends_us)
-    await record_setting(root, f"tokens.{name}", None, token.on_record())
+
+
+def _show_token(token: tokens.Token, text: str, *, quiet: bool) -> None:
     if not quiet:
-        say(f"Token {name} for {user}: {', '.join(scopes)}; {_lifetime(token, token.created_us)}.")
+        say(f"Token {token.name} for {token.user}: {', '.join(token.scopes)}; {_lifetime(token, token.created_us)}.")
         say("It is shown only this once, and only its hash is stored. Anyone who has it acts for this user:")
     write(text)
 
@@ -148,7 +168,7 @@ def list_users_command(as_json: Json = False) -> None:
     The day is UTC's. Limits are set under [users.NAME] in config.toml, and can only be stricter than everybody's.
     """
     settings = load_settings()
-    users = anyio.run(_read_users, settings)
+    users = anyio.run(_read_users)
     present(settings.paths, as_json, {"users": users}, aligned((user["name"], _describe_user(user)) for user in users))
 
 
@@ -166,15 +186,9 @@ def add_command(
 ) -> None:
     """Create a token of the user's name, shown once, and set the limits that are given, as `ava user limit` does."""
     name, root = tokens.user_name(user), checked_root("ava user add", show=not quiet)
-    known = tokens.read_tokens(root.tokens_file).values()
-    if name in load_settings().users or any(token.user == name for token in known):
-        raise BadInput(f"There is a user {name} already. `ava user limit {name}` changes the limits, and `ava token"
-                       f" create NAME --user {name}` adds a token.")  # fmt: skip
-    changes = _limits(daily, running, spawns, approval, workspace, role)
+    limits = _limits(daily, running, spawns, approval, workspace, role)
     scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, time.time_ns() // 1000)
-    if changes:
-        anyio.run(_limit, root, name, changes)
-    anyio.run(_create, root, tokens.token_name(name), name, scopes, ends_us, quiet)
+    anyio.run(_add, root, name, limits, scopes, ends_us, quiet)
 
 
 def limit_command(
@@ -195,8 +209,10 @@ def limit_command(
     if not changes:
         raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
     name, root = tokens.user_name(user), checked_root("ava user limit")
-    anyio.run(_limit, root, name, changes)
-    shown = next(one for one in anyio.run(_read_users, load_settings()) if one["name"] == name)
+    from ava_server.service.users import limit_user
+
+    anyio.run(limit_user, root, name, changes, partial(record_setting, root))
+    shown = next(one for one in anyio.run(_read_users) if one["name"] == name)
     say(f"{name}: {_describe_user(shown)}")
 
 
@@ -220,73 +236,26 @@ def _limits(
     return {name: value for name, value in given.items() if value is not None}
 
 
-async def _limit(root: DataRoot, user: str, limits: Mapping[str, Any]) -> None:
-    changes: dict[Place, Any] = {("users", user, name): value for name, value in limits.items()}
-    before = await anyio.to_thread.run_sync(change_settings, root.config, changes)
-    was = {name: value for name, value in zip(limits, before, strict=True) if value is not None}
-    await record_setting(root, f"users.{user}", was, dict(limits))
-
-
 def remove_user_command(
     user: Annotated[str, typer.Argument(metavar="USER", help="The user, as `ava user list` shows it.")],
 ) -> None:
     """Revoke all tokens of a user, and remove their table from config.toml. Their runs and log stay."""
+    from ava_server.service.users import remove_user
+
     name, root = tokens.user_name(user), checked_root("ava user remove")
-    mine = [one.name for one in tokens.read_tokens(root.tokens_file).values() if one.user == name]
-    limited = name in load_settings().users
-    if not mine and not limited:
-        raise BadInput(f"{name} has no token and no limits here; `ava user list` shows all users")
-    for token in mine:
-        anyio.run(_revoke, root, token)
+    revoked, limited = anyio.run(remove_user, root, name, partial(record_setting, root))
+    for token in revoked:
+        say(f"Token {token.name} of {name} is revoked: its next request is refused.")
     if limited:
-        [before] = change_settings(root.config, {("users", name): None})
-        anyio.run(record_setting, root, f"users.{name}", before, None)
         say(f"The limits of {name} are removed from {root.config}.")
 
 
-async def _read_users(settings: Settings) -> list[dict[str, Any]]:
-    """Return each user: cents spent today (with what is reserved for calls in flight), runs, and limits."""
-    from ava_server.budget import caps, user_limits
-    from ava_server.config.pin import policy_in_force
+async def _read_users() -> list[dict[str, Any]]:
+    from ava_server.service.users import list_users
 
-    now_us = time.time_ns() // 1000
-    of_tokens = [
-        token.user for token in tokens.read_tokens(settings.paths.tokens_file).values() if not token.expired(now_us)
-    ]
-    names = {os_user(), *settings.users, *of_tokens}
-    policy = "human" if policy_in_force(settings) == "human" else settings.approval
-
-    def query(view: View) -> dict[str, tuple[float, int, int]]:
-        from ava_audit.rows import QUEUED, RUNNING, WAITING
-
-        rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
-        day = caps.utc_day(now_us)
-        return {
-            name: (
-                view.bucket(caps.user_scope(name, day)).committed / micros_from_cents(1),
-                sum(row.user_id == name and row.state == RUNNING for row in rows),
-                sum(row.user_id == name and row.state != RUNNING for row in rows),
-            )
-            for name in view.users() | names
-        }
-
+    settings = load_settings()
     async with open_log(settings.paths) as store:
-        figures = dict.fromkeys(names, (0.0, 0, 0)) if store is None else await store.read(query)
-    return [
-        {
-            "name": name,
-            "spent_cents": spent_cents,
-            "daily_cents": user_limits.day_cents(settings, name),
-            "running": running,
-            "running_limit": user_limits.running(settings, name),
-            "waiting": waiting,
-            "tokens": of_tokens.count(name),
-            "workspaces": list(map(str, user_limits.user_settings(settings, name).workspaces)),
-            "roles": user_limits.user_settings(settings, name).roles,
-            "approval": user_limits.stricter_policy(settings, name, policy),
-        }
-        for name, (spent_cents, running, waiting) in sorted(figures.items())
-    ]
+        return await list_users(settings, store)
 
 
 def _describe_user(user: Mapping[str, Any]) -> str:

@@ -1,0 +1,141 @@
+"""The users of a data root: what each has spent and may do, and adding, limiting and removing one.
+
+`ava user` does this on the server's machine, and `ava --url URL user` with a token of the scope `admin`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import anyio.to_thread
+
+from ava_audit.rows import QUEUED, RUNNING, WAITING
+from ava_audit.store.store import Store
+from ava_audit.units import micros_from_cents
+from ava_audit.view import View
+from ava_server.budget import caps, user_limits
+from ava_server.config import tokens
+from ava_server.config.changing import Place, change_settings
+from ava_server.config.pin import policy_in_force
+from ava_server.config.settings import Settings, read_users
+from ava_server.core.data_root import DataRoot, os_user
+from ava_server.core.errors import BadInput
+
+Change = Callable[[str, Mapping[str, Any] | None, Mapping[str, Any] | None], Awaitable[None]]
+"""Records a changed setting in the log: its name, and its value before and after."""
+
+
+async def list_users(settings: Settings, store: Store | None) -> list[dict[str, Any]]:
+    """Return each user: cents spent today (with what is reserved for calls in flight), runs, and limits.
+
+    Args:
+        settings: The settings.
+        store: The log; None where there is none yet.
+
+    Raises:
+        ConfigError: The tokens or the PIN's file cannot be read.
+        StoreUnavailable: The log cannot be read.
+    """
+    now_us = time.time_ns() // 1000
+    known = await anyio.to_thread.run_sync(tokens.read_tokens, settings.paths.tokens_file)
+    of_tokens = [token.user for token in known.values() if not token.expired(now_us)]
+    names = {os_user(), *settings.users, *of_tokens}
+    in_force = await anyio.to_thread.run_sync(policy_in_force, settings)
+    policy = "human" if in_force == "human" else settings.approval
+
+    def query(view: View) -> dict[str, tuple[float, int, int]]:
+        rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
+        day = caps.utc_day(now_us)
+        return {
+            name: (
+                view.bucket(caps.user_scope(name, day)).committed / micros_from_cents(1),
+                sum(row.user_id == name and row.state == RUNNING for row in rows),
+                sum(row.user_id == name and row.state != RUNNING for row in rows),
+            )
+            for name in view.users() | names
+        }
+
+    figures = dict.fromkeys(names, (0.0, 0, 0)) if store is None else await store.read(query)
+    return [
+        {
+            "name": name,
+            "spent_cents": spent_cents,
+            "daily_cents": user_limits.day_cents(settings, name),
+            "running": running,
+            "running_limit": user_limits.running(settings, name),
+            "waiting": waiting,
+            "tokens": of_tokens.count(name),
+            "workspaces": list(map(str, user_limits.user_settings(settings, name).workspaces)),
+            "roles": user_limits.user_settings(settings, name).roles,
+            "approval": user_limits.stricter_policy(settings, name, policy),
+        }
+        for name, (spent_cents, running, waiting) in sorted(figures.items())
+    ]
+
+
+async def add_user(
+    root: DataRoot,
+    user: str,
+    limits: Mapping[str, Any],
+    scopes: Sequence[tokens.Scope],
+    ends_us: int | None,
+    changed: Change,
+) -> tuple[tokens.Token, str]:
+    """Create a token of the user's name, set the limits that are given, and return the token and its text.
+
+    Raises:
+        BadInput: The name is invalid or taken, or a limit is invalid.
+        ConfigError: A file cannot be read or written.
+    """
+    name = tokens.token_name(user)
+    known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
+    limited = await anyio.to_thread.run_sync(read_users, root.config)
+    if user in limited or name in known or any(token.user == user for token in known.values()):
+        raise BadInput(
+            f"There is a user {user} already. `ava user limit {user}` changes the limits, and `ava token create NAME"
+            f" --user {user}` adds a token."
+        )
+    if limits:
+        await limit_user(root, user, limits, changed)
+    token, text = await anyio.to_thread.run_sync(tokens.create_token, root.tokens_file, name, user, scopes, ends_us)
+    await changed(f"tokens.{name}", None, token.on_record())
+    return token, text
+
+
+async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], changed: Change) -> None:
+    """Set limits of a user in `config.toml`; the others stay. Servers take them over within seconds.
+
+    Raises:
+        BadInput: A limit does not exist.
+        ConfigError: A limit is invalid, or the file cannot be read or written; nothing is changed.
+    """
+    changes: dict[Place, Any] = {("users", user, name): value for name, value in limits.items()}
+    before = await anyio.to_thread.run_sync(lambda: change_settings(root.config, changes))
+    was = {name: value for name, value in zip(limits, before, strict=True) if value is not None}
+    await changed(f"users.{user}", was, dict(limits))
+
+
+async def remove_user(root: DataRoot, user: str, changed: Change) -> tuple[list[tokens.Token], bool]:
+    """Revoke a user's tokens and remove the user's limits; return the tokens, and whether there were limits.
+
+    Raises:
+        BadInput: There is neither.
+        ConfigError: A file cannot be read or written.
+    """
+    known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
+    limited = user in await anyio.to_thread.run_sync(read_users, root.config)
+    revoked: list[tokens.Token] = []
+    for name in [token.name for token in known.values() if token.user == user]:
+        token = await anyio.to_thread.run_sync(tokens.revoke_token, root.tokens_file, name)
+        if token is not None:
+            revoked.append(token)
+            await changed(f"tokens.{name}", token.on_record(), None)
+    if limited:
+        places: dict[Place, Any] = {("users", user): None}
+        [before] = await anyio.to_thread.run_sync(lambda: change_settings(root.config, places))
+        await changed(f"users.{user}", before, None)
+    if not revoked and not limited:
+        raise BadInput(f"{user} has no token and no limits here; `ava user list` shows all users")
+    return revoked, limited
