@@ -1,0 +1,128 @@
+"""`/users`: the users of the data root and their limits, for tokens of the scope `admin`.
+
+What opens the server's own folders or grants roles (`workspaces`, `roles`), and tokens that approve or administer, are
+set only in a terminal on the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ava_audit.errors import AuditError
+from ava_audit.events import Event, SettingsChanged
+from ava_audit.store.store import append
+from ava_server.config.settings import Policy
+from ava_server.config.tokens import expiry, user_name
+from ava_server.core.errors import AvaError, BadInput
+from ava_server.http.limits import forbidden
+from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.service.users import Change, add_user, limit_user, list_users, remove_user
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.config.tokens import Token
+
+USERS_PATH = "/users"
+CLIENT = "ava user"
+BODY_BYTES = 10_000
+_Count = Annotated[int, Field(strict=True, ge=0)]
+
+
+class _Limits(BaseModel):
+    """What an administrator may set from elsewhere."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    daily_cents: _Count | None = None
+    running: _Count | None = None
+    spawns_per_hour: _Count | None = None
+    approval: Policy | None = None
+    expires: str | None = None
+
+
+_BODY = TypeAdapter(_Limits)
+
+
+async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Handle a request to `/users` (GET) or `/users/NAME` (POST adds, PATCH limits, DELETE removes)."""
+    token: Token = scope[OF_REQUEST]
+    request = Request(scope, receive)
+    try:
+        if "admin" not in token.scopes:
+            response: Response = forbidden(token, "admin")
+        else:
+            response = await _answer(app, token, request)
+    except BadInput as error:
+        response = _wrong(400, str(error))
+    except (AvaError, AuditError) as error:
+        response = _wrong(503, str(error))
+    await response(scope, receive, send)
+
+
+async def _answer(app: App, token: Token, request: Request) -> Response:
+    settings, root = app.runtime.settings, app.runtime.settings.paths
+    name = request.url.path.removeprefix(USERS_PATH).strip("/")
+    allowed = ("POST", "PATCH", "DELETE") if name else ("GET", "HEAD")
+    if request.method not in allowed:
+        return Response(status_code=405, headers={"Allow": ", ".join(allowed)})
+    if not name:
+        return _json({"users": await list_users(settings, app.runtime.store)})
+    user, changed = user_name(name), _recorder(app, token)
+    if request.method == "DELETE":
+        revoked, limited = await remove_user(root, user, changed)
+        return _json({"revoked": [one.name for one in revoked], "limited": limited})
+    given = await _body(request)
+    limits = given.model_dump(exclude={"expires"}, exclude_none=True)
+    if request.method == "POST":
+        ends_us = expiry(given.expires, time.time_ns() // 1000)
+        made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
+        return _json({"token": text, "name": made.name, **made.on_record()}, 201)
+    if not limits:
+        raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
+    await limit_user(root, user, limits, changed)
+    return _json({"user": user, "limits": limits})
+
+
+def _recorder(app: App, token: Token) -> Change:
+    """Return what records a change under the administrator's name."""
+    session = session_over_http(token, CLIENT)
+    service = app.service_for((token, CLIENT), lambda: session)
+    app.begin(service.session)
+
+    async def changed(setting: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
+        fact = SettingsChanged(setting=setting, before=before, after=after)
+        await app.runtime.store.do(append(Event(service.session.who, fact)))
+
+    return changed
+
+
+async def _body(request: Request) -> _Limits:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES:
+            raise BadInput(f"the body is longer than {BODY_BYTES:,} bytes")
+    try:
+        return _BODY.validate_json(body or b"{}")
+    except ValidationError as wrong:
+        first = wrong.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise BadInput(
+            f"{where}: {first['msg']}; over HTTP, an administrator sets daily_cents, running, spawns_per_hour and"
+            " approval. Folders and roles are set on the server with `ava user limit`"
+        ) from None
+
+
+def _json(value: Mapping[str, Any], status: int = 200) -> Response:
+    return JSONResponse(dict(value), status, {"Cache-Control": "no-store"})
+
+
+def _wrong(status: int, sentence: str) -> Response:
+    return _json({"error": "refused", "error_description": sentence}, status)
