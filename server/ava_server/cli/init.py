@@ -134,7 +134,10 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
         say("neither start nor spend anything. It still asks before confirm_spawn. These rules do that:")
         say(f"{change.path}:")
         write("\n".join(change.lines))
-        if only_print or not (allow or anyio.run(agrees, "Add these rules?")):
+        agreed = bool(allow)
+        if not (agreed or only_print):
+            agreed = anyio.run(agrees, "Add these rules?")
+        if only_print or not agreed:
             return
         _write(change)
     if host.quiet:
