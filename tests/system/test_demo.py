@@ -132,7 +132,7 @@ def test_asks_about_a_heading_that_prose_answers(tmp_path: Path) -> None:
     ],
 )
 def test_a_heading_becomes_a_question_of_a_person(tmp_path: Path, heading: str, question: str | None) -> None:
-    text = "You return the parcel within 14 days, and it has to be whole. Otter Pay sends a label; print it, glue it on."
+    text = "You return the parcel within 14 days, and it has to be whole. Otter Pay sends a label; print it."
     (tmp_path / "a.md").write_text(f"# {heading}\n\n{text}\n")
     assert (question_about(tmp_path) == question) == (question is not None)
     assert question_about(tmp_path).endswith("?")

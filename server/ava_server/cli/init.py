@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -132,6 +133,7 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
     elif change is not None:
         say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
         say("neither start nor spend anything. It still asks before confirm_spawn. These rules do that:")
+        _warn_of_auto()
         say(f"{change.path}:")
         write("\n".join(change.lines))
         agreed = bool(allow)
@@ -142,6 +144,18 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
         _write(change)
     if host.quiet:
         say(host.quiet)
+
+
+def _warn_of_auto() -> None:
+    """Say so if a setting lets a proposal start without a question: then the host's is the only one."""
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.settings import load_settings
+
+    with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
+        if policy_in_force(load_settings()) == "auto":
+            say(
+                'But your setting approval = "auto" starts cheap proposals: then nobody is asked before spawn_subagent.'
+            )
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:

@@ -305,7 +305,10 @@ HOSTS: Mapping[str, Host] = {
             question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
             shows_forms=False,
             tool_rules=ToolRules(Toml(), lambda _place, config: config, _codex_rules, needed=False),
-            quiet="Codex asks only before confirm_spawn, and then Ava with the whole proposal.",
+            quiet=(
+                "Codex asks only before confirm_spawn, and then Ava with the whole proposal. Ava's question always"
+                ' comes, so you may set the approval_mode of confirm_spawn to "approve" yourself.'
+            ),
         ),
         Host(
             name="cursor",

@@ -6,7 +6,7 @@ no rule is a pattern, which could cover it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -94,13 +94,13 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
 
 def _shown(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
     """Return rules as they stand in a file."""
-    places: dict[Any, list[Any]] = {}
+    values: dict[tuple[str, ...], list[Any]] = {}
     for rule in some:
-        places.setdefault(rule.place, []).append(rule.value)
+        values.setdefault(rule.place, []).append(rule.value)
     lines: list[str] = []
     for rule in {rule.place: rule for rule in some}.values():
-        values = places[rule.place]
-        table = rule.listed and isinstance(values[0], Mapping)
-        whole = ((*rule.place, 0), values[0]) if table else (rule.place, values if rule.listed else values[0])
-        lines += rules.format.shown(*whole)
+        if isinstance(rule.value, dict):
+            lines += rules.format.shown((*rule.place, 0), rule.value)
+        else:
+            lines += rules.format.shown(rule.place, values[rule.place] if rule.listed else rule.value)
     return lines

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.terminal import CONTROLLED, ava, on_terminal
@@ -83,11 +83,18 @@ def allow(host: Host, place: UserPlace, name: str = "ava") -> str:
     return rules_file(host, place).read_text()
 
 
-def strings(data: object) -> list[str]:
+def strings(data: Any) -> list[str]:
     """Return every text in some data, keys included."""
+    found: list[str] = []
     if isinstance(data, dict):
-        return [text for pair in data.items() for part in pair for text in strings(part)]
-    return [text for part in data for text in strings(part)] if isinstance(data, list) else [str(data)]
+        for key, value in cast("dict[str, Any]", data).items():
+            found += [key, *strings(value)]
+    elif isinstance(data, list):
+        for part in cast("list[Any]", data):
+            found += strings(part)
+    else:
+        found.append(str(data))
+    return found
 
 
 def test_the_host_with_its_rules_is_the_same_text_again_after_removal(host: Host, place: UserPlace) -> None:
@@ -250,6 +257,14 @@ def test_in_a_terminal_the_rules_are_shown_before_the_question(home: Path, answe
         assert screen.ended() == 0
     assert (home / ".gemini" / "policies" / "ava.toml").exists() == (answer == "y")
     assert (home / ".gemini" / "settings.json").exists()
+
+
+@pytest.mark.slow
+def test_warns_where_a_proposal_may_start_by_itself(home: Path) -> None:
+    assert "nobody is asked" not in init(home, "gemini", "--allow-tools", "--print").stdout
+    put(home / "data" / "config.toml", 'approval = "auto"\n')
+    (home / "data").chmod(0o700)
+    assert "nobody is asked before spawn_subagent" in init(home, "gemini", "--allow-tools", "--print").stdout
 
 
 @pytest.mark.slow
