@@ -99,7 +99,7 @@ def _shown(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
         values.setdefault(rule.place, []).append(rule.value)
     lines: list[str] = []
     for rule in {rule.place: rule for rule in some}.values():
-        if isinstance(rule.value, dict):
+        if rule.listed and not isinstance(rule.value, str):
             lines += rules.format.shown((*rule.place, 0), rule.value)
         else:
             lines += rules.format.shown(rule.place, values[rule.place] if rule.listed else rule.value)
