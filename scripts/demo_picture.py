@@ -31,8 +31,8 @@ PICTURE = REPOSITORY / "examples" / "demo.svg"
 QUESTION = "What does each provider charge for a payment?"
 COMMAND = f'ava demo notes --task "{QUESTION}"'
 COLUMNS = 88
-EXCERPTS = (slice(0), slice(3), slice(4), slice(2), slice(6, 13), slice(-4, None))
-"""The lines shown of each section, from the command to the log."""
+EXCERPTS = (slice(0), slice(3), slice(4), slice(2), slice(6, 13), slice(-4, None), slice(2))
+"""The lines shown of each section, from the command to the next steps."""
 _HEADING = re.compile(r"^(-- .+ --)$")
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _PREFIX = "ava-picture-"
@@ -45,7 +45,9 @@ def lines() -> list[str]:
         shutil.copytree(REPOSITORY / "examples" / "notes", notes)
         shown = _on_terminal(["demo", str(notes), "--task", QUESTION], notes.parent)
     screen = [line.rpartition("\r\x1b[K")[2] for line in shown.replace("\r\n", "\n").rstrip().split("\n")]
-    _proposal, _approval, _running, result, record = (at for at, line in enumerate(screen) if _HEADING.match(line))
+    _proposal, _approval, _running, result, record, _next = (
+        at for at, line in enumerate(screen) if _HEADING.match(line)
+    )
     drawn = [_one_form(line) for line in screen[result:record]]  # laid out for these columns as it is
     return excerpt([f"$ {COMMAND}", *_broken_anew(screen[:result]), *drawn, *_broken_anew(screen[record:])])
 
@@ -128,7 +130,7 @@ def _one_form(line: str) -> str:
     for pattern, instead in (
         (rf"/tmp/{_PREFIX}\w+/ava-demo-\w+", "/tmp/ava-demo"),
         (rf"/tmp/{_PREFIX}\w+", "/home/you"),
-        (r"`\S+/ava key", "`ava key"),
+        (r"\S+/ava (key|init) ", r"ava \1 "),
         (r"S-[0-9a-f]{6}\b", "S-7f3a2b"),
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ", "2026-11-21 09:30:00Z"),
         (r"\d+ s of 600 s", "1 s of 600 s"),

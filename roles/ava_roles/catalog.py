@@ -64,11 +64,15 @@ class UntrustedFile:
 
 @dataclass(frozen=True)
 class Catalog:
-    """All roles by name, the built-in ones first, and the role files that cannot be used."""
+    """All roles by name, the built-in ones first, and the role files that cannot be used.
+
+    `unread` says in a sentence which agent files a setting leaves unread; empty if there are none.
+    """
 
     by_name: Mapping[str, Role]
     problems: tuple[Remark, ...] = ()
     untrusted: tuple[UntrustedFile, ...] = ()
+    unread: str = ""
 
     @classmethod
     def load(cls, folders: Sequence[Folder] = ()) -> Catalog:
@@ -137,6 +141,8 @@ class Catalog:
         broken = [problem for problem in self.problems if Path(problem.source).stem == name]
         if broken:
             message += f"; a file of that name cannot be used: {broken[0].text}"
+        if self.unread:
+            message += f"; {self.unread}"
         raise UnknownRole(message)
 
     def describe(self, limit: int = 1200) -> str:

@@ -97,19 +97,26 @@ def read_folder(folder: Folder) -> Iterator[RoleFile | RoleFileError]:
         yield from _read_project_folder(folder, folder.project)
 
 
-def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
-    """Return a value that changes when a `*.md` of a folder does, without reading the files. Blocking."""
+def role_file_names(folder: Folder) -> list[str]:
+    """Return the names of a folder's `*.md`, without reading them; none if it cannot be listed. Blocking."""
 
     def entries(below: str) -> list[tuple[str, EntryKind]]:
         with os.scandir(folder.path / below) as found:
             return [(entry.name, "folder" if entry.is_dir(follow_symlinks=False) else "file") for entry in found]
 
+    try:
+        return [name for name, _kind in _names(folder, entries)[0]]
+    except OSError:
+        return []
+
+
+def folder_fingerprint(folder: Folder) -> tuple[object, ...]:
+    """Return a value that changes when a `*.md` of a folder does, without reading the files. Blocking."""
     looks: list[object] = []
-    with contextlib.suppress(OSError):
-        for name, _kind in _names(folder, entries)[0]:
-            with contextlib.suppress(OSError):
-                status = (folder.path / name).lstat()
-                looks.append((name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    for name in role_file_names(folder):
+        with contextlib.suppress(OSError):
+            status = (folder.path / name).lstat()
+            looks.append((name, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     return tuple(looks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import pytest
 from support.claude_code import (
     DELEGATE,
     FORM,
+    ClaudeCode,
     Headless,
     Orchestrator,
     Rule,
@@ -36,6 +38,7 @@ RESULT = [("submit_result", {"summary": "done", "output": OUTPUT})]
 POLL_S = 2.0
 """How often Claude Code asks in a run's first minute."""
 QUESTION = "Which currency is meant?"
+LOOK = "What did they find?"
 STARTS = ["spawn_subagent", "confirm_spawn"]
 
 
@@ -108,6 +111,47 @@ def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> 
         assert orchestrator.called == STARTS
         assert len(entries(host.root, "ExtensionAsked")) == 1
     assert_intact(host.root)
+
+
+@pytest.mark.parametrize(("option", "asked"), [("--no-allow-tools", 3), ("--allow-tools", 1)])
+def test_with_the_rules_of_init_only_the_start_is_asked_about(tmp_path: Path, option: str, asked: int) -> None:
+    """Count Claude Code's own questions, answered with "don't ask again"; Ava's form comes besides, for each run."""
+    orchestrator = Orchestrator(lambda turn: call("check_subagent") if LOOK in turn.news else None, delegates())
+    with (
+        running_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
+        at_claude_code(tmp_path, orchestrator, models, allow=option) as host,
+    ):
+        first = questions_of_a_run(host, orchestrator)
+        assert (
+            first
+            == {3: ["Spawn Subagent", "Confirm Spawn", "form", "Check Subagent"], 1: ["Confirm Spawn", "form"]}[asked]
+        )
+        assert questions_of_a_run(host, orchestrator) == ["form"], "Ava's own question always comes"
+    assert len(entries(host.root, "RunEnded")) == 2
+
+
+def questions_of_a_run(host: ClaudeCode, orchestrator: Orchestrator) -> list[str]:
+    """Have a subagent work and its result fetched; say yes to every question, for good where that is offered."""
+    ended, asked = len(entries(host.root, "RunEnded")) + 1, list[str]()
+    orchestrator.called.clear()
+    host.type(DELEGATE)
+    looks = False
+    deadline = time.monotonic() + 90
+    while "check_subagent" not in orchestrator.called or "Noted." not in host.screen.rpartition(LOOK)[2]:
+        assert time.monotonic() < deadline, host.screen
+        screen = host.screen
+        if FORM in screen:
+            host.accept()
+            asked.append("form")
+        elif found := re.search(r"ava — (\w+ \w+) Tool", screen):
+            asked.append(found[1])
+            host.press("2")
+            host.until(lambda title=found[0]: title not in host.screen)  # type: ignore[misc]
+        elif not looks and len(entries(host.root, "RunEnded")) == ended and "Noted." in screen.rpartition(DELEGATE)[2]:
+            host.type(LOOK)
+            looks = True
+        time.sleep(0.3)
+    return asked
 
 
 @pytest.mark.requirement("N-14")

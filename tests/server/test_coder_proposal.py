@@ -62,6 +62,18 @@ async def test_asks_for_everything_a_coder_needs_before_anything_costs(
     assert says in await refused(tmp_path, **given)
 
 
+async def test_reports_everything_that_a_coder_lacks_together(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "notes.txt").write_text("no repository\n")
+    lacking: dict[str, Any] = {"namespace": None, "context": None, "verify": None}
+    head, *lines = (await refused(tmp_path, **lacking)).split("\n")
+    assert head == "coder cannot start yet:"
+    assert [line.partition(":")[0] for line in lines] == ["namespace", "context", "workspace", "verify"]
+    assert str(tmp_path / "workspace") in lines[2] and "give the command line" in lines[3]
+    alone = await refused(tmp_path, verify="true")
+    assert alone.startswith("workspace: ") and "\n" not in alone
+
+
 async def test_refuses_a_folder_that_is_not_a_repository_root_with_a_commit(tmp_path: Path) -> None:
     (tmp_path / "workspace").mkdir()
     assert "git init" in await refused(tmp_path)

@@ -248,18 +248,24 @@ class ClaudeCode:
 
 @contextmanager
 def at_claude_code(
-    tmp_path: Path, orchestrator: Orchestrator, models: ModelServer, *, server: Mapping[str, Any] | None = None
+    tmp_path: Path,
+    orchestrator: Orchestrator,
+    models: ModelServer,
+    *,
+    server: Mapping[str, Any] | None = None,
+    allow: str | None = None,
 ) -> Generator[ClaudeCode]:
     """Start Claude Code in an empty home, with Ava over stdio or as `server` says; it is killed at the end.
 
-    `models` has the language model of the subagents.
+    `models` has the language model of the subagents. All tools of Ava are allowed, or with an option of `ava init` as
+    `allow` those that it allows.
     """
     root = data_root(tmp_path)
     with (
         running_model_server(orchestrator) as model,
         tempfile.TemporaryDirectory(prefix="tmux-") as folder,
     ):
-        env, project = _prepare(tmp_path, model, models, server)
+        env, project = _prepare(tmp_path, model, models, server, allow)
         socket = Path(folder) / "socket"
         window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
         _tmux(socket, "-f", os.devnull, *window, str(_program()), env=env)
@@ -308,7 +314,11 @@ def headless(tmp_path: Path, orchestrator: Orchestrator, models: ModelServer) ->
 
 
 def _prepare(
-    tmp_path: Path, model: ModelServer, models: ModelServer, server: Mapping[str, Any] | None = None
+    tmp_path: Path,
+    model: ModelServer,
+    models: ModelServer,
+    server: Mapping[str, Any] | None = None,
+    allow: str | None = None,
 ) -> tuple[dict[str, str], Path]:
     """Write a home in which Claude Code asks nothing at its start; return the environment and the project's folder."""
     home, project = tmp_path / "home", tmp_path / "project"
@@ -323,11 +333,12 @@ def _prepare(
     if server is not None:
         known["mcpServers"] = {"ava": dict(server)}
     configuration.write_text(json.dumps(known))
-    rules = {"permissions": {"allow": ["mcp__ava"], "defaultMode": "default"}}
+    rules = {"permissions": {"allow": [] if allow else ["mcp__ava"], "defaultMode": "default"}}
     (home / ".claude" / "settings.json").write_text(json.dumps(rules))
     if server is None:
         root = data_root(tmp_path)
-        done = ava(root, "init", "claude-code", "--file", str(configuration), stdin="y\n", env={"HOME": str(home)})
+        options = ["--file", str(configuration), *([allow] if allow else [])]
+        done = ava(root, "init", "claude-code", *options, env={"HOME": str(home)})
         assert done.returncode == 0, done.stderr
         assert json.loads(configuration.read_text())["mcpServers"]["ava"]["args"] == ["serve"]
     env = {

@@ -92,6 +92,15 @@ def test_a_coder_that_is_not_approved_changes_nothing(tmp_path: Path) -> None:
     assert told.returncode != 0 and "never ran" in told.stderr, told
 
 
+def test_missing_options_of_a_coder_are_listed_together_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    env = {"AVA_MODEL_BASE_URL": "http://127.0.0.1:9/v1", "AVA_MODEL": "test"}
+    done = ava(tmp_path / "data", "run", "coder", "Fix it.", "--yes", "--max-cost", "1", env=env, cwd=tmp_path / "work")
+    assert done.returncode == 2, done
+    named = [line.partition(":")[0] for line in done.stderr.splitlines() if line.startswith("--")]
+    assert named == ["--namespace", "--context", "--workspace", "--verify"]
+
+
 def test_a_run_that_changes_no_files_has_no_diff(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with running_model_server([hand_over()]) as server:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.terminal import ava, on_terminal
 
+from ava_server.cli.demo import question_about, worth_reading
+
 pytestmark = pytest.mark.slow
 
 QUOTE = re.compile(r"^>    > (.+)$", re.MULTILINE)
@@ -85,9 +87,55 @@ def test_reads_the_shipped_documentation_within_ten_seconds_without_a_folder(tmp
         "-- Result",
         "In the log",
         "removed",
+        "-- Next --",
     ]
     places = [done.stdout.index(part) for part in order]
     assert places == sorted(places)
+
+
+def test_the_answer_is_worth_reading_and_the_end_says_what_to_do_next(tmp_path: Path) -> None:
+    done = ava(tmp_path, "demo", env={"TMPDIR": str(tmp_path)})
+    assert worth_reading(quotes_of(done.stdout)[0]) > 0.5, "the best passage is prose that answers the question"
+    assert "✓ quote found word for word" in done.stdout
+    steps = done.stdout.partition("-- Next --\n")[2].splitlines()
+    assert [step.partition(":")[0] for step in steps] == [
+        "Add Ava to your assistant",
+        "Let a language model do the work",
+    ]
+    assert " init claude-code" in steps[0] and steps[1].endswith(" key set openrouter")
+    assert "AVA_DATA_ROOT" not in done.stdout, "a key in the demo's data root would help nobody"
+
+
+def test_asks_about_a_heading_that_prose_answers(tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    answer = (
+        "Mira pays the rent on the 3rd of each month. The landlord wants it in one transfer, with the flat's number."
+    )
+    (folder / "flat.md").write_text(
+        f"# Overview\n\nx\n\n## Codes\n\n| a | b |\n|---|---|\n| rent | 1 |\n\n## Paying the rent\n\n{answer}\n"
+    )
+    (folder / "todo.md").write_text("# Shopping list\n\n- milk\n- bread\n- rent a van\n")
+    done = ava(tmp_path / "unused", "demo", str(folder))
+    assert '"What should I know about paying the rent?"' in done.stdout
+    assert quotes_of(done.stdout)[0] == answer
+
+
+@pytest.mark.parametrize(
+    ("heading", "question"),
+    [
+        ("How do I return it?", "How do I return it?"),
+        ("How to return a parcel", "How do I return a parcel?"),
+        ("Otter Pay", "What should I know about Otter Pay?"),
+        ("Table of contents", None),
+        ("What it is", None),
+    ],
+)
+def test_a_heading_becomes_a_question_of_a_person(tmp_path: Path, heading: str, question: str | None) -> None:
+    text = "You return the parcel within 14 days, and it has to be whole. Otter Pay sends a label; print it."
+    (tmp_path / "a.md").write_text(f"# {heading}\n\n{text}\n")
+    assert (question_about(tmp_path) == question) == (question is not None)
+    assert question_about(tmp_path).endswith("?")
 
 
 def test_ignores_a_key_in_the_environment(tmp_path: Path, folder: Path) -> None:

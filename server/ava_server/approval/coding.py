@@ -6,19 +6,22 @@ and a verify command decides whether its work passes; the call has to give all t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tools.registry import specs_of, tool_specs
-from ava_roles.worktree.inspect import find_verify_commands, inspect_checkout
+from ava_roles.worktree.inspect import CheckoutState, find_verify_commands, inspect_checkout
 from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
-from ava_server.core.errors import BadInput, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused
+
+T = TypeVar("T")
 
 
 def changes_files(names: Iterable[str]) -> bool:
@@ -48,40 +51,81 @@ def resolve_coding(
         files_open: It can read the files of that folder.
 
     Raises:
-        BadInput: An argument is missing or invalid.
+        BadInput: Arguments are missing or invalid; lists all of them.
         Refused: No files can be changed here; says what to do.
     """
     if not changes:
         _refuse_unneeded(args, role)
         return None
     _refuse_unconfined(role, sandbox)
-    namespace = _namespace(args, role)
-    if not (args.context or "").strip():
-        raise BadInput(
-            f"context: {role.name} changes files and needs it; give related files, decisions and constraints"
-        )
-    if workspace.path is None or not files_open:
-        why = (
-            workspace.why if workspace.path is None else "a role that reaches the web sees only the folder given there"
-        )
-        raise Refused(f"{role.name} changes files of a git repository: give its root in workspace ({why})")
-    try:
-        state = inspect_checkout(workspace.path, home)
-        verify, verify_from = _verify(args, role, workspace.path, home)
-    except RolesError as error:
-        raise Refused(f"workspace: {error}") from error
+    faults: list[AvaError] = []
+
+    def take(find: Callable[[], T]) -> T | None:
+        """Return what is found, or keep its fault for the end, so that the caller hears of all of them at once."""
+        try:
+            return find()
+        except (BadInput, Refused) as fault:
+            faults.append(fault)
+            return None
+
+    namespace = take(lambda: _namespace(args, role))
+    take(lambda: _check_context(args, role))
+    folder = take(lambda: _repository(role, workspace, files_open=files_open))
+    state = take(lambda: _checkout(folder, home)) if folder is not None else None
+    verify = take(lambda: _verify(args, role, folder if state is not None else None, home))
+    if len(faults) > 1:
+        raise BadInput("\n".join([f"{role.name} cannot start yet:", *map(str, faults)]))
+    if faults:
+        raise faults[0]
+    assert namespace is not None and folder is not None and state is not None and verify is not None
     return Coding(
-        repository=str(workspace.path),
+        repository=str(folder),
         branch=state.branch,
         base=state.head,
         identity=state.identity,
         uncommitted=state.uncommitted,
         namespace=namespace,
-        verify=verify,
-        verify_from=verify_from,
+        verify=verify[0],
+        verify_from=verify[1],
         setup=role.setup,
         notes=state.notes,
     )
+
+
+def _check_context(args: SpawnArgs, role: Role) -> None:
+    """Refuse a run that is not told what its work relates to.
+
+    Raises:
+        BadInput: There is no context.
+    """
+    if not (args.context or "").strip():
+        raise BadInput(
+            f"context: {role.name} changes files and needs it; give related files, decisions and constraints"
+        )
+
+
+def _repository(role: Role, workspace: Workspace, *, files_open: bool) -> Path:
+    """Return the folder to work on.
+
+    Raises:
+        Refused: There is none, or the run may not read it.
+    """
+    if workspace.path is not None and files_open:
+        return workspace.path
+    why = workspace.why if workspace.path is None else "a role that reaches the web sees only the folder given there"
+    raise Refused(f"workspace: {role.name} changes files of a git repository; give its root ({why})")
+
+
+def _checkout(folder: Path, home: Path) -> CheckoutState:
+    """Return the state of the repository.
+
+    Raises:
+        Refused: The folder is not the root of one, or cannot be worked on.
+    """
+    try:
+        return inspect_checkout(folder, home)
+    except RolesError as error:
+        raise Refused(f"workspace: {error}") from error
 
 
 def _refuse_unneeded(args: SpawnArgs, role: Role) -> None:
@@ -144,12 +188,12 @@ def _namespace(args: SpawnArgs, role: Role) -> tuple[str, ...]:
         raise BadInput(f"namespace: {error}") from error
 
 
-def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[str, str]:
+def _verify(args: SpawnArgs, role: Role, repository: Path | None, home: Path) -> tuple[str, str]:
     """Return the verify command, and where it is from: the call, the role file, or the project.
 
     Raises:
         BadInput: The given command is invalid, or none is found in the project.
-        RolesError: The repository cannot be read.
+        Refused: The repository cannot be read.
     """
     if args.verify is not None:
         try:
@@ -158,7 +202,12 @@ def _verify(args: SpawnArgs, role: Role, repository: Path, home: Path) -> tuple[
             raise BadInput(f"verify: it {error}") from error
     if role.verify is not None:
         return role.verify, "from the role file"
-    found = find_verify_commands(repository, home)
+    if repository is None:
+        raise BadInput("verify: give the command line that its work must pass, unless the repository itself says it")
+    try:
+        found = find_verify_commands(repository, home)
+    except RolesError as error:
+        raise Refused(f"workspace: {error}") from error
     if len(found) == 1:
         return found[0].command, f"found: {found[0].why}"
     if found:

@@ -12,6 +12,7 @@ from ava_audit.units import format_usd
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
+from ava_roles.tools.registry import tool_specs
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import TITLES, search_cost
 
@@ -308,12 +309,32 @@ def _limit_lines(config: RunConfig) -> list[str]:
     if config.questions > 1:
         lines.append(f"It may ask you up to {config.questions} questions.")
     lines.extend(_secret_lines(config))
-    if config.unavailable_tools:
-        lines.append(f"Not available here: {', '.join(config.unavailable_tools)}.")
+    lines.extend(_lost_lines(config))
     if config.commands_note:
         lines.append(f"No commands because: {config.commands_note}.")
     lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
     return lines
+
+
+def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:
+    """Return in a few words why a run or a role lacks a built-in tool here; `commands`: they can be confined."""
+    if spec.search:
+        return "no search engine is set up; `ava doctor` says how"
+    if (spec.commands or spec.edits) and not commands:
+        return "commands cannot be confined here"
+    if spec.edits:
+        return "git is missing"
+    return "it sees no files" if spec.files else "memory has no notes" if spec.memory else ""
+
+
+def _lost_lines(config: RunConfig) -> list[str]:
+    """Return what the run lacks of its role's tools, a line for each reason; MCP tools have their own notes."""
+    known, commands = tool_specs(), not config.commands_note
+    reasons: dict[str, list[str]] = {}
+    for name in config.unavailable_tools:
+        why = why_unavailable(known[name], commands=commands) if name in known else ""
+        reasons.setdefault(why, []).append(name)
+    return [f"Not available here: {', '.join(names)}{f' ({why})' if why else ''}." for why, names in reasons.items()]
 
 
 def _coding_lines(coding: Coding) -> list[str]:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -40,16 +40,38 @@ POLL_S = 0.05
 WITHIN_S = 60.0
 """The demo takes a few seconds; a server that is silent this long has failed."""
 LOG_LINES = 8
-DOCS_QUESTION = "Who approves a subagent, what may it cost at most, and what happens when a cap is reached?"
+DOCS_QUESTION = "Does a subagent continue when I close the terminal?"
 """The question about the shipped documentation."""
+_TABLES = shutil.ignore_patterns("reference", "deploy")
+"""The parts of the documentation that nobody reads in sentences."""
 FILES_MOST = 400
 CHARS_MOST = 60_000
 """The characters of one file that count."""
 LOOK_S = 2.0
 DOCUMENTS_MOST = 5
 WORDS = 3
+QUESTIONS_MOST = 12
+"""The headings whose questions are tried."""
+QUOTED_CHARS = 300
+SIMULATED_CHARS = 300_000
+"""The characters of all files on which they are tried."""
 _ENVIRONMENT = ("PYTHONPATH", "SYSTEMROOT", "TMPDIR", "LANG", "LC_ALL")
 _HEADING = re.compile(r"^#+ .*$", re.MULTILINE)
+_SECTION = re.compile(
+    r"(?:^#{1,4} +(?P<heading>[^\n#|`<>\[\]/:]{3,60}?)[ #]*\n|\A\s*(?P<title>[A-Z][^\n.:;|#]{2,40})\n(?=\s*\n))"
+    r"\s*(?P<below>[^\n#|>`*\-](?:.|\n(?!\s*\n)){0,400})",
+    re.MULTILINE,
+)
+"""A heading, or a title in the first line, and the paragraph below it."""
+_PROSE = frozenset([".md", ".markdown", ".rst", ".txt", ".text", ".org", ".adoc", ""])
+_NO_TOPIC = re.compile(
+    r"(?:(?:table of )?contents|introduction|installation|licen[sc]e|references|changelog|overview)$"
+    r"|(?:what|who|when|where|which|why|how)\b(?! to )[^?]*$",
+    re.IGNORECASE,
+)
+"""Headings that say nothing of what is below, and questions without a question mark."""
+_NO_PROSE = re.compile(r"^\s*(?:[|`<{}#]|[-*+] |\d+[.)] )|`{3}|\w\(|[{};]\n", re.MULTILINE)
+_SENTENCE_END = re.compile(r"\w[.!?][\"')]*(?=\s|$)")
 _WORD = re.compile(r"[^\W\d_]{4,24}")
 _CODE = frozenset(keyword.kwlist) | frozenset(
     ["args", "const", "function", "null", "self", "string", "this", "true", "void"]
@@ -91,7 +113,7 @@ def demo_command(
             root = DataRoot(place / "data")
             root.create()
             # A copy: an installed package often lies in a hidden folder of a home, where no subagent may read.
-            where = named or Path(shutil.copytree(shipped_docs(), place / "docs"))
+            where = named or Path(shutil.copytree(shipped_docs(), place / "docs", ignore=_TABLES))
             question = question_about(where) if named or task else DOCS_QUESTION
             heading(root)
             demo = Demo(root, where, task or question, scripted, keep)
@@ -103,7 +125,18 @@ def demo_command(
     if demo is not None:
         kept = f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs"
         say("\n" + (kept if keep else "The demo's data root is removed; --keep keeps it."))
+    if code == 0:
+        _show_next_steps()
     raise typer.Exit(code)
+
+
+def _show_next_steps() -> None:
+    from ava_server.hosts.launching import launch
+
+    started = launch()
+    say("\n-- Next --")
+    say(f"Add Ava to your assistant: {started.shell('init', 'claude-code')} (or claude-desktop, codex, gemini, …)")
+    say(f"Let a language model do the work: {started.shell('key', 'set', 'openrouter')}")
 
 
 @contextmanager
@@ -155,7 +188,8 @@ class _DemoHost:
             name="demo",
         )
         say("\n-- Proposed (spawn_subagent). Nothing has started. --")
-        say(str(proposal["message"]))
+        # The demo's data root is temporary: a key stored there would help nobody.
+        say(str(proposal["message"]).partition("\nTo have a language model do it: ")[0])
         if self._demo.scripted:
             say("The model is a script that comes with Ava, not a language model.")
         else:
@@ -277,16 +311,65 @@ def checked_folder(folder: Path) -> Path:
 
 
 def question_about(folder: Path) -> str:
-    """Return a question about the folder, made of its most telling words. Blocks for 2 s at most.
+    """Return a question that somebody might ask of the folder, and that a passage in it answers. Blocks for 2 s or so.
+
+    It is about a heading, one whose question the offline reader answers with prose; else about telling words.
 
     Raises:
         BadInput: There is no text in it.
     """
-    words = telling_words(_texts(folder))
+    texts = list(_texts(folder))
+    if question := _question_about_heading(texts):
+        return question
+    words = telling_words(text for _, text in texts)
     if not words:
         raise BadInput(f"FOLDER: there is no text to read in {folder}; name a folder with text files in it")
     listed = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
     return f"What do these files say about {listed}?"
+
+
+def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
+    """Return the question about a heading whose best passages read best, or empty text."""
+    from ava_server.models.offline import Passage, best_passages, quotes, salient
+
+    prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
+    asked: dict[str, float] = {}
+    for _, text in prose:
+        for found in _SECTION.finditer(text):
+            topic = " ".join((found["heading"] or found["title"]).split())
+            if salient(topic) and not _NO_TOPIC.match(topic):
+                asked.setdefault(_question(topic), worth_reading(found["below"]))
+    likely = sorted(asked, key=lambda question: -asked[question])[:QUESTIONS_MOST]
+    share = SIMULATED_CHARS // max(len(prose), 1)
+    pieces = quotes(Passage(name, "", text[: max(share, QUOTED_CHARS)]) for name, text in prose[:FILES_MOST])
+    best, most = "", 0.0
+    for question in likely:
+        answer = best_passages(pieces, salient(question), most=2, per_source=2)
+        value = sum(worth_reading(piece.text) / place for place, piece in enumerate(answer, 1))
+        if answer and worth_reading(answer[0].text) and value > most:
+            best, most = question, value
+    return best
+
+
+def _question(topic: str) -> str:
+    if topic.endswith("?"):
+        return topic
+    if topic.lower().startswith("how to "):
+        return f"How do I {topic[7:]}?"
+    first, _, rest = topic.partition(" ")
+    if rest[:1].islower() and first[1:].islower():  # a phrase, not a name
+        topic = f"{first.lower()} {rest}"
+    return f"What should I know about {topic}?"
+
+
+def worth_reading(text: str) -> float:
+    """Return how much a passage tells a person who reads it alone: whole sentences, with facts; 0 for no prose."""
+    text = text.strip()[:QUOTED_CHARS]
+    letters = sum(char.isalpha() or char.isspace() for char in text)
+    if len(text) < 60 or letters < 0.8 * len(text) or _NO_PROSE.search(text):
+        return 0.0
+    sentences = len(_SENTENCE_END.findall(text))
+    return bool(sentences) * (len(text) / QUOTED_CHARS + 0.3 * (sentences > 1) + 0.3 * bool(re.search(r"\d", text)))
 
 
 def telling_words(texts: Iterable[str]) -> list[str]:
@@ -314,8 +397,8 @@ def telling_words(texts: Iterable[str]) -> list[str]:
     return chosen
 
 
-def _texts(folder: Path) -> Iterator[str]:
-    """Yield the texts of the files that the subagent's search would look at."""
+def _texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of the files that the subagent's search would look at."""
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import parser_process
@@ -337,11 +420,12 @@ def _texts(folder: Path) -> Iterator[str]:
             try:
                 if not document:
                     data, cut_off = root.read(entry.name, CHARS_MOST)
-                    yield decode_text(data, cut=cut_off) or ""
+                    yield entry.name, decode_text(data, cut=cut_off) or ""
                 elif read_documents <= DOCUMENTS_MOST:
                     data, _ = root.read(entry.name, 10_000_000)
                     pages = parser_process.read_pdf(data, count=10).pages if is_pdf(data) else ()
-                    yield " ".join(text for _, text in pages) if pages else parser_process.read_docx(data)
+                    text = " ".join(text for _, text in pages) if pages else parser_process.read_docx(data)
+                    yield entry.name, text
             except ToolFailed:
                 continue
     finally:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import anyio
 import typer
 
 from ava_server.cli.completion import hosts
-from ava_server.cli.terminal import heading, say, tell, write
+from ava_server.cli.terminal import agrees, heading, say, someone_there, tell, write
 from ava_server.core.data_root import find_data_root, home_folder, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 
@@ -47,6 +49,13 @@ def init_command(
         Path | None,
         typer.Option(metavar="FILE", help="Another configuration file of that host, such as a project's."),
     ] = None,
+    allow_tools: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-tools/--no-allow-tools",
+            help="Let the host call without asking what neither starts nor spends; default: ask in a terminal.",
+        ),
+    ] = None,
 ) -> None:
     """Add Ava to a host's configuration: shows the change, keeps a backup, and leaves the rest as it is.
 
@@ -74,13 +83,15 @@ def init_command(
             tell("This belongs there:")
             tell("\n".join(known.format.shown((known.servers, name), known.entry(started))))
         raise
+    if remove and _remove_tool_rules(known, name, path, only_print):
+        change = changes.removing(known, name, path)  # the rules may have been in the same file
     _show(change, known, name, remove)
+    if not (change.nothing or only_print):
+        _write(change)
+    if not remove:
+        _offer_tool_rules(known, name, path, allow_tools, only_print)
     if change.nothing or only_print:
         return
-    backup = changes.apply(change)
-    say(f"The file was {'removed: there was nothing else in it' if change.after is None else 'written'}.")
-    if backup is not None:
-        say(f"Its previous version: {backup}")
     if remove:
         say(f"{known.title} no longer has Ava after its next start.")
     else:
@@ -91,6 +102,75 @@ def init_command(
                 " process of your user can read the token, which stays in the data root."
             )
         _show_next_steps(started)
+
+
+def _write(change: Change) -> None:
+    from ava_server.hosts.change import apply
+
+    backup = apply(change)
+    say(f"The file was {'removed: there was nothing else in it' if change.after is None else 'written'}.")
+    if backup is not None:
+        say(f"Its previous version: {backup}")
+
+
+def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
+    """Offer the host's own rules for the tools that neither start nor spend anything."""
+    from ava_server.hosts.known import UserPlace
+    from ava_server.hosts.tool_rules import QUIET_TOOLS, allowing
+
+    rules = host.tool_rules
+    if allow is False:
+        return
+    if rules is None or not (rules.needed or allow):
+        say(host.quiet)
+        return
+    if not (allow or only_print or someone_there()):
+        say(f"{host.title} asks before each of Ava's tools; --allow-tools allows those that neither start nor spend.")
+        return
+    change = allowing(host, name, path, UserPlace(sys.platform, home_folder(), os.environ))
+    if change is not None and change.nothing:
+        say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
+    elif change is not None:
+        say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
+        say("neither start nor spend anything. It still asks before confirm_spawn. These rules do that:")
+        _warn_of_auto()
+        say(f"{change.path}:")
+        write("\n".join(change.lines))
+        agreed = bool(allow)
+        if not (agreed or only_print):
+            agreed = anyio.run(agrees, "Add these rules?")
+        if only_print or not agreed:
+            return
+        _write(change)
+    if host.quiet:
+        say(host.quiet)
+
+
+def _warn_of_auto() -> None:
+    """Say so if a setting lets a proposal start without a question: then the host's is the only one."""
+    from ava_server.config.pin import policy_in_force
+    from ava_server.config.settings import load_settings
+
+    with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
+        if policy_in_force(load_settings()) == "auto":
+            say(
+                'But your setting approval = "auto" starts cheap proposals: then nobody is asked before spawn_subagent.'
+            )
+
+
+def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:
+    """Remove exactly these rules; tell whether there were any."""
+    from ava_server.hosts.known import UserPlace
+    from ava_server.hosts.tool_rules import forgetting
+
+    change = forgetting(host, name, path, UserPlace(sys.platform, home_folder(), os.environ))
+    if change is None or change.nothing:
+        return False
+    say(f"{change.path}:")
+    write("\n".join(change.lines))
+    if not only_print:
+        _write(change)
+    return not only_print
 
 
 def _file(host: Host, given: Path | None) -> Path:

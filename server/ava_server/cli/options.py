@@ -168,16 +168,19 @@ def read_schema(option: str, file: Path | None) -> dict[str, Any] | None:
 
 
 def name_options(sentence: str) -> str:
-    """Return a sentence about arguments of `spawn_subagent` with the names of `ava run`'s options."""
+    """Return sentences about arguments of `spawn_subagent`, a line each, with the names of `ava run`'s options."""
     from ava_server.approval.requests import SpawnArgs
 
     def option(field: str) -> str:
         return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
-    field, colon, rest = sentence.partition(":")
-    name, dot, below = field.partition(".")
-    if colon and name in SpawnArgs.model_fields:
-        sentence = f"{option(name)}{dot}{below}:{rest}"
+    lines = sentence.split("\n")
+    for number, line in enumerate(lines):
+        field, colon, rest = line.partition(":")
+        name, dot, below = field.partition(".")
+        if colon and name in SpawnArgs.model_fields:
+            lines[number] = f"{option(name)}{dot}{below}:{rest}"
+    sentence = "\n".join(lines)
     return _QUOTED.sub(
         lambda found: f"`{option(found[1])}`" if found[1] in SpawnArgs.model_fields else found[0], sentence
     )

@@ -13,11 +13,11 @@ from ava_roles.prompt import system_prompt
 from ava_roles.role import Role, first_sentence
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.records import RUN_SPECS
-from ava_roles.tools.registry import specs_of
+from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.wrap import clean
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
-from ava_server.approval.summary import minutes, reach
+from ava_server.approval.summary import minutes, reach, why_unavailable
 from ava_server.cli.doctor.roles import tools_on_this_machine
 from ava_server.cli.terminal import one_line, wrapped
 from ava_server.config.keys import read_keys
@@ -42,6 +42,7 @@ def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedMo
     for head, texts in (
         ("Cannot be used:", [problem.text for problem in catalog.problems]),
         ("Means nothing here:", list(catalog.notes)),
+        ("Not read:", [f"{catalog.unread}."] if catalog.unread else []),
         ("Not trusted:", [f"{each.name}: {each.why}." for each in catalog.untrusted]),
     ):
         lines += ["", head, *_indent(*texts)] if texts else []
@@ -61,6 +62,7 @@ def roles_as_json(places: RolePlaces, catalog: Catalog, means: Sequence[Resolved
             for each in catalog.problems
         ],
         "notes": list(catalog.notes),
+        "unread": catalog.unread,
         "untrusted": [
             {"name": each.name, "file": each.file.source, "sha256": each.file.sha256, "changed": each.changed,
              "problem": each.problem.text if each.problem else None, "what_to_do": each.step}
@@ -155,7 +157,10 @@ def _tool_lines(role: Role, known: Specs) -> list[str]:
     missing = [tool for tool in role.tools if tool not in known and tool not in foreign]
     lines = _indent(f"tools: {', '.join(tool for tool in role.tools if tool in known) or 'none'}")
     lines += _indent(f"of other MCP servers, checked at each proposal: {', '.join(foreign)}") if foreign else []
-    return lines + (_indent(f"not here: {', '.join(missing)}") if missing else [])
+    specs, commands = tool_specs(), any(spec.commands for spec in known.values())
+    why = {name: why_unavailable(specs[name], commands=commands) for name in missing if name in specs}
+    named = [f"{name} ({why[name]})" if why.get(name) else name for name in missing]
+    return lines + (_indent(f"not here: {', '.join(named)}") if missing else [])
 
 
 def _features(role: Role) -> list[str]:

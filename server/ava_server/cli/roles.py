@@ -266,7 +266,7 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
         say("\n".join(trust_lines(each, taken.get(each.name), known)))
         taken.setdefault(each.name, each.file.source)
     if not usable:
-        say(_why_nothing(project, places.claude_agents, catalog))
+        say(_why_nothing(catalog))
         return
     say(f"\nTheir whole text: `ava roles show NAME` in {project}. It instructs a subagent.")
     if not someone_there():
@@ -309,7 +309,7 @@ def _store(root: DataRoot, usable: list[UntrustedFile]) -> tuple[dict[str, Any],
     return change_trusted(root.trusted_roles, after), after
 
 
-def _why_nothing(project: Path, claude_agents: bool, catalog: Catalog) -> str:
+def _why_nothing(catalog: Catalog) -> str:
     """Return why there is nothing to trust."""
     from ava_server.config.role_folders import CLAUDE, OURS
 
@@ -318,9 +318,8 @@ def _why_nothing(project: Path, claude_agents: bool, catalog: Catalog) -> str:
     trusted = [role.name for role in catalog.roles if role.source.startswith((OURS, f"{CLAUDE}/"))]
     if trusted:
         return f"Already trusted as they are: {', '.join(trusted)}."
-    off = (project / CLAUDE).is_dir() and not claude_agents
-    how = f" Those of {CLAUDE} are not read: set claude_agents = true under [roles] in config.toml." if off else ""
-    return f"There is no role file in {OURS} to trust.{how}"
+    unread = f" {catalog.unread}." if catalog.unread else ""
+    return f"There is no role file in {OURS} to trust.{unread}"
 
 
 async def _record(root: DataRoot, before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from ava_roles.catalog import Catalog, Folder, Remark
 from ava_roles.errors import WorkspaceRefused
-from ava_roles.role_files import folder_fingerprint
+from ava_roles.role_files import folder_fingerprint, role_file_names
 from ava_roles.sandbox.workspace import project_at, resolve_workspace
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import ConfigError
@@ -74,6 +74,7 @@ def _hashes(_folder: str, stored: object) -> dict[str, str]:
 
 OURS: Final = ".ava/roles"
 CLAUDE: Final = ".claude/agents"
+_TO_USE = "to use them as roles, set claude_agents = true under [roles] in config.toml"
 ROLES_S = 10.0
 """Limit for reading all role files: a project may be on a disk that does not answer."""
 
@@ -99,15 +100,30 @@ class RolePlaces:
         """The project's folders, before their trust is known."""
         if self.project is None:
             return ()
-        labels = (OURS, CLAUDE) if self.claude_agents else (OURS,)
-        return tuple(Folder(self.project / label, label, self.project, {}, deep=label == CLAUDE) for label in labels)
+        own = Folder(self.project / OURS, OURS, self.project, {})
+        agents = Folder(self.project / CLAUDE, CLAUDE, self.project, {}, deep=True)
+        return (own, agents) if self.claude_agents else (own,)
 
     @property
     def of_user(self) -> tuple[Folder, ...]:
         """The user's Claude Code agents."""
-        if self.home is None or not self.claude_agents:
-            return ()
-        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),)
+        return self._agents_of_user if self.claude_agents else ()
+
+    @property
+    def _agents_of_user(self) -> tuple[Folder, ...]:
+        return (Folder(self.home / CLAUDE, f"~/{CLAUDE}", deep=True),) if self.home is not None else ()
+
+    def unread(self) -> str:
+        """Return which Claude Code agents are there and left unread, and how to use them; empty if none. Blocking.
+
+        It names no file: a project's author chose the names, and a model may see this.
+        """
+        if self.claude_agents:
+            return ""
+        of_project = replace(self, claude_agents=True).of_project[1:]
+        counts = [(folder.label, len(role_file_names(folder))) for folder in (*of_project, *self._agents_of_user)]
+        found = [f"{count} in {label}" for label, count in counts if count]
+        return f"agent files of Claude Code are not used ({', '.join(found)}); {_TO_USE}" if found else ""
 
     @property
     def _of_root(self) -> tuple[Folder, ...]:
@@ -144,7 +160,7 @@ class RolePlaces:
                 project = tuple(replace(folder, trusted=trusted.get(str(folder.path), {})) for folder in project)
         folders = (*self._of_root, *project, *self.of_user)
         catalog = Catalog.load([replace(folder, label=str(folder.path)) if by_path else folder for folder in folders])
-        return replace(catalog, problems=(*problems, *catalog.problems))
+        return replace(catalog, problems=(*problems, *catalog.problems), unread=self.unread())
 
 
 def project_named(given: str, data_root: Path, home: Path) -> Path:
@@ -198,7 +214,7 @@ def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:
     except RuntimeError:  # the system does not know this user
         home = None
     if settings is None or home is None:
-        return RolePlaces(root, None, False, home)
+        return RolePlaces(root, None, False, None)
     cwd = working_folder()
     if cwd is None:
         return RolePlaces(root, None, settings.roles.claude_agents, home)

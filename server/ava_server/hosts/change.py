@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
 import shlex
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, cast
@@ -16,7 +17,7 @@ from typing import Any, cast
 from ava_server.config.keys import WELL_KNOWN, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
-from ava_server.hosts.formats import NOTHING, Configuration, Steps, named, put_in
+from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, named, put_in
 from ava_server.hosts.known import Host, Launch
 
 BACKUP = "ava-backup"
@@ -268,9 +269,28 @@ def _is_told_to(file: Configuration, path: Steps, value: str) -> bool:
 
 
 def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration, before: str | None) -> str | None:
-    """Return the text of a file after Ava was removed: the exact text from before it was added, if that is certain.
+    """Return the text of a file after Ava was removed: the exact text from before it was added, if that is certain."""
 
-    It is certain if adding this entry to a backup, or to no file, gives exactly the present text.
+    def add(earlier: Configuration) -> bool:
+        if earlier.get((host.servers, name)) is not NOTHING:
+            return False
+        return bool(_added(earlier, host, name, copy.deepcopy(entry)))
+
+    return text_before(file, host.format, before, add)
+
+
+def text_before(
+    file: Configuration, form: Format, before: str | None, add: Callable[[Configuration], bool]
+) -> str | None:
+    """Return the text of a file from before something was added, if that is certain, else its present text.
+
+    It is certain if adding it to a backup, or to no file, gives exactly the text before the removal.
+
+    Args:
+        file: The file, after the removal.
+        form: Its format.
+        before: Its text before the removal.
+        add: Adds it again; tells whether it was missing.
     """
     texts: list[str | None] = [None]
     for backup in sorted(file.target.parent.glob(f"{file.target.name}.{BACKUP}-*"), reverse=True):
@@ -280,14 +300,11 @@ def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration
             continue
     for text in texts:
         try:
-            earlier = Configuration(file.path, file.target, text, host.format)
-            if earlier.get((host.servers, name)) is not NOTHING:
-                continue
-            _added(earlier, host, name, dict(entry))
+            earlier = Configuration(file.path, file.target, text, form)
+            if add(earlier) and earlier.text == before:
+                return text
         except ConfigError:
             continue
-        if earlier.text == before:
-            return text
     return file.text
 
 

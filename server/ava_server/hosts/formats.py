@@ -67,6 +67,8 @@ class Toml:
         import tomlkit
 
         document = tomlkit.parse(text)
+        if path[1:] == (0,) and isinstance(value, dict) and path[0] not in document:
+            document.append(str(path[0]), tomlkit.aot())  # [[name]], not name = [{}]
         put_in(document, path, value)
         return _with_every_comment(text, tomlkit.dumps(document))
 

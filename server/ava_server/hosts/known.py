@@ -79,6 +79,40 @@ class Element:
 
 
 @dataclass(frozen=True)
+class Rule:
+    """A rule in a host's file.
+
+    Attributes:
+        place: Where it stands.
+        value: What stands there.
+        listed: It is an element of a list at that place.
+    """
+
+    place: tuple[str, ...]
+    value: Any
+    listed: bool = True
+
+
+@dataclass(frozen=True)
+class ToolRules:
+    """Where a host keeps which tools it calls without asking.
+
+    Attributes:
+        format: The format of that file.
+        file: Returns it, from the user's environment and the host's configuration.
+        of: Makes the rules for a server's name and tools.
+        only_to_list: Only an existing list is added to, because a new one would replace the one in the app.
+        needed: Without rules, it asks before each of these tools.
+    """
+
+    format: Format
+    file: Callable[[UserPlace, Path], Path]
+    of: Callable[[str, Sequence[str]], list[Rule]]
+    only_to_list: bool = False
+    needed: bool = True
+
+
+@dataclass(frozen=True)
 class Host:
     """A host.
 
@@ -102,6 +136,8 @@ class Host:
             longer than for any other call.
         wait_s: Seconds that a call may wait for a run; None if it is not known to wait longer than a minute.
         shows_forms: It shows the form of such a question, not only yes and no.
+        tool_rules: Where it keeps rules for single tools; None if no file has any.
+        quiet: What its person may do so that it asks less often, besides those rules.
     """
 
     name: str
@@ -120,6 +156,8 @@ class Host:
     wait_s: float | None = None
     shows_forms: bool = True
     http_entry: Callable[[str, str], dict[str, Any]] | None = None
+    tool_rules: ToolRules | None = None
+    quiet: str = ""
 
     def file(self, place: UserPlace) -> Path:
         """Return its configuration file, which need not exist."""
@@ -185,6 +223,30 @@ def _opencode_entry(launch: Launch) -> dict[str, Any]:
     return {**entry, "environment": dict(launch.env)} if launch.env else entry
 
 
+def _claude_settings(place: UserPlace, config: Path) -> Path:
+    """Return Claude Code's file of rules: the person's own for the project of a `.mcp.json`, else the user's."""
+    if config.name == ".mcp.json":
+        return config.parent / ".claude" / "settings.local.json"
+    return place.folder("CLAUDE_CONFIG_DIR", place.home / ".claude") / "settings.json"
+
+
+def _claude_rules(name: str, tools: Sequence[str]) -> list[Rule]:
+    return [Rule(("permissions", "allow"), f"mcp__{name}__{tool}") for tool in tools]
+
+
+def _codex_rules(name: str, tools: Sequence[str]) -> list[Rule]:
+    places = [("mcp_servers", name, "tools", tool, "approval_mode") for tool in tools]
+    return [Rule(place, "approve", listed=False) for place in places]
+
+
+def _gemini_rules(name: str, tools: Sequence[str]) -> list[Rule]:
+    return [Rule(("rule",), {"mcpName": name, "toolName": list(tools), "decision": "allow", "priority": 200})]
+
+
+def _gemini_home(place: UserPlace) -> Path:
+    return place.folder("GEMINI_CLI_HOME", place.home) / ".gemini"
+
+
 HOSTS: Mapping[str, Host] = {
     host.name: host
     for host in (
@@ -198,6 +260,10 @@ HOSTS: Mapping[str, Host] = {
             entry=_entry,
             next="Quit Claude Desktop (closing its window is not enough) and start it again.",
             key="Claude Desktop passes none of your variables on to its servers.",
+            quiet=(
+                "Claude Desktop asks before each tool. Choose to always allow spawn_subagent, check_subagent and"
+                " read_ava_logs, and never confirm_spawn."
+            ),
         ),
         Host(
             name="claude-code",
@@ -215,6 +281,11 @@ HOSTS: Mapping[str, Host] = {
             http_entry=lambda url, command: {"type": "http", "url": url, "headersHelper": command},
             wait_s=100,  # from two minutes on, it puts a call into the background, where it ends with the session
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
+            tool_rules=ToolRules(Json(), _claude_settings, _claude_rules),
+            quiet=(
+                "Before confirm_spawn, Claude Code asks, and then Ava with the whole proposal. Ava's question always"
+                ' comes, so you may answer the first with "don\'t ask again".'
+            ),
         ),
         Host(
             name="codex",
@@ -233,6 +304,11 @@ HOSTS: Mapping[str, Host] = {
             wait_s=LONG_QUESTION_S,
             question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
             shows_forms=False,
+            tool_rules=ToolRules(Toml(), lambda _place, config: config, _codex_rules, needed=False),
+            quiet=(
+                "Codex asks only before confirm_spawn, and then Ava with the whole proposal. Ava's question always"
+                ' comes, so you may set the approval_mode of confirm_spawn to "approve" yourself.'
+            ),
         ),
         Host(
             name="cursor",
@@ -244,6 +320,16 @@ HOSTS: Mapping[str, Host] = {
             entry=_entry,
             next="Switch the server on under Settings → Tools & MCP.",
             key='Or pass a variable on: "{variable}": "${{env:{variable}}}" under `env` of the server.',
+            tool_rules=ToolRules(
+                Json(comments=True, trailing_commas=True),
+                lambda _place, config: config.parent / "permissions.json",
+                lambda name, tools: [Rule(("mcpAllowlist",), f"{name}:{tool}") for tool in tools],
+                only_to_list=True,
+            ),
+            quiet=(
+                "Cursor asks before each tool that is not in its allowlist. Add spawn_subagent, check_subagent and"
+                " read_ava_logs there (Settings → Agents → Approvals & Execution), and never confirm_spawn."
+            ),
         ),
         Host(
             name="vscode",
@@ -255,6 +341,10 @@ HOSTS: Mapping[str, Host] = {
             entry=_vscode_entry,
             next="Run the command `MCP: List Servers`, choose the server and start it.",
             key="Or let VS Code ask for it: `ava init vscode` sets that up for OpenRouter's.",
+            quiet=(
+                "VS Code asks before each tool. With the command `Chat: Manage Tool Approval`, allow spawn_subagent,"
+                " check_subagent and read_ava_logs, and never confirm_spawn."
+            ),
             element=Element(
                 ("inputs",),
                 {
@@ -277,17 +367,27 @@ HOSTS: Mapping[str, Host] = {
             key="Or set {variable} before you start opencode, which passes all variables on.",
             env="environment",
             asks=(("permission", "{name}_confirm_spawn"), "ask"),
+            tool_rules=ToolRules(
+                Json(comments=True, trailing_commas=True),
+                lambda _place, config: config,
+                lambda name, tools: [Rule(("permission", f"{name}_{tool}"), "allow", listed=False) for tool in tools],
+                needed=False,
+            ),
+            quiet="opencode asks only before confirm_spawn.",
         ),
         Host(
             name="gemini",
             title="Gemini CLI",
             clients=("gemini-cli",),
             format=Json(comments=True),
-            files=lambda place: [place.folder("GEMINI_CLI_HOME", place.home) / ".gemini" / "settings.json"],
+            files=lambda place: [_gemini_home(place) / "settings.json"],
             servers="mcpServers",
             entry=_entry,
             next="Restart Gemini CLI in a folder that it trusts; /mcp shows the server.",
             key="Gemini CLI passes on no variable whose name contains KEY.",
+            tool_rules=ToolRules(
+                Toml(), lambda place, _config: _gemini_home(place) / "policies" / "ava.toml", _gemini_rules
+            ),
         ),
     )
 }

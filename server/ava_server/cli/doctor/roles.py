@@ -65,6 +65,8 @@ def roles(setup: Setup) -> Iterator[Finding]:
         yield from_error("role file", problem.text, _FIX_FILE)
     for note in catalog.notes:
         yield Finding("role file", "note", note)
+    if catalog.unread:
+        yield Finding("role file", "note", catalog.unread)
     for untrusted in catalog.untrusted:
         yield Finding("role file", "note", untrusted.why, untrusted.step)
     if without_model:
