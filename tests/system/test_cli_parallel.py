@@ -56,7 +56,7 @@ def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, wor
         running_model_server(script) as server,
         on_terminal(root, *args, columns=80, env=local(server.base_url)) as screen,
     ):
-        asked = screen.until("Start them? [y/N]")
+        asked = screen.until("Start them? [y = all, n = none, o = one by one]")
         screen.type("y\n")
         screen.until("3 subagents, 2 ended, ")
         gate.released.set()
@@ -64,7 +64,7 @@ def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, wor
     plain = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
     assert [part in asked for part in (FIRST, SECOND, THIRD)] == [True] * 3
     assert "All of them: 3 subagents together, at most $1.20 and 5 min." in asked
-    assert re.search(r"^S-\w{6}  data_extractor  \d+ s, turn 1 of 20 +\$\d", plain, re.MULTILINE)
+    assert re.search(r"S-\w{6}  data_extractor: Al… +\d+ s  1/20  \$\d", plain, re.MULTILINE)
     assert plain.count("Twelve cents a minute.") == 3
     decisions = decided(root)
     assert [(each["decision"], each["channel"]) for each in decisions] == [("approved", "terminal")] * 3
