@@ -25,7 +25,7 @@ from ava_server.runs.manager import GRACE_S
 pytestmark = pytest.mark.slow
 
 PIN, WRONG = "839217", "583920"
-ALL_WAITING = "Start them? [y = all, r = reject all, o = one by one, Enter = leave them waiting]"
+ALL_WAITING = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
 OF_GROUP = "Start them? [y = all, n = none, o = one by one]"
 ASKS, ASKS_PIN = "[y/N]", "Approval PIN (not shown): "
 SHELL = ("sh", "-c", 'trap : INT; : <"$(tty)"; "$@"; code=$?; stty -a; exit $code', "sh", *COMMAND)

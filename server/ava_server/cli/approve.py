@@ -141,7 +141,7 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asked: li
     answer = "o"
     if _fits_table(waiting) and someone_there():
         show_table(waiting, {})
-        answer = await ask("Start them? [y = all, r = reject all, o = one by one, Enter = leave them waiting]")
+        answer = await ask("Start them? [y = all, r = reject all, o = one by one, Enter = later]")
         if answer in ("y", "yes", "r", "reject"):
             refused = await _decide_each(client, waiting, answer in ("y", "yes"))
     for number, one in enumerate(waiting if answer == "o" else (), 1):
@@ -351,7 +351,9 @@ async def choose(
     if cap_micros(limits.get("group_max_cost_cents", 0)) >= together:  # without the others it limits nothing
         limits = {name: value for name, value in limits.items() if name != "group_max_cost_cents"}
     if len(chosen) == 1 and limits:
-        raise BadInput(f"{_NO_GROUP}; start the one that you chose by itself, with limits of its own.")
+        raise BadInput(
+            "--group-max and --group-timeout limit two or more, and you chose one: start it alone, with its own limits."
+        )
     if len(chosen) > 1:
         show(f"\nThese: {group_line(chosen, limits)}.")
     return chosen, limits
