@@ -257,15 +257,16 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     from ava_audit.units import format_usd
     from ava_server.service.run_view import cost_of, elapsed_s
 
-    rows = [("", "run", "what", "time", "turn", "cost", "now")]
+    live = progress.width is not None
+    rows = [("", "run", "what", "time", "turn", "cost", "now")] if live else []
     waits: list[str] = []
     room = min(WHAT_COLUMNS, (progress.width or 4 * WHAT_COLUMNS) // 4)
     for run in seen:
-        turn = f"{run.row.turns}/{run.caps[1].most:g}" if run.caps else f"{run.row.turns}"
-        mark = progress.spinner if progress.width is not None and run.row.state == RUNNING else ""
+        turn = ("" if live else "turn ") + (f"{run.row.turns}/{run.caps[1].most:g}" if run.caps else f"{run.row.turns}")
+        mark = progress.spinner if live and run.row.state == RUNNING else ""
         what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", room)
         doing = run.doing
-        if progress.width is not None and run.wait is not None and run.wait.cause not in ("queue", "owner"):
+        if live and run.wait is not None and run.wait.cause not in ("queue", "owner"):
             doing = run.state.replace("_", " ")  # what a person can do about it is below the table, uncut
             waits += _fitting(f"{run.row.id}: {run.wait.for_people()}", progress.width)
         rows.append((mark, run.row.id, what, f"{elapsed_s(run.row, run.at_us):.0f} s", turn, cost_of(run), doing))
