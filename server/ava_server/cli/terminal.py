@@ -27,19 +27,22 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
 
 import anyio
 import typer
 
 from ava_roles.wrap import BAR, INVISIBLE, clean
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, default_data_root
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+VERBOSE: ContextVar[bool] = ContextVar("verbose", default=False)
+"""Whether -v was given."""
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
 TERMINAL_EVERY_S = 0.1
@@ -62,12 +65,13 @@ def say(text: str = "") -> None:
 
 
 def heading(root: DataRoot) -> None:
-    """Write the first line of a screen, which names the data root."""
-    write(f"Data root: {root.path}")
+    """Write the first line of a screen, which names the data root, unless it is the default one; -v always does."""
+    if VERBOSE.get() or root != default_data_root():
+        write(f"Data root: {root.path}")
 
 
 def present(root: DataRoot, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
-    """Write what a command has to show: as one JSON object, or as lines below the name of the data root."""
+    """Write what a command has to show: as one JSON object, or as lines below the heading."""
     if as_json:
         say_json({"data_root": str(root.path), **fields})
         return
