@@ -115,9 +115,8 @@ def main(args: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?` instead of failing
             stream.reconfigure(errors="replace")
-    two = " ".join(args[:2])
     try:
-        build(args)(args=[two, *args[2:]] if two in TWO_WORDS else list(args), prog_name="ava")
+        build(args)(args=_joined(args), prog_name="ava")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
@@ -125,6 +124,14 @@ def main(args: Sequence[str]) -> int:
     except (Exception, BaseExceptionGroup) as error:
         return _report(error)
     return 0
+
+
+def _joined(args: Sequence[str]) -> list[str]:
+    """Return the arguments with a command of two words as one."""
+    first = first_word(args)
+    begin = list(args).index(first) if first else 0
+    two = " ".join(args[begin : begin + 2])
+    return [*args[:begin], two, *args[begin + 2 :]] if two in TWO_WORDS else list(args)
 
 
 def build(args: Sequence[str] = ()) -> typer.Typer:

@@ -36,7 +36,9 @@ def init_command(
     remove: Annotated[bool, typer.Option("--remove", help="Remove Ava.")] = False,
     workspace: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="The folder that subagents may read when a call names none."),
+        typer.Option(
+            "-w", "--workspace", metavar="FOLDER", help="The folder that subagents may read when a call names none."
+        ),
     ] = None,
     http: Annotated[
         bool, typer.Option("--http", help="Connect it to an HTTP server that it starts on demand (claude-code).")
@@ -45,7 +47,9 @@ def init_command(
     name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Another configuration file of that host, such as a project's."),
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="Another configuration file of that host, such as a project's."
+        ),
     ] = None,
 ) -> None:
     """Add Ava to a host's configuration: shows the change, keeps a backup, and leaves the rest as it is.

@@ -91,6 +91,9 @@ def run_command(
     parallel: Annotated[
         bool, typer.Option("--parallel", help="Run several tasks together, approved as one group.")
     ] = False,
+    file: Annotated[
+        list[Path] | None, typer.Option("-f", "--file", metavar="FILE", help="A file with a task; repeatable.")
+    ] = None,
     also: Annotated[
         list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
     ] = None,
@@ -198,7 +201,9 @@ def run_command(
         "rationale": rationale,
     }
     request = RunRequest(
-        spawn_requests(role, _tasks(task or ()), also or (), parallel=parallel, common=common),
+        spawn_requests(
+            role, [*_tasks(task or ()), *map(_task_in, file or ())], also or (), parallel=parallel, common=common
+        ),
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
@@ -230,6 +235,23 @@ def _tasks(given: Sequence[str]) -> Sequence[str]:
         os.dup2(terminal, sys.stdin.fileno())
         os.close(terminal)
     return [text if task == STDIN else task for task in given]
+
+
+def _task_in(file: Path) -> str:
+    """Return the task in a file.
+
+    Raises:
+        BadInput: It cannot be read, or holds no text.
+    """
+    try:
+        text = file.read_text("utf-8").strip()
+    except UnicodeDecodeError:
+        raise BadInput(f"--file: {file} is not UTF-8 text") from None
+    except OSError as failed:
+        raise BadInput(f"--file: {file} cannot be read: {failed.strerror}") from None
+    if not text:
+        raise BadInput(f"--file: {file} is empty")
+    return text
 
 
 def _checked_settings(request: RunRequest) -> Settings:
