@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 ApprovalClient = LocalApprovals | RemoteApprovals
 
-TASK_COLUMNS = 32
+TASK_COLUMNS = 40
 """Columns that a task has beside the others of a table; with fewer, it is below them."""
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
@@ -308,11 +308,10 @@ def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
     striking = serious or {number for held in some.values() for number in held}
     common = [line for line in rows[0].warnings if all(line in row.warnings for row in rows)]
     indent = " " * len(f"!  {len(rows)}  ")
-    cells_of = [(" ", "", "role", "at most", "model")]
-    cells_of += [
-        ("!" if at in striking else " ", str(at), row.role, row.limits, row.model) for at, row in enumerate(rows, 1)
-    ]
-    heads = aligned([[one_line(cell) for cell in line] for line in cells_of])
+    named = [["role", "at most", "model"], *([row.role, row.limits, row.model] for row in rows)]
+    heads = aligned(
+        ["!" if at in striking else " ", str(at) if at else "", *map(one_line, line)] for at, line in enumerate(named)
+    )
     beside = max(map(cells, heads)) + 2 if width - max(map(cells, heads)) - 2 >= TASK_COLUMNS else 0
     lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
     for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
