@@ -212,13 +212,17 @@ def test_a_run_shows_its_last_steps_a_spinner_and_the_spend_until_the_result_rep
         on_terminal(root, *args, columns=columns, rows=40, env={**local(server.base_url), **env}) as screen,
     ):
         assert gate.arrived.wait(20)
-        lines = screen.until_shown(lambda lines: any(line[:1] and line[:1] in frames for line in lines[1:]))
-        lines = screen.until_shown(lambda lines: sum("word number 5" in line for line in lines) == 1)
-        now = max(at for at, line in enumerate(lines) if line)
-        assert lines[now][0] in frames and lines[now][2:] == "Thinking", lines
         steps = [f"  {'Searching for word number ' + str(at) if at % 2 else 'Taking a note'}" for at in (3, 4, 5, 6)]
-        assert lines[now - 4 : now] == steps, "with what it does now, five"
-        assert re.search(r" · turn 8 of 20 · \w+ tokens · \$\d\.\d+\s+of \$0\.50", " ".join(lines[now - 7 : now - 4]))
+
+        def settled(lines: list[str]) -> bool:
+            """Whether four steps stand above what it does now, and its figures above them."""
+            now = max(at for at, line in enumerate(lines) if line)
+            figures = " ".join(lines[now - 7 : now - 4])
+            spent = re.search(r" · turn 8 of 20 · \w+ tokens · \$\d\.\d+\s+of \$0\.50", figures)
+            turning = lines[now][0] in frames and lines[now][2:] == "Thinking"
+            return turning and lines[now - 4 : now] == steps and spent is not None
+
+        screen.until_shown(settled)
         drawn = screen.text.count("Thinking")
         screen.until_shown(lambda _lines: screen.text.count("Thinking") > drawn + 2)  # it turns
         gate.released.set()

@@ -389,8 +389,9 @@ class Progress:
                 # Each line replaces the one that stood there, because clearing them all first would flicker. After a
                 # resize they are cleared: a terminal remembers which of them it has broken, and would join new ones.
                 resized, self._width = self._width != self.width, self.width
+                below = _TO_SCREEN_END if len(self._shown) > 1 else ""
                 self._stream.write(self._back() + (_TO_SCREEN_END if resized else ""))
-                self._stream.write(f"{_TO_LINE_END}\n".join(fitting) + _TO_SCREEN_END)
+                self._stream.write(f"{_TO_LINE_END}\n".join(fitting) + below)
                 self._stream.flush()
                 self._shown = fitting
             return
@@ -409,7 +410,9 @@ class Progress:
     def end(self, *, keep: bool = False) -> None:
         """Stop: what follows replaces the lines, or with `keep` comes below them."""
         if self._shown:
-            self._stream.write("\n" if keep else self._back() + (_TO_SCREEN_END if len(self._shown) > 1 else ""))
+            back = self._back()
+            cleared = back if back.endswith(_TO_LINE_END) else back + _TO_SCREEN_END
+            self._stream.write("\n" if keep else cleared)
             self._stream.flush()
         self._shown, self._given = [], ()
 
@@ -425,7 +428,7 @@ class Progress:
         return [cut(line, room) for line in lines]
 
     def _back(self) -> str:
-        """Return the control characters that go back to the first line.
+        """Return the control characters that go back to the first line; a single row is also cleared.
 
         A terminal that was made narrower has broken the lines into more rows.
         """
