@@ -216,10 +216,10 @@ def test_a_run_shows_its_last_steps_a_spinner_and_the_spend_until_the_result_rep
 
         def settled(lines: list[str]) -> bool:
             """Whether four steps stand above what it does now, and its figures above them."""
-            now = max(at for at, line in enumerate(lines) if line)
+            now = max((at for at, line in enumerate(lines) if line), default=0)
             figures = " ".join(lines[now - 7 : now - 4])
             spent = re.search(r" · turn 8 of 20 · \w+ tokens · \$\d\.\d+\s+of \$0\.50", figures)
-            turning = lines[now][0] in frames and lines[now][2:] == "Thinking"
+            turning = lines[now][:1] in frames and lines[now][2:] == "Thinking"
             return turning and lines[now - 4 : now] == steps and spent is not None
 
         screen.until_shown(settled)
