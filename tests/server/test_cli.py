@@ -3,11 +3,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from support import terminal
 from support.terminal import on_terminal
+from typer.main import get_command
 
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_roles.errors import RoleFileError, UnknownRole
@@ -308,3 +310,39 @@ def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> No
     )
     environment = {"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the default data root is elsewhere there")
+def test_the_data_root_is_named_only_if_it_is_not_the_default_one_or_with_v(tmp_path: Path) -> None:
+    here = {"XDG_DATA_HOME": str(tmp_path), "AVA_DATA_ROOT": ""}
+    heading = f"Data root: {tmp_path / 'ava'}\n"
+    for words in (("key", "list"), ("logs",), ("approve",), ("models", "openai"), ("memory", "list")):
+        assert "Data root" not in ava(tmp_path, *words, **here).stdout, words
+        for verbose in ((*words, "-v"), ("-v", *words), (*words, "--verbose"), (words[0], "-v", *words[1:])):
+            assert ava(tmp_path, *verbose, **here).stdout.startswith(heading), verbose
+    exported = ava(tmp_path, "-v", "logs", "export", "-o", str(tmp_path / "x"), **here)
+    assert exported.stdout.startswith(heading) and f" entries in {tmp_path / 'x'}" in exported.stdout
+    assert "--verbose" not in ava(tmp_path, "key", "list", "-h").stdout, "the help of ava itself has it"
+    assert "Data root" not in ava(tmp_path / "ava", "logs", XDG_DATA_HOME=str(tmp_path)).stdout
+    assert ava(tmp_path, "logs").stdout.startswith(f"Data root: {tmp_path}\n")
+
+
+SHORT = {
+    "--help": "-h", "--workspace": "-w", "--model": "-m", "--yes": "-y", "--quiet": "-q", "--out": "-o",
+    "--output": "-o", "--file": "-f", "--follow": "-f",
+}  # fmt: skip
+
+
+def test_an_option_has_the_same_short_form_in_every_command() -> None:
+    found: dict[str, set[str]] = {}
+    group: Any = get_command(app.build())
+    for command in [
+        group,
+        *(each for one in group.commands.values() for each in (one, *getattr(one, "commands", {}).values())),
+    ]:
+        for param in command.params:
+            short = [name for name in param.opts if len(name) == 2]
+            for long in (name for name in param.opts if name in SHORT):
+                found.setdefault(long, set()).update(short or ["none"])
+    assert found == {long: {short} for long, short in SHORT.items() if long in found}
+    assert {"--workspace", "--yes", "--file"} <= found.keys()

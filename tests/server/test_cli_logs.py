@@ -16,6 +16,7 @@ from ava_audit.entries import line_fault
 from ava_audit.events import Event, SessionStart, SubagentSpawn, ToolCall, ToolResult, Who
 from ava_audit.store.store import Store
 from ava_roles.wrap import wrap_tool_output
+from ava_server.core.data_root import os_user
 
 pytestmark = pytest.mark.slow
 
@@ -85,6 +86,23 @@ def test_shows_the_trace_of_one_subagent_by_its_id_in_any_form(root: Path) -> No
     assert any("ToolCall web_search query=prices" in line for line in trace)
     assert lines(root, "AAAAAA") == trace
     assert lines(root, "P-aaaaaa00") == trace
+
+
+def test_without_an_id_or_an_option_it_is_the_log_of_ones_own_last_run(root: Path) -> None:
+    assert agents(root) == {"ava", ONE, OTHER}, "nobody's run here is this user's"
+    own, earlier = "S-cccccc", "S-dddddd"
+    for run in (earlier, own):
+        put(root, *Life(run, user=os_user()).whole())
+    put(root, *Life("S-eeeeee", user="eve").whole())
+    assert lines(root) == lines(root, own) != []
+    _root, first, *_entries = ava(root, "logs").stdout.splitlines()
+    assert first == "Your last run: researcher S-cccccc. The log of all agents: ava logs --last 50"
+    assert lines(root, "--utc")[-1].split()[2:] == lines(root, own)[-1].split()[2:]
+    for option in (("--last", "50"), ("--all",), ("--type", "tool"), ("--since", "1h"), ("--level", "info")):
+        assert "Your last run" not in ava(root, "logs", *option).stdout
+        assert {ONE, OTHER, own, earlier} & agents(root, *option), option
+    assert len(ava(root, "logs", "--json", "--last", "1000").stdout.splitlines()) > 50
+    assert len(ava(root, "logs", "--json").stdout.splitlines()) == 50, "for scripts it stays the whole log"
 
 
 def test_shows_the_errors_of_the_last_hour(root: Path) -> None:

@@ -25,6 +25,8 @@ from ava_server.runs.manager import GRACE_S
 pytestmark = pytest.mark.slow
 
 PIN, WRONG = "839217", "583920"
+ALL_WAITING = "Start them? [y = all, r = reject all, o = one by one, Enter = later]"
+OF_GROUP = "Start them? [y = all, n = none, o = one by one]"
 ASKS, ASKS_PIN = "[y/N]", "Approval PIN (not shown): "
 SHELL = ("sh", "-c", 'trap : INT; : <"$(tty)"; "$@"; code=$?; stty -a; exit $code', "sh", *COMMAND)
 """A shell that stays on the terminal after the command, and shows then how it was left."""
@@ -191,11 +193,13 @@ async def test_approves_nothing_without_a_terminal_and_lists_waiting_proposals(t
         assert (at.state(proposal), at.decided(proposal)) == ("awaiting_approval", [])
 
 
-async def test_asks_about_each_waiting_proposal_oldest_first_without_an_id(tmp_path: Path) -> None:
+async def test_asks_about_each_waiting_proposal_oldest_first_if_wanted(tmp_path: Path) -> None:
     async with host(tmp_path) as at:
         starts, rejected, left = [await at.propose(f"task number {number}") for number in range(3)]
         answers = [("1 of 3", ""), ("task number 0\nStart it?", "y")]
         with at.terminal("approve") as screen:
+            screen.until(ALL_WAITING)
+            screen.type("o\n")
             for number, answer in enumerate(("y", "r", "")):
                 screen.until(f"task number {number}\nStart it? [y = yes, r = reject it, Enter = leave it waiting]")
                 screen.type(f"{answer}\n")
@@ -220,10 +224,14 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
         pair = [await at.propose(f"task {number}") for number in range(2)]
         ids = [each["pending_id"] for each in pair]
         more = ("--group-max", "0.90", "--group-timeout", "20m")
-        code, screen = at.typed("approve", *ids, *more, answers=[("Start them? [y/N]", "y")])
+        code, screen = at.typed("approve", *ids, *more, answers=[(OF_GROUP, "y")])
         assert code == 0, screen
         assert "All of them: 2 subagents together, at most $0.90 and 20 min." in screen
-        assert all(each["approval_line"] in " ".join(screen.split()) for each in pair)
+        rows = [
+            f"{at}  researcher  $0.50, 10 min  custom:test  task {at - 1}\n      {each['pending_id']} can "
+            for at, each in enumerate(pair, 1)
+        ]
+        assert all(row in screen for row in rows), screen
         group = re.search(r"Approved, as the group (G-[0-9a-f]{7})\.", screen)
         assert group is not None, screen
         await at.succeeded(*pair)
@@ -393,6 +401,7 @@ async def test_asks_for_the_pin_once_for_all_proposals_and_never_for_a_rejection
         code, screen = at.typed(
             "approve",
             answers=[
+                (ALL_WAITING, "o"),
                 (f"task number 0\n{question}", "y"),
                 (ASKS_PIN, PIN),
                 (f"task number 1\n{question}", "r"),

@@ -56,7 +56,7 @@ def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, wor
         running_model_server(script) as server,
         on_terminal(root, *args, columns=80, env=local(server.base_url)) as screen,
     ):
-        asked = screen.until("Start them? [y/N]")
+        asked = screen.until("Start them? [y = all, n = none, o = one by one]")
         screen.type("y\n")
         screen.until("3 subagents, 2 ended, ")
         gate.released.set()
@@ -64,7 +64,7 @@ def test_asks_once_about_several_runs_and_starts_them_as_a_group(root: Path, wor
     plain = re.sub(r"\x1b\[[\d;]*m", "", screen.text)
     assert [part in asked for part in (FIRST, SECOND, THIRD)] == [True] * 3
     assert "All of them: 3 subagents together, at most $1.20 and 5 min." in asked
-    assert re.search(r"^S-\w{6}  data_extractor  \d+ s, turn 1 of 20 +\$\d", plain, re.MULTILINE)
+    assert re.search(r"S-\w{6}  data_extractor: Al… +\d+ s  1/20  \$\d", plain, re.MULTILINE)
     assert plain.count("Twelve cents a minute.") == 3
     decisions = decided(root)
     assert [(each["decision"], each["channel"]) for each in decisions] == [("approved", "terminal")] * 3
@@ -185,3 +185,95 @@ def test_rationale_tool_call_limit_and_thinking_can_be_set_on_the_command_line(r
         done = ava(root, *args, *more, env=local(server.base_url))
     assert done.returncode == 0, done.stderr
     assert 'Why: "The budget is due".' in done.stderr and " 3 tool calls" in done.stderr
+
+
+# -- what a terminal shows while runs work -----------------------------------------------------------------------------
+
+STEPS = [
+    [("search_codebase", {"query": f"word number {number}"})]
+    if number % 2
+    else [("scratchpad", {"note": f"n{number}"})]
+    for number in range(7)
+]
+
+
+@pytest.mark.parametrize(
+    ("columns", "env", "frames"),
+    [(120, {}, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), (80, {"NO_COLOR": "1"}, "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"), (60, {"LC_ALL": "C"}, "|/-\\")],
+)
+def test_a_run_shows_its_last_steps_a_spinner_and_the_spend_until_the_result_replaces_them(
+    root: Path, workspace: Path, columns: int, env: dict[str, str], frames: str
+) -> None:
+    gate = Gate()
+    script = [*(Say("", calls) for calls in STEPS), Say("", DONE.calls, gate=gate)]
+    args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
+    with (
+        running_model_server(script) as server,
+        on_terminal(root, *args, columns=columns, rows=40, env={**local(server.base_url), **env}) as screen,
+    ):
+        assert gate.arrived.wait(20)
+        steps = [f"  {'Searching for word number ' + str(at) if at % 2 else 'Taking a note'}" for at in (3, 4, 5, 6)]
+
+        def settled(lines: list[str]) -> bool:
+            """Whether four steps stand above what it does now, and its figures above them."""
+            now = max((at for at, line in enumerate(lines) if line), default=0)
+            figures = " ".join(lines[now - 7 : now - 4])
+            spent = re.search(r" · turn 8 of 20 · \w+ tokens · \$\d\.\d+\s+of \$0\.50", figures)
+            turning = lines[now][:1] in frames and lines[now][2:] == "Thinking"
+            return turning and lines[now - 4 : now] == steps and spent is not None
+
+        screen.until_shown(settled)
+        drawn = screen.text.count("Thinking")
+        screen.until_shown(lambda _lines: screen.text.count("Thinking") > drawn + 2)  # it turns
+        gate.released.set()
+        assert screen.ended() == 0
+        left = "\n".join(screen.lines)
+    assert "Twelve cents a minute." in left and "All looked up." in left
+    assert "word number" not in left and "Thinking" not in left, "the result replaces the steps"
+    assert "Traceback" not in screen.text
+
+
+def test_a_resize_while_runs_work_leaves_one_table(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    args = ("run", "--parallel", "researcher", FIRST, SECOND, "--workspace", str(workspace), "--yes", "--max-cost", "1")
+    with (
+        running_model_server(lambda _request: Say("", DONE.calls, gate=gate)) as server,
+        on_terminal(root, *args, columns=120, rows=40, env=local(server.base_url)) as screen,
+    ):
+        assert gate.arrived.wait(20)
+        screen.until_shown(lambda lines: sum("researcher: What does" in line for line in lines) == 2)
+        for columns in (60, 200, 80):
+            screen.resize(columns, 40)
+            drawn = screen.text.count("2 subagents, 0 ended")
+            screen.until_shown(lambda _lines, drawn=drawn: screen.text.count("2 subagents, 0 ended") > drawn + 1)  # type: ignore[misc]
+            table = [line for line in screen.lines if re.search(r"S-[0-9a-f]{6}  ", line)]
+            assert len(table) == 2 and all(len(line) < columns for line in table), screen.lines
+        gate.released.set()
+        assert screen.ended() == 0
+
+
+def test_a_terminal_that_is_closed_meanwhile_ends_the_view_without_a_traceback(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
+    with (
+        running_model_server([Say("", gate=gate), DONE]) as server,
+        on_terminal(root, *args, env=local(server.base_url)) as screen,
+    ):
+        assert gate.arrived.wait(20)
+        screen.until("turn 1 of 20")
+        screen.vanish()
+        screen.process.wait(20)
+    assert "Traceback" not in screen.text
+    [run] = json.loads(ava(root, "status", "--json").stdout)["runs"]
+    assert run["state"] in ("interrupted", "cancelled", "abandoned"), run
+
+
+def test_a_dumb_terminal_gets_plain_lines(root: Path, workspace: Path) -> None:
+    args = ("run", "researcher", FIRST, "--workspace", str(workspace), "--yes", "--max-cost", "0.50")
+    with (
+        running_model_server([NOTE, DONE]) as server,
+        on_terminal(root, *args, env={**local(server.base_url), "TERM": "dumb"}) as screen,
+    ):
+        assert screen.ended() == 0
+    assert "\x1b" not in screen.text and "\r" not in screen.text.replace("\r\n", "\n")
+    assert re.search(r"^researcher S-\w{6}: .* · turn \d of 20 · ", screen.text, re.MULTILINE)

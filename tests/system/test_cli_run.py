@@ -90,6 +90,21 @@ def test_the_task_comes_from_stdin_and_short_options_mean_the_long_ones(root: Pa
     assert "Usage: ava run" in ava(root, "run", "-h").stdout
 
 
+def test_tasks_come_from_files(root: Path, workspace: Path, tmp_path: Path) -> None:
+    for name, text in (("one.md", f"{TASK}\n"), ("two.md", "And\nWhisper?"), ("empty.md", " \n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    common = ("run", "researcher", "-w", str(workspace), "-y", "--max-cost", "0.10")
+    done = ava(root, *common, "--parallel", "-f", "one.md", "--file", "two.md", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
+    assert sorted(said) == ["And\nWhisper?", TASK]
+    for file, says in (("empty.md", "is empty"), ("binary", "is not UTF-8 text"), ("none.md", "No such file")):
+        wrong = ava(root, *common, "-f", file, cwd=tmp_path)
+        assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
+        assert wrong.stderr.startswith(f"ava: --file: {file} ") and says in wrong.stderr
+
+
 ON_ITS_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp('sh', ['sh', '-c', sys.argv[1]])"
 )

@@ -286,7 +286,8 @@ def test_ctrl_c_ends_only_the_wait_and_a_terminal_shows_the_activity(root: Path,
         assert gate.arrived.wait(20)
         run_id = started(root)
         with on_terminal(root, "wait", run_id) as screen:
-            screen.until(f"researcher prices ({run_id}): Thinking")
+            shown = screen.until_shown(lambda lines: any(line.endswith(" Thinking") for line in lines))
+            assert f"researcher prices ({run_id})" in shown and "  Taking a note" in shown, "what it did before, too"
             screen.interrupt()
             assert screen.ended() == 130
         assert "The wait was ended; the runs were not." in screen.text

@@ -161,7 +161,7 @@ async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a
         ids = [one["pending_id"], other["subagent_id"]]
         code, text = await there.typed("approve", *ids, "--group-max", "0.5", answers=[("Start them?", "y")])
         assert code == 0, text
-        assert f"Server: {there.server.base}" in text and one["approval_line"][:60] in text
+        assert f"Server: {there.server.base}" in text and f"{one['pending_id']} can read the web." in text
         assert "2 subagents together" in text and "Approved, as the group G-" in text
         assert await there.shown() == []
         assert (await there.typed("approve"))[1].count("Nothing waits") == 1
@@ -173,7 +173,8 @@ async def test_a_remote_person_sees_the_same_screen_and_starts_several_runs_as_a
 async def test_proposals_can_be_started_rejected_or_left_one_by_one(tmp_path: Path) -> None:
     async with away(tmp_path / "data") as there:
         runs = [await there.propose(f"Question {number}?") for number in range(3)]
-        asked = [(f"Question {number}?\nStart it?", reply) for number, reply in enumerate(("y", "", "r"))]
+        asked = [("Start them?", "o")]
+        asked += [(f"Question {number}?\nStart it?", reply) for number, reply in enumerate(("y", "", "r"))]
         code, text = await there.typed("approve", answers=asked)
         assert code == 0, text
         states = [state_of(there.root, run["subagent_id"]) for run in runs]

@@ -123,5 +123,13 @@ async def test_a_waiting_proposal_does_not_control_the_terminal(tmp_path: Path) 
             screen.until("Start it?")
             screen.type("r\n")
             screen.ended()
-    harmless(screen.text, "approve")
-    assert "EVIL" in screen.text
+        harmless(screen.text, "approve")
+        assert "EVIL" in screen.text
+        for number in range(2):
+            await lab.propose(task=f"{EVIL} {number}", context=EVIL, name="EVIL", role="custom", system_prompt=EVIL)
+        with on_terminal(lab.root, "approve", env={"NO_COLOR": "1"}) as several:
+            several.until("Start them?")
+            several.type("r\n")
+            several.ended()
+    harmless(several.text, "approve several")
+    assert several.text.count("EVIL") > 3

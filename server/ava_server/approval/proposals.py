@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +23,15 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.store.store import Command, Outcome
 from ava_audit.units import format_usd
 from ava_audit.view import View
-from ava_server.approval.summary import approval_line, group_line, proposal_message
+from ava_server.approval.summary import (
+    approval_line,
+    group_line,
+    minutes,
+    powers,
+    proposal_message,
+    task_excerpt,
+    warnings,
+)
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.core.ids import AGENT, label
@@ -206,6 +215,26 @@ def close_proposal(
     return (Event(who, decided, run_id=run.id), Event(who, ended, run_id=run.id))
 
 
+class ProposalSummary(BaseModel):
+    """A proposal as a row in a table of several.
+
+    Attributes:
+        limits: The most that it costs, and its time.
+        task: The beginning of its task.
+        reach: What it may read, reach and change.
+        powers: The same in words that are the same for each proposal.
+        warnings: What else a person has to know.
+    """
+
+    role: str
+    model: str
+    limits: str
+    task: str
+    reach: str
+    powers: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
 class Pending(BaseModel):
     """A waiting proposal.
 
@@ -218,6 +247,7 @@ class Pending(BaseModel):
         max_cost_micros: Its cap, in micro-USD.
         free: It costs nothing.
         expires_us: When it expires, in microseconds since 1970.
+        summary: It in short; None from a server of an older version.
     """
 
     pending_id: str
@@ -228,6 +258,7 @@ class Pending(BaseModel):
     max_cost_micros: int
     free: bool
     expires_us: int
+    summary: ProposalSummary | None = None
 
 
 def pending_proposal(view: View, run: RunRow) -> Pending | str:
@@ -245,6 +276,22 @@ def pending_proposal(view: View, run: RunRow) -> Pending | str:
         max_cost_micros=config.max_cost_micros,
         free=config.price.free,
         expires_us=proposal.expires_us,
+        summary=_summary(config, texts),
+    )
+
+
+def _summary(config: RunConfig, texts: Texts) -> ProposalSummary:
+    from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
+
+    cost = "free" if config.price.free else format_usd(config.max_cost_micros, exact=True)
+    return ProposalSummary(
+        role=f"{config.role} without {' and '.join(config.lacks)}" if config.lacks else config.role,
+        model=config.model,
+        limits=f"{cost}, {minutes(config.timeout_s)}",
+        task=task_excerpt(texts.task),
+        reach=config.reach,
+        powers=powers(config, specs_of(config.tools, {})),
+        warnings=warnings(config, texts),
     )
 
 
@@ -254,7 +301,7 @@ def pending_proposals(view: View, user: str, now_us: int) -> list[Pending]:
     return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
 
 
-def together_line(waiting: list[Pending], cap_micros: int | None, timeout_s: float | None) -> str:
+def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s: float | None) -> str:
     """Return the line of a group that an approval repeats; without a cap, the sum of the members' caps counts."""
     cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
     return group_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)

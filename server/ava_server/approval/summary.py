@@ -134,6 +134,42 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
     return f"can {', '.join(parts)}, and read {' and '.join(words)}"
 
 
+POWERS = (
+    "run without a sandbox",
+    "change files",
+    "change things",
+    "run commands",
+    "use secrets",
+    "reach the network",
+    "read your files",
+)
+"""What runs may be able to do, the worst first, as `powers` names it."""
+SERIOUS = frozenset(POWERS[:5])
+"""Those that need a closer look before the approval."""
+
+
+def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
+    """Return what a run can do, in words that are the same for each: what sets one of several proposals apart."""
+    uses = config.foreign.values()
+    theirs = [tool for use in uses for name, tool in use.tools.items() if name in config.tools]
+    held = (
+        config.confinement == "none",
+        config.coding is not None or any(use.read_write for use in uses),
+        any(tool.changes for tool in theirs) or any(spec.changes and not spec.edits for spec in specs),
+        config.coding is not None or any(spec.commands for spec in specs),
+        any(config.secrets.values()),
+        config.network or any(spec.network for spec in specs) or any(use.network or use.remote for use in uses),
+        config.workspace is not None,
+    )
+    return tuple(power for power, holds in zip(POWERS, held, strict=True) if holds)
+
+
+def warnings(config: RunConfig, texts: Texts) -> tuple[str, ...]:
+    """Return the sentences of a proposal that a list of several must have too: all but the limits and the reason."""
+    lines = [*_reach_lines(config, texts), *_secret_lines(config), *_clamped_lines(config)]
+    return tuple(map(_line, lines))
+
+
 def _web_reach(hosts: str, search: bool) -> str:
     """Return in a few words what a run can reach on the web."""
     if not hosts:
@@ -312,8 +348,12 @@ def _limit_lines(config: RunConfig) -> list[str]:
     lines.extend(_lost_lines(config))
     if config.commands_note:
         lines.append(f"No commands because: {config.commands_note}.")
-    lines.extend(f"{note[0].upper()}{note[1:]}." for note in config.clamped)
-    return lines
+    return [*lines, *_clamped_lines(config)]
+
+
+def _clamped_lines(config: RunConfig) -> list[str]:
+    """Return what was asked above a hard cap."""
+    return [f"{note[0].upper()}{note[1:]}." for note in config.clamped]
 
 
 def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:

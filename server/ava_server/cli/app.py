@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -84,7 +85,17 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 class GroupedCommands(TyperGroup):
-    """The commands of `ava`, whose help lists them by what they are for."""
+    """The commands of `ava`, whose help lists them by what they are for; each takes -v too, as `ava` itself does."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, which takes -v without showing it in its help."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            flag = copy(next(each for each in self.params if "-v" in each.opts))
+            flag.hidden, flag.expose_value = True, False  # type: ignore[attr-defined]
+            for each in (command, *getattr(command, "commands", {}).values()):
+                each.params.append(flag)
+        return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # their types are private to typer
         """Write the commands of each group, with a heading."""
@@ -104,9 +115,8 @@ def main(args: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?` instead of failing
             stream.reconfigure(errors="replace")
-    two = " ".join(args[:2])
     try:
-        build(args)(args=[two, *args[2:]] if two in TWO_WORDS else list(args), prog_name="ava")
+        build(args)(args=_joined(args), prog_name="ava")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:
@@ -114,6 +124,14 @@ def main(args: Sequence[str]) -> int:
     except (Exception, BaseExceptionGroup) as error:
         return _report(error)
     return 0
+
+
+def _joined(args: Sequence[str]) -> list[str]:
+    """Return the arguments with a command of two words as one."""
+    first = first_word(args)
+    begin = list(args).index(first) if first else 0
+    two = " ".join(args[begin : begin + 2])
+    return [*args[:begin], two, *args[begin + 2 :]] if two in TWO_WORDS else list(args)
 
 
 def build(args: Sequence[str] = ()) -> typer.Typer:
@@ -173,12 +191,23 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _be_verbose(wanted: bool) -> None:
+    from ava_server.cli.terminal import VERBOSE
+
+    if wanted:
+        VERBOSE.set(True)
+
+
 def _options(
     context: typer.Context,
     url: Annotated[str | None, typer.Option(metavar="URL", help="Decide on another server (approve, reject).")] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the token for --url; default: AVA_TOKEN.")
     ] = None,
+    _verbose: Annotated[
+        bool,
+        typer.Option("-v", "--verbose", help="Name the data root even if it is the default one.", callback=_be_verbose),
+    ] = False,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,

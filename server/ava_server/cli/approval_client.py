@@ -87,7 +87,7 @@ class LocalApprovals:
             AvaError: The decision was not accepted.
         """
         if approve:
-            await self._unlock("Nothing was raised; it still waits.")
+            await self.unlock("Nothing was raised; it still waits.")
         answer = await self._extensions().decide(one.subagent_id, one.digest, approve=approve)
         if self._runtime.settings.background:
             await self._start_worker()
@@ -113,7 +113,7 @@ class LocalApprovals:
         from ava_server.service.service import Service
 
         if decision == "approve":
-            await self._unlock("Nothing was started; it still waits.")
+            await self.unlock("Nothing was started; it still waits.")
         return await decide(Service(self._runtime, self._session), waiting, decision, **more)
 
     def _extensions(self) -> Extensions:
@@ -122,8 +122,8 @@ class LocalApprovals:
 
         return Extensions(Access(self._runtime, self._session))
 
-    async def _unlock(self, outcome: str) -> None:
-        """Ask for the PIN where only that may decide.
+    async def unlock(self, outcome: str) -> None:
+        """Ask for the PIN, once in a session, where only that may decide.
 
         Raises:
             Refused: It was not given; the text ends with the `outcome`.
@@ -284,6 +284,9 @@ class RemoteApprovals:
 
     async def check_can_approve(self) -> None:
         """Do nothing: the token replaces the PIN, and the server says what is missing."""
+
+    async def unlock(self, outcome: str) -> None:
+        """Do nothing: the token replaces the PIN."""
 
     async def decide(self, waiting: Sequence[Pending], decision: str, **more: Any) -> ConfirmAnswer:
         """Approve or reject.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -12,12 +13,26 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
+from ava_roles.wrap import clean
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, names_run, open_remote
 from ava_server.cli.completion import proposals
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, parse_group_limits
 from ava_server.cli.service_client import open_service, refuse_unless_approved
-from ava_server.cli.terminal import agrees, ask, heading, say, someone_there, tell
+from ava_server.cli.terminal import (
+    agrees,
+    aligned,
+    ask,
+    cells,
+    columns,
+    heading,
+    one_line,
+    say,
+    someone_there,
+    styled,
+    tell,
+    wrapped,
+)
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
@@ -27,6 +42,8 @@ if TYPE_CHECKING:
 
 ApprovalClient = LocalApprovals | RemoteApprovals
 
+TASK_COLUMNS = 40
+"""Columns that a task has beside the others of a table; with fewer, it is below them."""
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None,
@@ -36,7 +53,7 @@ _Ids = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add `ava approve` and `ava reject` to the app."""
-    app.command("approve", short_help="Start proposals or raise a run's cap; without an id, one by one.")(
+    app.command("approve", short_help="Start proposals or raise a run's cap; without an id, all that wait.")(
         approve_command
     )
     app.command("reject", short_help="Reject proposals; without an id, one by one.")(reject_command)
@@ -50,9 +67,9 @@ def approve_command(
 ) -> None:
     """Show proposals and start them if you agree; under the policy human this takes the approval PIN.
 
-    Two or more ids are one group under one cap. Without an id, all waiting proposals are shown one by one, and then the
-    runs near a cap that ask for more. `ava --url URL approve` decides on another server, with a token of the scope
-    approve instead of the PIN.
+    Several are one table and one question. Two or more ids are one group under one cap. Without an id, you see all
+    waiting proposals, and then the runs near a cap that ask for more. `ava --url URL approve` decides on another
+    server, with a token of the scope approve instead of the PIN.
     """
     limits = parse_group_limits(group_max_cost, group_timeout)
     if limits and len(set(ids or ())) < 2:
@@ -102,11 +119,11 @@ async def _approve(opening: AbstractAsyncContextManager[ApprovalClient], ids: li
         if ids:
             codes = [await _extend(client, one) for one in asked]
             return max([*codes, await _approve_together(client, waiting, limits) if others else 0])
-        return await _one_by_one(client, waiting, asked)
+        return await _all_waiting(client, waiting, asked)
 
 
-async def _one_by_one(client: ApprovalClient, waiting: list[Pending], asked: list[PendingExtension]) -> int:
-    """Ask about each proposal that waits, then about each run that asks for more."""
+async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asked: list[PendingExtension]) -> int:
+    """Ask about the proposals that wait, several at once, then about each run that asks for more."""
     refused = False
 
     async def ask_about(question: str, carry_out: Callable[[bool], Awaitable[None]]) -> None:
@@ -121,7 +138,13 @@ async def _one_by_one(client: ApprovalClient, waiting: list[Pending], asked: lis
             tell(f"ava: {error}")
             refused = True
 
-    for number, one in enumerate(waiting, 1):
+    answer = "o"
+    if _fits_table(waiting) and someone_there():
+        show_table(waiting, {})
+        answer = await ask("Start them? [y = all, r = reject all, o = one by one, Enter = later]")
+        if answer in ("y", "yes", "r", "reject"):
+            refused = await _decide_each(client, waiting, answer in ("y", "yes"))
+    for number, one in enumerate(waiting if answer == "o" else (), 1):
         _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
         await ask_about("Start it? [y = yes, r = reject it, Enter = leave it waiting]", partial(_decide, client, one))
     for more in asked:
@@ -130,6 +153,29 @@ async def _one_by_one(client: ApprovalClient, waiting: list[Pending], asked: lis
         await ask_about(question, partial(_decide_extension, client, more))
     _close([*waiting, *asked], [], "Approve in a terminal: ava approve P-ID")
     return NOT_APPROVED if refused else 0
+
+
+async def _decide_each(client: ApprovalClient, waiting: list[Pending], approve: bool) -> bool:
+    """Approve or reject each by itself, all after one PIN; return whether one was refused."""
+    if approve:
+        await client.unlock("Nothing was started; they still wait.")
+    refused = False
+    started: list[Pending] = []
+    for one in waiting:
+        try:
+            if approve:
+                answer = await client.decide([one], "approve", approving=[one.approval_line])
+                refuse_unless_approved(answer, f"{one.pending_id} is not approved")
+                started.append(one)
+            else:
+                await _reject_one(client, one)
+        except (AvaError, AuditError) as error:  # the others can still be decided
+            tell(f"ava: {error}")
+            refused = True
+    if started:
+        say(f"Approved: {', '.join(one.pending_id for one in started)}.")
+        say(await client.describe_start(started))
+    return refused
 
 
 async def _decide(client: ApprovalClient, one: Pending, approve: bool) -> None:
@@ -166,14 +212,16 @@ async def _approve_together(client: ApprovalClient, waiting: list[Pending], limi
     if limits and len(waiting) < 2:  # several ids can name the same proposal
         raise BadInput(_NO_GROUP)
     check_group_cap(limits, sum(one.max_cost_micros for one in waiting))
-    for one in waiting:
-        _show(one, f"{one.pending_id}:")
     if len(waiting) > 1:
-        say(f"All of them: {group_line(waiting, limits)}.")
-    if not await agrees("Start it?" if len(waiting) == 1 else "Start them?"):
+        show_table(waiting, limits)
+        chosen, limits = await choose(waiting, limits)
+    else:
+        _show(waiting[0], f"{waiting[0].pending_id}:")
+        chosen = waiting if await agrees("Start it?") else []
+    if not chosen:
         say("Nothing was approved; it still waits.")
         return NOT_APPROVED
-    await _start(client, waiting, limits)
+    await _start(client, chosen, limits)
     return 0
 
 
@@ -213,10 +261,101 @@ async def _reject_one(client: ApprovalClient, one: Pending) -> None:
     say(f"{one.pending_id} is rejected.")
 
 
-def _show(one: Pending, title: str) -> None:
-    say(f"\n{title}")
-    say(one.message)
-    say(one.approval_line)
+def _show(one: Pending, title: str, show: Callable[[str], None] = say) -> None:
+    show(f"\n{title}")
+    show(one.message)
+    show(one.approval_line)
+
+
+# -- several -----------------------------------------------------------------------------------------------------------
+
+
+def show_table(waiting: Sequence[Pending], limits: Mapping[str, Any], *, err: bool = False) -> None:
+    """Show several proposals before one question: as a table on a terminal, elsewhere each in full.
+
+    Args:
+        waiting: The proposals.
+        limits: The limits of all together.
+        err: Write to stderr.
+    """
+    stream, show = (sys.stderr, tell) if err else (sys.stdout, say)
+    if stream.isatty() and _fits_table(waiting):
+        for line, striking in _table(waiting, columns(stream)):
+            typer.echo(styled(clean(line)[0], fg="yellow") if striking else clean(line)[0], err=err)
+    else:
+        for number, one in enumerate(waiting, 1):
+            _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
+        show("")
+    show(f"All of them: {group_line(waiting, limits)}.")
+
+
+def _fits_table(waiting: Sequence[Pending]) -> bool:
+    return len(waiting) > 1 and all(one.summary is not None for one in waiting)
+
+
+def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
+    """Return the lines of a table, and which of them belong to a proposal that needs a closer look.
+
+    That is one that can do something serious; if none can, one that can do what another cannot. What only some can do
+    is also said in a line of its own.
+    """
+    from ava_server.approval.summary import POWERS, SERIOUS
+
+    rows = [one.summary for one in waiting if one.summary is not None]
+    holders = {power: [number for number, row in enumerate(rows, 1) if power in row.powers] for power in POWERS}
+    some = {power: held for power, held in holders.items() if 0 < len(held) < len(rows)}
+    serious = {number for power in SERIOUS for number in holders[power]}
+    striking = serious or {number for held in some.values() for number in held}
+    common = [line for line in rows[0].warnings if all(line in row.warnings for row in rows)]
+    indent = " " * len(f"!  {len(rows)}  ")
+    named = [["role", "at most", "model"], *([row.role, row.limits, row.model] for row in rows)]
+    heads = aligned(
+        ["!" if at in striking else " ", str(at) if at else "", *map(one_line, line)] for at, line in enumerate(named)
+    )
+    beside = max(map(cells, heads)) + 2 if width - max(map(cells, heads)) - 2 >= TASK_COLUMNS else 0
+    lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
+    for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
+        first, *more = wrapped(row.task, width - beside).split("\n") if beside else ("",)
+        below = [*([] if beside else [row.task]), f"{one.pending_id} {row.reach}."]
+        below += [line for line in row.warnings if line not in common]
+        texts = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
+        texts += [indent + line for line in below]
+        lines += [(part, number in striking) for text in texts for part in wrapped(text, width).split("\n")]
+    after = [f"Each of them: {line}" for line in common]
+    if everyone := [power for power, held in holders.items() if power in SERIOUS and len(held) == len(rows)]:
+        after.append(f"! All of them can {', '.join(everyone)}.")
+    if some:
+        apart = (f"{power} ({', '.join(map(str, held))})" for power, held in some.items())
+        after.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
+    return [*lines, ("", False), *((part, False) for text in after for part in wrapped(text, width).split("\n"))]
+
+
+async def choose(
+    waiting: list[Pending], limits: dict[str, Any], *, err: bool = False
+) -> tuple[list[Pending], dict[str, Any]]:
+    """Return which of several proposals a person starts, after `show_table`, and the limits of these together.
+
+    Raises:
+        BadInput: Limits for several would be lost, because only one was chosen.
+    """
+    answer = await ask("Start them? [y = all, n = none, o = one by one]")
+    if answer != "o":
+        return (waiting if answer in ("y", "yes") else []), limits
+    show = tell if err else say
+    chosen: list[Pending] = []
+    for number, one in enumerate(waiting, 1):
+        _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
+        chosen += [one] if await agrees("Start it?") else []
+    together = sum(one.max_cost_micros for one in chosen)
+    if cap_micros(limits.get("group_max_cost_cents", 0)) >= together:  # without the others it limits nothing
+        limits = {name: value for name, value in limits.items() if name != "group_max_cost_cents"}
+    if len(chosen) == 1 and limits:
+        raise BadInput(
+            "--group-max and --group-timeout limit two or more, and you chose one: start it alone, with its own limits."
+        )
+    if len(chosen) > 1:
+        show(f"\nThese: {group_line(chosen, limits)}.")
+    return chosen, limits
 
 
 def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
@@ -231,7 +370,7 @@ def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
         )
 
 
-def group_line(waiting: list[Pending], limits: Mapping[str, Any]) -> str:
+def group_line(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
     """Return the approval line of all together, which an approval has to repeat."""
     from ava_server.approval.proposals import together_line
 

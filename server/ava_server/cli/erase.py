@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
 def erase_command(
     subagent: EndedRunId,
-    yes: Annotated[bool, typer.Option("--yes", help="Erase it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False,
 ) -> None:
     """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
     from ava_server.config.settings import load_settings

@@ -38,7 +38,9 @@ def init_command(
     remove: Annotated[bool, typer.Option("--remove", help="Remove Ava.")] = False,
     workspace: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="The folder that subagents may read when a call names none."),
+        typer.Option(
+            "-w", "--workspace", metavar="FOLDER", help="The folder that subagents may read when a call names none."
+        ),
     ] = None,
     http: Annotated[
         bool, typer.Option("--http", help="Connect it to an HTTP server that it starts on demand (claude-code).")
@@ -47,7 +49,9 @@ def init_command(
     name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
     file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Another configuration file of that host, such as a project's."),
+        typer.Option(
+            "-f", "--file", metavar="FILE", help="Another configuration file of that host, such as a project's."
+        ),
     ] = None,
     allow_tools: Annotated[
         bool | None,

@@ -133,13 +133,19 @@ async def find_last_run(store: Store | None, *, unended: bool = False) -> RunRow
     Raises:
         BadInput: There is none.
     """
+    run = await last_run(store, unended=unended)
+    if run is None:
+        raise BadInput(f"You have no subagent{' that could be ended' if unended else ''} yet; give an id.")
+    return run
+
+
+async def last_run(store: Store | None, *, unended: bool = False) -> RunRow | None:
+    """Return the run that this user proposed last; with `unended`, of those that have not ended."""
     from ava_audit.rows import UNENDED
 
     states = UNENDED if unended else None
-    rows = [] if store is None else await store.read(lambda view: view.runs(user=os_user(), states=states, limit=-1))
-    if not rows:
-        raise BadInput(f"You have no subagent{' that could be ended' if unended else ''} yet; give an id.")
-    return max(rows, key=lambda row: row.created_us)
+    rows = [] if store is None else await store.read(lambda view: view.runs(user=os_user(), states=states, limit=1))
+    return rows[0] if rows else None
 
 
 async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:

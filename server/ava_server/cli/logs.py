@@ -1,4 +1,4 @@
-"""`ava logs`: the log, one line an entry, newest last; `ava logs export`: entries as a file of JSON lines."""
+"""`ava logs`: the log of a run or of all, a line an entry, newest last; `ava logs export`: a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.completion import agents, all_runs, event_types
-from ava_server.cli.log_access import find_run, open_log
+from ava_server.cli.log_access import find_run, last_run, open_log
 from ava_server.cli.options import Until, Utc, parse_time_option, split_names
 from ava_server.cli.terminal import (
     columns,
@@ -76,14 +76,14 @@ Level = Annotated[Literal["info", "warning", "error"] | None, typer.Option(help=
 
 def register(app: typer.Typer) -> None:
     """Add `ava logs` and `ava logs export` to the app."""
-    app.command("logs", short_help="The log of all agents, or of some; -f follows it.")(logs_command)
+    app.command("logs", short_help="The log of your last run, of one, or of all; -f follows it.")(logs_command)
     about = "Entries as a file of JSON lines, which can be verified by itself."
     app.command("logs export", short_help=about)(export_command)
 
 
 def logs_command(
     subagent: Annotated[
-        str | None, typer.Argument(metavar="[S-ID]", help="Only what this subagent did.", autocompletion=all_runs)
+        str | None, typer.Argument(metavar="[S-ID]", help="What this subagent did.", autocompletion=all_runs)
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, max=1_000_000, help=_LAST)] = None,
     kind: Kinds = None,
@@ -105,9 +105,10 @@ def logs_command(
     ] = False,
     utc: Utc = False,
 ) -> None:
-    """Show the log of all agents, or of some: newest entries, oldest first.
+    """Show the log of your last run, of one run, or what the options say: newest entries, oldest first.
 
-    It leaves out the bookkeeping, unless --all, --type, --session or --json asks for it.
+    `ava logs` alone means your last run; any option but --utc means the log of all agents. It leaves out the
+    bookkeeping, unless --all, --type, --session or --json asks for it.
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
@@ -118,8 +119,10 @@ def logs_command(
     query = _query(kind, since, until, agent, user, session, search=search, level=level, limit=limit, without=without)
     if not as_json:
         heading(root)
-    errors = subagent is not None or level is not None or "error" in (name.lower() for name in query.types)
-    anyio.run(_logs, root, query, subagent, _Printer(as_json, utc, whole_errors=errors), follow)
+    filters = (last, kind, since, until, search, agent, user, session, level)
+    of_last = subagent is None and not (everything or follow or as_json or any(one is not None for one in filters))
+    errors = subagent is not None or of_last or level is not None or "error" in (name.lower() for name in query.types)
+    anyio.run(_logs, root, query, subagent, of_last, _Printer(as_json, utc, whole_errors=errors), follow)
 
 
 class _Printer:
@@ -165,10 +168,16 @@ def _coloured(line: str, entry: Entry) -> str:
     return styled(line[:begin], dim=True) + (styled(line[begin:], fg=colour) if colour else line[begin:])
 
 
-async def _logs(root: DataRoot, query: LogQuery, subagent: str | None, printer: _Printer, follow: bool) -> None:
+async def _logs(
+    root: DataRoot, query: LogQuery, subagent: str | None, of_last: bool, printer: _Printer, follow: bool
+) -> None:
     from ava_audit import search as log_search
+    from ava_server.core.ids import label
 
     async with open_log(root, make=follow) as store:
+        if of_last and (own := await last_run(store)) is not None:
+            subagent = own.id
+            say(f"Your last run: {label(own)}. The log of all agents: ava logs --last {LAST}")
         if subagent is not None:
             run = await find_run(store, subagent)
             query = replace(query, agents=(*query.agents, run.id))

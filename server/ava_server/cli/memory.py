@@ -129,7 +129,7 @@ def edit_command(name: _Name) -> None:
 
 
 def remove_command(
-    name: _Name, yes: Annotated[bool, typer.Option("--yes", help="Remove it without asking.")] = False
+    name: _Name, yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove it without asking.")] = False
 ) -> None:
     """Remove a note, after a question. Passages that a subagent has recalled stay in its log."""
     name = note_name(name)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import typer
@@ -22,7 +22,7 @@ from ava_roles.errors import RolesError
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
 from ava_server.cli.approval_client import LocalApprovals
-from ava_server.cli.approve import check_group_cap, group_line
+from ava_server.cli.approve import check_group_cap, choose, group_line, show_table
 from ava_server.cli.artifacts import check_folder
 from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.log_access import find_run, open_log
@@ -33,10 +33,13 @@ from ava_server.cli.wait import deliver, follow_runs
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 
 if TYPE_CHECKING:
+    from ava_server.approval.proposals import Pending
     from ava_server.config.settings import Settings
     from ava_server.service.responses import SpawnAnswer
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
+
+T = TypeVar("T")
 
 MOST_TOGETHER = 20
 """The most subagents of one approval."""
@@ -88,6 +91,9 @@ def run_command(
     parallel: Annotated[
         bool, typer.Option("--parallel", help="Run several tasks together, approved as one group.")
     ] = False,
+    file: Annotated[
+        list[Path] | None, typer.Option("-f", "--file", metavar="FILE", help="A file with a task; repeatable.")
+    ] = None,
     also: Annotated[
         list[str] | None, typer.Option(metavar="'ROLE: TASK'", help="A further task of another role, in the group.")
     ] = None,
@@ -195,7 +201,9 @@ def run_command(
         "rationale": rationale,
     }
     request = RunRequest(
-        spawn_requests(role, _tasks(task or ()), also or (), parallel=parallel, common=common),
+        spawn_requests(
+            role, [*_tasks(task or ()), *map(_task_in, file or ())], also or (), parallel=parallel, common=common
+        ),
         options.parse_group_limits(group_max_cost, group_timeout),
         degraded=degraded,
         yes=yes,
@@ -227,6 +235,23 @@ def _tasks(given: Sequence[str]) -> Sequence[str]:
         os.dup2(terminal, sys.stdin.fileno())
         os.close(terminal)
     return [text if task == STDIN else task for task in given]
+
+
+def _task_in(file: Path) -> str:
+    """Return the task in a file.
+
+    Raises:
+        BadInput: It cannot be read, or holds no text.
+    """
+    try:
+        text = file.read_text("utf-8").strip()
+    except UnicodeDecodeError:
+        raise BadInput(f"--file: {file} is not UTF-8 text") from None
+    except OSError as failed:
+        raise BadInput(f"--file: {file} cannot be read: {failed.strerror}") from None
+    if not text:
+        raise BadInput(f"--file: {file} is empty")
+    return text
 
 
 def _checked_settings(request: RunRequest) -> Settings:
@@ -337,50 +362,92 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
 async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
     from ava_audit.rows import WAITING
-    from ava_server.config.pin import PinFile
 
     client = LocalApprovals(runtime, service.session)
     await client.check_can_approve()  # an error comes before any question
-    proposals = await _propose_all(service, request)
-    for number, proposal in enumerate(proposals, 1):
-        if len(proposals) > 1:
-            tell(f"\n{number} of {len(proposals)}, {proposal.pending_id}:")
-        tell(proposal.message or "")
-        if proposal.status == WAITING:
-            tell(proposal.approval_line or "")
-    if proposals[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
-        return [proposals[0].subagent_id or ""]
-    line = await _group_line(client, service, proposals, request)
-    if line:
-        tell(f"\nAll of them: {line}.")
-    wrong: list[AvaError] = []
-
-    async def knows_pin() -> bool:
-        try:
-            await unlock_session(PinFile(runtime.settings.paths.approval_file), service.session)
-        except AvaError as error:
-            wrong.append(error)
-        return not wrong
-
-    agreed = request.yes or await _answered(lambda: agrees("Start them?" if line else "Start it?"))
-    if not agreed or (await runtime.policy() == "human" and not await _answered(knows_pin)):
+    made = await _propose_all(service, request)
+    if len(made) == 1:
+        tell(made[0].message or "")
+        if made[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
+            return [made[0].subagent_id or ""]
+        tell(made[0].approval_line or "")
+    proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
+    limits = dict(request.group)
+    if len(proposals) > 1:
+        await _check_group_cap(service, proposals, request)
+        show_table(proposals, limits, err=True)
+    chosen = proposals if request.yes else []
+    try:
+        if not request.yes:
+            chosen, limits = await _chosen(runtime, service, proposals, limits)
+    except AvaError as error:
         await decide(service, proposals, "reject")
-        if wrong:
-            raise Refused(f"{wrong[0]} Nothing was started.") from wrong[0]
+        kind = BadInput if isinstance(error, BadInput) else Refused
+        raise kind(f"{error} Nothing was started.") from error
+    if left := [one for one in proposals if one not in chosen]:
+        await decide(service, left, "reject")
+    if not chosen:
         tell("Not approved; nothing was started.")
         return []
-    group_id = await start(service, proposals, group_line=line, **request.group)
+    line = group_line(chosen, limits) if len(chosen) > 1 else None
+    group_id = await start(service, chosen, group_line=line, **limits)
     if group_id is not None:
         tell(f"Approved, as the group {group_id}.")
-    return [proposal.subagent_id or "" for proposal in proposals]
+    return [proposal.subagent_id for proposal in chosen]
 
 
-async def _answered(ask: Callable[[], Awaitable[bool]]) -> bool:
-    """Ask; Ctrl-C means no."""
-    agreed = await unless_interrupted(ask, None)
-    if agreed is None:
+async def _chosen(
+    runtime: Runtime, service: Service, proposals: list[Pending], limits: dict[str, Any]
+) -> tuple[list[Pending], dict[str, Any]]:
+    """Return what the person starts, and the limits of these together; Ctrl-C means nothing.
+
+    Raises:
+        Refused: The approval PIN was not given.
+        BadInput: Limits for several would be lost, because only one was chosen.
+    """
+    from ava_server.config.pin import PinFile
+
+    async def choice() -> tuple[list[Pending], dict[str, Any]]:
+        if len(proposals) > 1:
+            return await choose(proposals, limits, err=True)
+        return (proposals if await agrees("Start it?") else []), limits
+
+    async def pin() -> bool:
+        try:
+            await unlock_session(PinFile(runtime.settings.paths.approval_file), service.session)
+        except BadInput as error:
+            raise Refused(str(error)) from error
+        return True
+
+    none: list[Pending] = []
+    chosen, limits = await _answered(choice, (none, limits))
+    if chosen and await runtime.policy() == "human" and not await _answered(pin, False):
+        return none, limits
+    return chosen, limits
+
+
+async def _answered(ask: Callable[[], Awaitable[T]], otherwise: T) -> T:
+    """Ask; Ctrl-C means `otherwise`.
+
+    Raises:
+        AvaError: The question says so.
+    """
+    wrong: list[AvaError] = []
+
+    async def answer() -> T:
+        try:
+            return await ask()
+        except AvaError as error:  # a task group would wrap it
+            wrong.append(error)
+            return otherwise
+
+    answered = await unless_interrupted(answer, None)
+    if wrong:
+        raise wrong[0]
+    if answered is None:
         tell()
-    return bool(agreed)
+        return otherwise
+    return answered
 
 
 async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswer]:
@@ -410,20 +477,14 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
     return made
 
 
-async def _group_line(
-    client: LocalApprovals, service: Service, proposals: Sequence[SpawnAnswer], request: RunRequest
-) -> str | None:
-    """Return the approval line of several together; None for one.
+async def _check_group_cap(service: Service, proposals: Sequence[Pending], request: RunRequest) -> None:
+    """Reject all if the cap of all together is above the sum of their own.
 
     Raises:
-        BadInput: Their cap is above the sum of their own.
+        BadInput: It is.
     """
-    if len(proposals) < 2:
-        return None
-    waiting = await client.waiting([proposal.pending_id or "" for proposal in proposals])
     try:
-        check_group_cap(request.group, sum(one.max_cost_micros for one in waiting))
+        check_group_cap(request.group, sum(one.max_cost_micros for one in proposals))
     except BadInput as error:
         await decide(service, proposals, "reject")
         raise BadInput(f"{error}. Nothing was started.") from None
-    return group_line(waiting, request.group)

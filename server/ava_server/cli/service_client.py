@@ -104,13 +104,13 @@ async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = F
 
 
 async def start(
-    service: Service, proposals: Sequence[SpawnAnswer], *, group_line: str | None = None, **limits: Any
+    service: Service, proposals: Sequence[SpawnAnswer | Pending], *, group_line: str | None = None, **limits: Any
 ) -> str | None:
     """Approve proposals as they were shown, and return their group's id; None for a single one.
 
     Args:
         service: The service.
-        proposals: The answers that were shown.
+        proposals: The proposals that were shown.
         group_line: The approval line of all together.
         limits: The limits of all together.
 

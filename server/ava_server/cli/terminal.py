@@ -27,24 +27,29 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
 
 import anyio
 import typer
 
 from ava_roles.wrap import BAR, INVISIBLE, clean
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, default_data_root
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.threads import read_apart, received
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+VERBOSE: ContextVar[bool] = ContextVar("verbose", default=False)
+"""Whether -v was given."""
 PLAIN_EVERY_S = 10.0
 """Seconds between lines of progress where they cannot be rewritten in place: in a file or a pipe."""
 TERMINAL_EVERY_S = 0.1
-_START_OF_LINE = "\r\x1b[K"
-_UP_TO_IT = "\x1b[{}A\r\x1b[J"
+_TO_LINE_END, _TO_SCREEN_END = "\x1b[K", "\x1b[J"
+SPINNERS = ("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\")
+"""The frames of a spinner, and those for a terminal that may know nothing but ASCII."""
+FRAME_S = 0.1
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
 _ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
 _HANGING = "  "
@@ -60,12 +65,13 @@ def say(text: str = "") -> None:
 
 
 def heading(root: DataRoot) -> None:
-    """Write the first line of a screen, which names the data root."""
-    write(f"Data root: {root.path}")
+    """Write the first line of a screen, which names the data root, unless it is the default one; -v always does."""
+    if VERBOSE.get() or root != default_data_root():
+        write(f"Data root: {root.path}")
 
 
 def present(root: DataRoot, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
-    """Write what a command has to show: as one JSON object, or as lines below the name of the data root."""
+    """Write what a command has to show: as one JSON object, or as lines below the heading."""
     if as_json:
         say_json({"data_root": str(root.path), **fields})
         return
@@ -358,6 +364,7 @@ class Progress:
         self._in_place = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._given: tuple[str, ...] = ()
         self._shown: list[str] = []
+        self._width = self.width
         self._told_s: float | None = None
 
     @property
@@ -365,13 +372,26 @@ class Progress:
         """Columns for a line; None if it may have any length."""
         return columns(self._stream) - 1 if self._in_place else None
 
+    @property
+    def spinner(self) -> str:
+        """The frame of a spinner for this moment."""
+        variables = (os.environ.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+        ascii_only = next(filter(None, variables), "") in ("C", "POSIX") or "utf" not in self._stream.encoding.lower()
+        frames = SPINNERS[ascii_only]
+        return frames[int(time.monotonic() / FRAME_S) % len(frames)]
+
     def show(self, *lines: str) -> None:
         """Show the lines if they have changed."""
         given = tuple(_UNSEEN.sub(" ", clean(line)[0].replace("\n", " ")).rstrip() for line in lines)
         if self._in_place:
             fitting = self._fitting(given)
             if fitting != self._shown:
-                self._stream.write(self._back() + "\n".join(fitting))
+                # Each line replaces the one that stood there, because clearing them all first would flicker. After a
+                # resize they are cleared: a terminal remembers which of them it has broken, and would join new ones.
+                resized, self._width = self._width != self.width, self.width
+                below = _TO_SCREEN_END if len(self._shown) > 1 else ""
+                self._stream.write(self._back() + (_TO_SCREEN_END if resized else ""))
+                self._stream.write(f"{_TO_LINE_END}\n".join(fitting) + below)
                 self._stream.flush()
                 self._shown = fitting
             return
@@ -390,7 +410,9 @@ class Progress:
     def end(self, *, keep: bool = False) -> None:
         """Stop: what follows replaces the lines, or with `keep` comes below them."""
         if self._shown:
-            self._stream.write("\n" if keep else self._back())
+            back = self._back()
+            cleared = back if back.endswith(_TO_LINE_END) else back + _TO_SCREEN_END
+            self._stream.write("\n" if keep else cleared)
             self._stream.flush()
         self._shown, self._given = [], ()
 
@@ -406,13 +428,13 @@ class Progress:
         return [cut(line, room) for line in lines]
 
     def _back(self) -> str:
-        """Return the control characters that go back to the first line and clear from there.
+        """Return the control characters that go back to the first line; a single row is also cleared.
 
         A terminal that was made narrower has broken the lines into more rows.
         """
         width = columns(self._stream)
         rows = sum(max(1, -(-cells(line) // width)) for line in self._shown)
-        return _UP_TO_IT.format(rows - 1) if rows > 1 else _START_OF_LINE
+        return f"\x1b[{rows - 1}A\r" if rows > 1 else f"\r{_TO_LINE_END}"
 
 
 @contextmanager

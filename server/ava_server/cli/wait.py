@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import StoreUnavailable
+from ava_audit.events import Activity
 from ava_roles.wrap import add_bars
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
@@ -43,9 +45,11 @@ if TYPE_CHECKING:
 LOOK_EVERY_S = 0.2
 """How often the progress is read."""
 ONE_LINE = 110
-"""Columns from which on a run's status line fits; below, its figures have a line of their own."""
-NAME_CHARS = 16
-"""Characters of a name in a list of several."""
+"""Columns from which on a run's figures stand beside its name; below, they have a line of their own."""
+STEPS = 5
+"""The last steps of a run that are shown."""
+WHAT_COLUMNS = 40
+"""Columns of a name, or of a role and its task, in a list of several; on a terminal at most a quarter of its width."""
 
 
 def register(app: typer.Typer) -> None:
@@ -142,6 +146,8 @@ class RunWatch:
         self._run_ids = run_ids
         self._manager = manager
         self._told: set[str] = set()
+        self._steps: deque[str] = deque(maxlen=STEPS)
+        self._steps_upto = 0
 
     async def look(self) -> list[RunView]:
         """Return the runs as they are now.
@@ -163,6 +169,7 @@ class RunWatch:
                     served=self._instances.any_alive,
                     manager=self._manager,
                     result=False,
+                    task=len(self._run_ids) > 1,
                 )
                 for row in rows
                 if row is not None
@@ -179,6 +186,7 @@ class RunWatch:
         while True:
             try:
                 seen = await self.look()
+                await self._read_steps()
             except StoreUnavailable as error:
                 if not quiet():
                     self.progress.wait_for(f"Waiting for the log: {error}")
@@ -205,7 +213,7 @@ class RunWatch:
 
     def _show(self, seen: list[RunView]) -> None:
         from ava_server.core.ids import label
-        from ava_server.service.run_view import figures, status_line
+        from ava_server.service.run_view import status_line
 
         width = self.progress.width
         hold = self._manager.out_of_reach if self._manager is not None else None
@@ -213,34 +221,62 @@ class RunWatch:
             called = label(next(run for run in seen if not run.over).row)
             self.progress.wait_for(f"{called}: waiting for the log: {hold}")
         elif len(seen) > 1:
-            self.progress.show(*lines_of(seen))
-        elif width is not None and width < ONE_LINE:
-            self.progress.show(f"{label(seen[0].row)}: {seen[0].doing}", f"  {figures(seen[0])}")
-        else:
+            self.progress.show(*lines_of(seen, self.progress))
+        elif width is None:
             self.progress.show(status_line(seen[0], seen[0].doing))
+        else:
+            self.progress.show(*self._screen_of(seen[0], width))
+
+    async def _read_steps(self) -> None:
+        """Read the steps that have come since the last look, where they are shown."""
+        if len(self._run_ids) > 1 or self.progress.width is None:
+            return
+        new = await self._store.read(lambda view: view.entries(self._run_ids[0], self._steps_upto, ("Activity",)))
+        for entry in new:
+            self._steps_upto = entry.seq
+            if isinstance(entry.fact, Activity):
+                self._steps.append(terminal.one_line(entry.fact.activity))
+
+    def _screen_of(self, run: RunView, width: int) -> list[str]:
+        """Return what it is called and has used, its last steps, and what it does now."""
+        from ava_server.core.ids import label
+        from ava_server.service.run_view import figures
+
+        called, used = label(run.row), figures(run)
+        lines = [f"{called} · {used}"] if width >= ONE_LINE else [called, *_fitting(f"  {used}", width)]
+        before = list(self._steps)
+        if before and before[-1].startswith(run.doing):
+            before.pop()  # it is what it does now
+        lines += [f"  {step}" for step in before[1 - STEPS :]]
+        return [*lines, *_fitting(f"{self.progress.spinner} {run.doing}", width)]
 
 
-def lines_of(seen: Sequence[RunView]) -> list[str]:
-    """Return one line for all runs and one for each; what it does comes last, where a narrow terminal cuts it."""
+def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
+    """Return one line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
+    from ava_audit.rows import RUNNING
     from ava_audit.units import format_usd
     from ava_server.service.run_view import cost_of, elapsed_s
 
-    def turns(run: RunView) -> str:
-        return f"turn {run.row.turns}" + (f" of {run.caps[1].most}" if run.caps else "")
-
-    rows = [
-        (
-            run.row.id,
-            (run.row.name or run.row.role)[:NAME_CHARS],
-            f"{elapsed_s(run.row, run.at_us):.0f} s, {turns(run)}",
-            cost_of(run),
-            run.doing,
-        )
-        for run in seen
-    ]
+    live = progress.width is not None
+    rows = [("", "run", "what", "time", "turn", "cost", "now")] if live else []
+    waits: list[str] = []
+    room = min(WHAT_COLUMNS, (progress.width or 4 * WHAT_COLUMNS) // 4)
+    for run in seen:
+        turn = ("" if live else "turn ") + (f"{run.row.turns}/{run.caps[1].most:g}" if run.caps else f"{run.row.turns}")
+        mark = progress.spinner if live and run.row.state == RUNNING else ""
+        what = terminal.cut(run.row.name or f"{run.row.role}: {run.task}", room)
+        doing = run.doing
+        if live and run.wait is not None and run.wait.cause not in ("queue", "owner"):
+            doing = run.state.replace("_", " ")  # what a person can do about it is below the table, uncut
+            waits += _fitting(f"{run.row.id}: {run.wait.for_people()}", progress.width)
+        rows.append((mark, run.row.id, what, f"{elapsed_s(run.row, run.at_us):.0f} s", turn, cost_of(run), doing))
     ended, spent = sum(run.over for run in seen), sum(run.row.cost_micros for run in seen)
     head = f"{len(seen)} subagents, {ended} ended, {format_usd(spent)} spent:"
-    return [head, *terminal.aligned(rows)]
+    return [head, *terminal.aligned(rows, right=(3, 4)), *waits]
+
+
+def _fitting(line: str, width: int | None) -> list[str]:
+    return [line] if width is None else terminal.wrapped(line, width).split("\n")
 
 
 # -- following one's own runs -----------------------------------------------------------------------------------------

@@ -163,13 +163,18 @@ def find_data_root(data_root: Path | None = None, env: Mapping[str, str] | None 
         return DataRoot(Path(os.path.abspath(data_root)))  # noqa: PTH100 - links are not resolved
     given = (os.environ if env is None else env).get("AVA_DATA_ROOT", "").strip()
     if not given:
-        from platformdirs import user_data_path
-
-        return DataRoot(user_data_path("ava", appauthor=False))
+        return default_data_root()
     try:
         return DataRoot(absolute_folder(Path(given)))
     except ValueError as wrong:
         raise ConfigError(f"AVA_DATA_ROOT is {given!r}; allowed is {wrong}.") from None
+
+
+def default_data_root() -> DataRoot:
+    """Return the data root in the platform's folder for data."""
+    from platformdirs import user_data_path
+
+    return DataRoot(user_data_path("ava", appauthor=False))
 
 
 def absolute_folder(path: Path) -> Path:
