@@ -54,7 +54,7 @@ DIALOG: Mapping[str, Mapping[str, Any]] = {
         "title": "Brave Search key",
         "description": (
             "Lets subagents search the web, for about half a cent a search, which no cap of Ava's counts. Left empty,"
-            " they read the pages that the request names."
+            " OpenRouter searches, within the caps, or they read the pages that the request names."
         ),
         "sensitive": True,
         "required": False,

@@ -479,6 +479,9 @@ class CostReserved(Fact):
     one, if it is. `phase` is the purpose of the call in a run that plans first, until `PlanReady`. `elide` lists the
     results that are left out from now on, `cut` those that are shown only up to a number of characters.
 
+    With `tool_call` it is a call for that call of a tool, and no turn of the conversation: a web search by a model
+    provider. The query in the `ToolCall` and the approved `search_call` rebuild its request. The wrap-up stays held.
+
     `prompt_tokens` bounds the prompt. No report of the provider covers `new_bytes` of it: each counts as one token, or
     as `byte_tokens` where the bound by bytes did not fit a cap (`byte_tokens` is twice the measured ratio).
     """
@@ -500,6 +503,7 @@ class CostReserved(Fact):
     last: LastTurn | None = None
     phase: PlanPhase | None = None
     thinking: int = 0
+    tool_call: str | None = None
     request_sha: str
 
     def search_text(self) -> str:

@@ -132,7 +132,7 @@ def test_a_search_key_works_at_once_and_its_price_is_shown(tmp_path: Path, provi
     assert '"used": true' in ava(tmp_path, "key", "list", "--json").stdout
 
     (tmp_path / "config.toml").write_text('[search]\nengine = "none"\n')
-    assert "Web search is still off" in ava(tmp_path, "key", "set", provider, stdin=VALUE).stdout
+    assert "Web search does not use it" in ava(tmp_path, "key", "set", provider, stdin=VALUE).stdout
 
 
 @pytest.mark.parametrize(

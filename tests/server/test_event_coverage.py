@@ -26,6 +26,7 @@ from support.http_server import serving_http, token
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
 from support.projects import checkout
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
+from support.search_formats import ANTHROPIC
 from support.stdio import using
 from support.web_site import Page, site
 
@@ -210,6 +211,7 @@ def plays() -> dict[str, Sequence[Step]]:
         "edits": every_edit(),
         "group": [hand_over()],
         "gone": [hand_over()],
+        "provider": [Say(calls=[("web_search", GOOD["web_search"])]), hand_over()],
         "whole": [Say("Twelve.", stream=False)],
         "planned": [Say("It is about a price."), Say("1. read_file a.md."), Say("KEEP"), hand_over()],
         "told": TOLD,
@@ -285,6 +287,10 @@ async def and_other_ways(tmp: Path, server: ModelServer) -> None:
         started = await lab.call("spawn_subagent", role="researcher", task=play("group"), tools=["read_webpages"])
         assert started.status == "approved", started.message
         await lab.ended(started.subagent_id)
+    with running_model_server([Fail(200, ANTHROPIC)]) as provider:
+        searched = f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{provider.base_url}"\n'
+        async with open_lab(tmp, server=server, config=searched + CONFIG, check=False) as lab:
+            await lab.outcome(role="web_crawler", task=play("provider"), workspace=None)
     async with open_lab(tmp, server=server, config=CONFIG, check=False) as lab:
         for gate in LEFT:
             await lab.start(task=play("left"))
@@ -673,12 +679,12 @@ def files_that_make(name: str) -> set[str]:
 
 @pytest.mark.slow
 def test_model_and_tool_calls_have_one_wrapper_each() -> None:
-    assert files_with(r"\b_model\.stream\(") == {"runs/model_call.py"}
+    assert files_with(r"\bmodel\.stream\(|\b_model\.stream\(") == {"runs/model_call.py", "runs/web_search.py"}
     assert files_with(r"\btool\(args") == {"runs/tool_calls.py"}
     assert files_with(r"\bhandler\(") == {"service/service.py"}
     made = {name: files_that_make(name) for name in ("CostReserved", "CostUpdate", "ToolCall")}
     assert made == {
-        "CostReserved": {"runs/reservation.py"},
+        "CostReserved": {"runs/reservation.py", "runs/web_search.py"},
         "CostUpdate": {"budget/caps.py"},
         "ToolCall": {"runs/tool_calls.py", "service/service.py"},
     }

@@ -20,8 +20,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from support.log import child
-from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, check_budgets, connect, hand_over, open_lab, scopes_used
+from support.search_formats import ANTHROPIC
 from support.stdio import logged
 
 from ava_audit.errors import StoreUnavailable
@@ -103,6 +104,33 @@ async def test_books_an_unsettled_paid_answer_as_unknown_before_reserving_the_wr
             bucket = await lab.store.read(lambda view, scope=scope: view.bucket(scope))  # type: ignore[misc]
             assert (bucket.spent_micros, bucket.held_micros) == (run.cost_micros, 0), scope
         assert len(await lab.store.read(lambda view: scopes_used(view, run))) >= 3, "run, user-day, installation-day"
+
+
+@pytest.mark.slow
+async def test_books_an_unsettled_web_search_as_unknown_before_reserving_the_wrap_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    look = Say(calls=[("web_search", {"query": "podcast prices"})])
+    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as provider:
+        config = f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{provider.base_url}"\n{PRICED}'
+        async with open_lab(tmp_path, [look, hand_over()], config=config) as lab:
+            run_id = await lab.start(role="web_crawler", workspace=None, timeout=8)
+            await arrived(gate.arrived)
+            claimed_us = (await lab.run(run_id)).claimed_us or 0
+            with held_by_another(lab.root):
+                monkeypatch.setattr(store, "ANSWER_S", 0.2)
+                gate.released.set()
+                await until_clock(claimed_us / 1e6 + 8 * 0.8 + 0.5)
+            monkeypatch.undo()
+            run = await lab.ended(run_id)
+            assert run.state == "timeout"
+            reserved, settled = await lab.facts(run_id, CostReserved), await lab.facts(run_id, CostUpdate)
+            assert [fact.tool_call is not None for fact in reserved] == [False, True, False]
+            assert [fact.settlement for fact in settled] == ["billed", "unknown", "billed"]
+            assert settled[1].cost_by == {"search": reserved[1].micros}
+            assert run.cost_micros == round(sum(fact.cost_cents for fact in settled) * 10_000)
+            await lab.store.read(check_budgets)
 
 
 async def until_clock(at_s: float) -> None:

@@ -343,7 +343,9 @@ def test_rejects_an_address_that_would_send_searches_unencrypted(field: str, url
 
 def test_reads_and_validates_the_search_settings(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[search]\nengine = "bing"\n')
-    with pytest.raises(ConfigError, match=r"search\.engine is .*bing.*; allowed is auto, kagi, brave, searxng or none"):
+    with pytest.raises(
+        ConfigError, match=r"search\.engine is .*bing.*; allowed is auto, kagi, brave, searxng, anthropic"
+    ):
         load_settings(tmp_path, env={})
     (tmp_path / "config.toml").write_text("")
     env = {"AVA_SEARCH__SEARXNG": "http://127.0.0.1:8888/"}

@@ -173,7 +173,7 @@ def refused(request: Mapping[str, Any]) -> str | None:
     if unknown:
         return f"Unknown parameter: '{unknown[0]}'."
     for number, tool in enumerate(request.get("tools", [])):
-        if not tool.get("name"):
+        if not tool.get("name") and tool.get("type") != "web_search":
             return f"Missing required parameter: 'tools[{number}].name'."
     reasoning, thinks = request.get("reasoning", {}), request["model"].startswith(THINK)
     if request.get("include") and not thinks:

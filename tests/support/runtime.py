@@ -26,15 +26,18 @@ from mcp.client.session import ElicitationFnT, MessageHandlerFnT
 from mcp_types import CallToolResult, Implementation
 
 from ava_audit.entries import Entry
-from ava_audit.events import CostReserved, Event, Fact
+from ava_audit.events import CostReserved, Event, Fact, SpawnProposed
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
+from ava_server.budget.run_config import RunConfig
 from ava_server.config.settings import Settings, load_settings
 from ava_server.mcp_server.server import build_server
 from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of
+from ava_server.models.search_model import search_model, search_request
+from ava_server.models.selection import Choice
 from ava_server.runs.history import History, Recipe
 from ava_server.service.access import Session
 from ava_server.service.responses import Answer
@@ -315,11 +318,26 @@ def rebuild_request(entries: Iterable[Entry], run_id: str, turn: int, attempt: i
         fact = entry.fact
         if isinstance(fact, CostReserved) and (fact.turn, fact.attempt) == (turn, attempt):
             assert history.prefix is not None, "a run starts with its prefix"
+            if fact.tool_call is not None:
+                return rebuild_search(entries, history.started[fact.tool_call].args or {})
             model = model_of(history.prefix.model, history.prefix.parameters, None, ClientPool())
             return model.encode(history.request(Recipe.of(fact), fact.max_output, fact.thinking))
         if fact is not None:
             history.add(entry.seq, fact, entry.usage, fenced=entry.generation is not None)
     return None
+
+
+def rebuild_search(entries: Iterable[Entry], args: Mapping[str, Any]) -> bytes:
+    """The request of one web search by a model provider, from what was approved and from the call of the tool."""
+    config = next(
+        RunConfig.model_validate(entry.fact.config) for entry in entries if isinstance(entry.fact, SpawnProposed)
+    )
+    call = config.search_call
+    assert call is not None, "a run that searches has an approved search"
+    provider, _, model_id = call.model.partition(":")
+    choice = Choice(provider, model_id, call.model, "fast", "chat_completions", call.price, call.base_url)
+    request = search_request(config.search, model_id, " ".join(args["query"].split()), call.output_tokens)
+    return search_model(config.search, choice, call.results, ClientPool()).encode(request)
 
 
 def rebuilt_requests(entries: Sequence[Entry], run_id: str) -> list[tuple[str, bytes]]:

@@ -7,7 +7,7 @@ import json
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, ClassVar, Final, Protocol, cast
@@ -176,17 +176,28 @@ async def search(engine: Engine, query: str, count: int, send: Send) -> SearchRe
     rows = engine.rows(answer)
     if rows is None:
         raise ToolFailed(f"{engine.title} answered in a form that is not known here; {WITHOUT}")
+    hits, note = pick_hits(rows, engine.fields, count), engine.note(answer)
+    if not hits and note:
+        raise ToolFailed(f"{engine.title} found nothing: {note}; try again later, or in other words")
+    return SearchResults(engine.title, hits, note)
+
+
+def pick_hits(rows: Iterable[Mapping[str, Any]], fields: Sequence[str], count: int) -> tuple[Hit, ...]:
+    """Return the first results that have an address, each once, as plain text.
+
+    Args:
+        rows: The results as they came; they are not trusted.
+        fields: What they call their URL, title, words and dates.
+        count: How many at most.
+    """
     by_url: dict[str, Hit] = {}
     for row in rows:
         if len(by_url) == count:
             break
-        hit = _hit(*map(row.get, engine.fields))
+        hit = _hit(*map(row.get, fields))
         if _is_address(hit.url):
             by_url.setdefault(hit.url, hit)
-    note = engine.note(answer)
-    if not by_url and note:
-        raise ToolFailed(f"{engine.title} found nothing: {note}; try again later, or in other words")
-    return SearchResults(engine.title, tuple(by_url.values()), note)
+    return tuple(by_url.values())
 
 
 def _answer(engine: Engine, reply: SearchReply) -> Mapping[str, Any]:

@@ -62,7 +62,7 @@ class WebSearch:
             " Read the best ones with read_webpages before you rely on them."
         ),
         args=WebSearchArgs,
-        timeout_s=30,
+        timeout_s=120,  # searches by a model provider wait for each other
         network=True,
         search=True,
         default=True,
@@ -75,7 +75,7 @@ class WebSearch:
 
     async def __call__(self, args: WebSearchArgs, at: ToolContext) -> ToolOutput:
         """Search."""
-        found = await need_search(at)(args.query, args.count)
+        found = await need_search(at)(at.hide(args.query), args.count)
         return ToolOutput(
             _listed(found),
             count=len(found.hits),

@@ -114,7 +114,7 @@ class CheckedApproval:
     @property
     def free(self) -> bool:
         """Whether all of them are free."""
-        return all(member.config.price.free for member in self.members)
+        return all(member.config.free for member in self.members)
 
 
 def check_approval(
@@ -133,7 +133,7 @@ def check_approval(
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
         return Outcome(ConfirmOutcome(decisions, approval_lines=lines))
 
-    paid = sum(not member.config.price.free for member in members)
+    paid = sum(not member.config.free for member in members)
     if channel not in PERSON_CHANNELS and (
         why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us)
     ):
@@ -309,7 +309,7 @@ def _counted_starts(view: View, user: str, since_us: int) -> list[int]:
 
 def _is_free(run: RunRow) -> bool:
     try:
-        return config_of(run.config).price.free
+        return config_of(run.config).free
     except ValueError:  # a newer Ava wrote it
         return False
 
@@ -416,7 +416,7 @@ class Ceilings:
 
 def committed_micros(config: RunConfig) -> int:
     """Return what an approval commits, in micro-USD: the run's cap, or one cent for a free run."""
-    return MICROS_PER_CENT if config.price.free else config.max_cost_micros
+    return MICROS_PER_CENT if config.free else config.max_cost_micros
 
 
 def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: Channel) -> Outcome[ConfirmOutcome]:
@@ -455,7 +455,7 @@ def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
         for of in (f" of {member.row.pending_id}" if len(checked.members) > 1 else "",)
         for field in CAPS
         if getattr(member.changed, field) < getattr(member.config, field)
-        and not (field == "max_cost_micros" and member.config.price.free)
+        and not (field == "max_cost_micros" and member.config.free)
     )
 
 

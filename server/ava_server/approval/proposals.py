@@ -101,7 +101,7 @@ def propose(
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.price.free and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
+        if not config.free and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
             return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
@@ -274,7 +274,7 @@ def pending_proposal(view: View, run: RunRow) -> Pending | str:
         approval_line=approval_line(config, texts),
         digest=proposal.digest,
         max_cost_micros=config.max_cost_micros,
-        free=config.price.free,
+        free=config.free,
         expires_us=proposal.expires_us,
         summary=_summary(config, texts),
     )

@@ -43,15 +43,18 @@ from ava_server.budget.run_config import (
     Coding,
     EarlierRun,
     RunConfig,
+    SearchCall,
     Texts,
     cap_fields,
     role_caps,
 )
 from ava_server.budget.user_limits import workspace_over_http
+from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
 from ava_server.models.selection import OFFLINE, Choice, ModelSettings, Thinking, choose, is_configured
+from ava_server.models.web_search import ProviderSearch
 
 if TYPE_CHECKING:
     from ava_roles.net.search_engines import Engine
@@ -142,8 +145,9 @@ class ResolveContext:
         settings: What is configured.
         models: Providers, keys, tiers and prices.
         catalog: The role files, read just now.
-        tools: The tools that exist here, by name: web_search only where one is set up.
-        search: The search engine that is.
+        tools: The tools that exist here, by name.
+        search: What searches the web. A context begins with the search engine, if one is configured; a run may have the
+            provider of its model instead.
         client_roots: Folders that the client named.
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
@@ -161,7 +165,7 @@ class ResolveContext:
     models: ModelSettings
     catalog: Catalog
     tools: Mapping[str, Tool]
-    search: Engine | None
+    search: Engine | ProviderSearch | None
     client_roots: Sequence[str]
     cwd: Path
     home: Path
@@ -196,6 +200,7 @@ def resolve_run_config(
         role = around.catalog.get(args.role)
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
+    around = _with_search(args, role, around)
     foreign, foreign_needs = resolve_mcp_scope(role, around.servers, around.listings)
     role, around = foreign.role, replace(around, tools={**around.tools, **foreign.tools()})
     workspace = _workspace(args, around)
@@ -224,6 +229,15 @@ def resolve_run_config(
         needs_key = None if is_configured(around.models) else "openrouter"
         _refuse_offline(args, role, workspace, needs_key, found)
     return _assemble(args, role, choice, found, foreign, workspace, around, earlier, tuple(lacks)), texts
+
+
+def _with_search(args: SpawnArgs, role: Role, around: ResolveContext) -> ResolveContext:
+    """Return the context with what searches for this run, and with web search only where something does."""
+    search = around.search
+    if search is None and any(spec.search for spec in specs_of(role.tools, around.tools)):
+        own = around.settings.search
+        search = provider_engine(own, around.models, lambda: choose(args.model, role.model, around.models))
+    return replace(around, search=search, tools=around.tools if search else without_search(around.tools))
 
 
 @dataclass(frozen=True)
@@ -315,6 +329,7 @@ def _assemble(
         thinking_note=thinking_note,
         search=search.name if search else "",
         search_micros=search.cost_micros if search else 0,
+        search_call=SearchCall.of(search) if isinstance(search, ProviderSearch) else None,
         context_from=earlier,
         foreign=foreign.uses(found.names),
         foreign_notes=foreign.notes(found.unavailable),
@@ -526,7 +541,8 @@ def _check_need(
         raise ToolMissing(
             f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
             " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
-            " Brave or Kagi, or with a SearXNG ([search] searxng in config.toml).",
+            " Brave or Kagi, with a SearXNG ([search] searxng in config.toml), or with a model of Anthropic, OpenAI or"
+            " OpenRouter, which search themselves.",
             need,
             needs_key="brave",
         )

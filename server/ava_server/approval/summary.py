@@ -14,7 +14,7 @@ from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_roles.tools.registry import tool_specs
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
-from ava_server.config.search_engines import TITLES, search_cost
+from ava_server.config.search_engines import engine_title, search_cost
 
 TASK_CHARS = 120
 SHOWN_CHARS = 600
@@ -44,7 +44,7 @@ _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u280
 
 def approval_line(config: RunConfig, texts: Texts) -> str:
     """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
-    cost = "free" if config.price.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    cost = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     and_time = (
         f"{cost}, at most {minutes(config.timeout_s)}" if cost == "free" else f"{cost} and {minutes(config.timeout_s)}"
     )
@@ -276,7 +276,7 @@ def proposal_message(config: RunConfig, texts: Texts) -> str:
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
     """Return the task, the reach, and the time and cost."""
     low, high = config.estimated_minutes
-    free = config.price.free
+    free = config.free
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
     can = config.reach
     sees = config.workspace or config.confinement == "none" or any(use.read_write for use in config.foreign.values())
@@ -298,8 +298,10 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
     if config.coding is not None:
         lines.extend(_coding_lines(config.coding))
     if config.search:
-        cost = search_cost(config.search_micros)
-        lines.append(f"Its web searches go to {TITLES.get(config.search, config.search)}, {cost}.")
+        capped = config.search_call is not None
+        by = f" ({config.search_call.model})" if config.search_call is not None else ""
+        cost = search_cost(config.search_micros, capped=capped)
+        lines.append(f"Its web searches go to {engine_title(config.search)}{by}, {cost}.")
     if config.confinement == "none":
         lines.append(
             'Nothing confines what it runs here (sandbox.mode = "none" in config.toml): that can read, change and send'

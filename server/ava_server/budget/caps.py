@@ -21,7 +21,7 @@ from ava_audit.view import View, loads
 from ava_server.budget.run_config import config_of
 from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros
 
-Purpose = Literal["retries", "plan"]
+Purpose = Literal["retries", "plan", "search"]
 """The purpose of a call that is not for the work itself; its whole cost is shown under it."""
 CapName = Literal[
     "max_cost_cents", "max_tokens", "group_max_cost", "user_daily_cents", "installation_daily_cents", "overrun"
@@ -44,11 +44,13 @@ class CapRequest:
     """A requested model call: its entry without the scopes.
 
     `tokens` is the most that the call can count against `max_tokens`, `wrap_tokens` the most that its wrap-up can.
+    `model` is the called one where that is not the run's own.
     """
 
     fact: CostReserved
     tokens: int
     wrap_tokens: int
+    model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,8 @@ def money_caps(view: View, run: RunRow, caps: DayCaps, now_us: int) -> list[tupl
 def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command[Reservation | CapReached]:
     """Hold the worst case of a call and its wrap-up in every cap at once, or return the cap that it does not fit.
 
-    The command itself raises StaleOwner for an older claim: a refusal appends nothing, so the store would not notice.
+    A call for a tool keeps what is held for the wrap-up. The command itself raises StaleOwner for an older claim: a
+    refusal appends nothing, so the store would not notice.
     """
 
     def command(view: View, now_us: int) -> Outcome[Reservation | CapReached]:
@@ -146,14 +149,15 @@ def reserve(fence: Fence, who: Who, asked: CapRequest, caps: DayCaps) -> Command
         if run.overrun:
             return Outcome(CapReached("overrun", 0))
         cap, left = money_left(view, run, caps, now_us)
-        fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us)})
+        wrap_micros = asked.fact.wrap_micros if asked.fact.tool_call is None else run.wrap_micros
+        fact = asked.fact.model_copy(update={"scopes": scopes_of(run, now_us), "wrap_micros": wrap_micros})
         if fact.micros + fact.wrap_micros > max(left, 0):
             return Outcome(CapReached(cap, max(left, 0)))
         config = config_of(run.config)
         tokens_left = config.max_tokens - run.tokens
         if asked.tokens + asked.wrap_tokens > tokens_left:
             return Outcome(CapReached("max_tokens", max(tokens_left, 0)))
-        event = Event(who=who, fact=fact, fence=fence, model=config.model)
+        event = Event(who=who, fact=fact, fence=fence, model=asked.model or config.model)
         return Outcome(Reservation(fact, asked.tokens, view.head() + 1), (event,))
 
     return command
@@ -277,6 +281,9 @@ def in_flight_purpose(view: View, run: RunRow) -> Purpose | None:
         return "plan"
     if held is None or held["attempt"] == 1:
         return None
+    last = view.last_entry(run.id, "CostReserved")
+    if last is not None and isinstance(last.fact, CostReserved) and last.fact.tool_call is not None:
+        return "search"
     settled = (entry.fact for entry in view.entries(run.id, 0, ("CostUpdate",)))
     paid = any(isinstance(fact, CostUpdate) and fact.turn == held["turn"] and may_have_cost(fact) for fact in settled)
     return "retries" if paid else None
@@ -293,8 +300,16 @@ def settle_unknown(
     if held is None:
         return ()
     call = HeldCall(held["turn"], held["attempt"], held["micros"], held["prompt_tokens"] + held["max_output"])
-    price = config_of(run.config).price
-    return (settlement_event(fence, run.id, who, run.model, price, call, "unknown", purpose=purpose),)
+    config = config_of(run.config)
+    search = config.search_call if purpose == "search" else None
+    model, price = (run.model, config.price) if search is None else (search.model, search.price)
+    return (settlement_event(fence, run.id, who, model, price, call, "unknown", purpose=purpose),)
+
+
+def is_in_flight(run: RunRow | None, call: HeldCall) -> bool:
+    """Tell whether a call is still to be settled."""
+    held = loads(run.in_flight) if run is not None else None
+    return held is not None and (held["turn"], held["attempt"]) == (call.turn, call.attempt)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ava_server.models.prices import Price
 
 if TYPE_CHECKING:
     from ava_roles.role import Role
+    from ava_server.models.web_search import ProviderSearch
 
 PLAN_TURNS = 3
 """Turns of planning before the work: analysis, plan, review."""
@@ -25,6 +26,10 @@ RUN_TOOLS = tuple(spec.name for spec in RUN_SPECS)
 """Tools that read the run's own log. Every run has them; the last one only with results of earlier runs."""
 NO_COMMANDS = "none needed"
 """The confinement of a run that runs neither commands nor programs of MCP servers."""
+
+
+StoredPrice = Annotated[Price, PlainSerializer(asdict, return_type=dict[str, Any])]
+"""A price with its nulls, in the log too."""
 
 
 class Texts(BaseModel):
@@ -119,6 +124,44 @@ class Coding(BaseModel):
     notes: tuple[str, ...] = ()
 
 
+class SearchCall(BaseModel):
+    """The model call that one web search makes, where a model provider searches.
+
+    Attributes:
+        model: `provider:id`.
+        base_url: The provider's address.
+        price: What the call costs, the fee of the search included.
+        fee: The fee of one search, in nano-USD.
+        prompt_tokens: What is reserved for the request and its results.
+        output_tokens: The limit of the answer.
+        results: The most results of one search.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model: str
+    base_url: str
+    price: StoredPrice
+    fee: int
+    prompt_tokens: int
+    output_tokens: int
+    results: int
+
+    @staticmethod
+    def of(search: ProviderSearch) -> SearchCall:
+        """Return the call that is to be approved."""
+        terms = search.terms
+        return SearchCall(
+            model=search.choice.name,
+            base_url=search.choice.base_url or "",
+            price=search.price,
+            fee=terms.fee,
+            prompt_tokens=terms.prompt_tokens,
+            output_tokens=terms.output_tokens,
+            results=terms.results,
+        )
+
+
 class RunConfig(BaseModel):
     """Everything that the proposal resolved, without the texts. Caps are the run's own.
 
@@ -146,7 +189,8 @@ class RunConfig(BaseModel):
         least_micros: The cost cap from which it can work; no lower one is accepted.
         least_turns: The turns that its cost cap buys even if each call costs its maximum.
         search: The engine of its web searches; empty without any.
-        search_micros: What a search costs, as far as that is known; no cap counts it.
+        search_micros: What a search costs, as far as that is known. Caps count it only with a `search_call`.
+        search_call: The call that a search makes; None for a search engine, which bills separately.
         context_from: The ended runs whose results it may read.
         foreign: The MCP servers whose tools it has, by name.
         foreign_notes: A sentence for each MCP tool that its role names and that is not there.
@@ -167,7 +211,7 @@ class RunConfig(BaseModel):
     model_id: str
     tier: str | None = None
     base_url: str | None = None
-    price: Annotated[Price, PlainSerializer(asdict, return_type=dict[str, Any])]  # with its nulls, in the log too
+    price: StoredPrice
     timeout_s: float
     max_cost_micros: int
     max_tokens: int
@@ -196,6 +240,7 @@ class RunConfig(BaseModel):
     questions: int = 0
     search: str = ""
     search_micros: int = 0
+    search_call: SearchCall | None = None
     context_from: tuple[EarlierRun, ...] = ()
     foreign: dict[str, ForeignUse] = {}
     foreign_notes: tuple[str, ...] = ()
@@ -208,6 +253,11 @@ class RunConfig(BaseModel):
     output_schema: dict[str, Any] | None = None
     clamped: tuple[str, ...] = ()
     asked: dict[str, Any] = {}
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing that it does is expected to be billed."""
+        return self.price.free and self.search_call is None
 
     @property
     def plans(self) -> bool:

@@ -135,7 +135,7 @@ def _search_in_use(root: DataRoot) -> str:
 
     engine = engine_of(load_settings(root.path).search, keys.read_keys(root.keys))
     if engine is None:
-        return "Web search is still off: search.engine names another engine. `ava doctor` says more."
+        return "Web search does not use it: search.engine names another engine, or none. `ava doctor` says more."
     return f"Subagents of roles with web_search now search by {engine.title}: {search_cost(engine.cost_micros)}."
 
 

@@ -20,9 +20,10 @@ from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import minutes, reach, why_unavailable
 from ava_server.cli.doctor.roles import tools_on_this_machine
 from ava_server.cli.terminal import one_line, wrapped
+from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys
 from ava_server.config.role_folders import RolePlaces
-from ava_server.config.search_engines import engine_of
+from ava_server.config.search_engines import any_search
 from ava_server.config.settings import Settings
 from ava_server.models.listing import ResolvedModel
 
@@ -114,8 +115,9 @@ def tools_here(settings: Settings) -> Specs:
     Raises:
         AvaError: The keys cannot be read.
     """
-    engine = engine_of(settings.search, read_keys(settings.paths.keys))
-    tools = tools_on_this_machine(settings.sandbox.mode, engine)
+    stored = read_keys(settings.paths.keys)
+    search = any_search(settings.search, stored, model_settings(settings, stored))
+    tools = tools_on_this_machine(settings.sandbox.mode, search)
     return {spec.name: spec for spec in (*(tool.spec for tool in tools.values()), *RUN_SPECS)}
 
 

@@ -112,7 +112,7 @@ def _changes(changes: dict[str, Any]) -> str:
 
 
 def _limits(config: RunConfig) -> str:
-    money = "free" if config.price.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    money = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
     return (
         f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
         f"{config.max_tool_calls} tool calls"
@@ -236,7 +236,7 @@ def _note(attempt: Attempt) -> str:
         return "in flight"
     words = [] if attempt.settlement == "billed" else [attempt.settlement.replace("_", " ")]
     words += ["overrun"] if attempt.overrun else []
-    words += {"retries": ["retry"], "plan": ["plan"]}.get(attempt.purpose or "", [])
+    words += {"retries": ["retry"], "plan": ["plan"], "search": ["web search"]}.get(attempt.purpose or "", [])
     return ",".join(words)
 
 
@@ -264,6 +264,8 @@ def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
     yield from ("", *_folded(f"Spent on: {parts}"))
     yield f"Retries: {format_usd(costs.cost_by.get('retries', 0))}"
     yield f"Planning: {format_usd(costs.cost_by.get('plan', 0))}"
+    if "search" in costs.cost_by:
+        yield f"Web searches: {format_usd(costs.cost_by['search'])}"
     unknown = costs.unknown
     of_them = f", for {len(unknown)} attempt{'s' if len(unknown) > 1 else ''} at the worst case" if unknown else ""
     yield f"Unknown settlements: {format_usd(sum(attempt.micros for attempt in unknown))}{of_them}"
@@ -308,7 +310,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         "model": run.model,
         "price": asdict(config.price),
         "cost_cents": cents(costs.micros),
-        "max_cost_cents": None if config.price.free else cents(config.max_cost_micros),
+        "max_cost_cents": None if config.free else cents(config.max_cost_micros),
         "cost_by": {name: cents(micros) for name, micros in costs.cost_by.items()},
         "attempts": [_attempt_json(attempt, costs.micros) for attempt in costs.attempts],
         "tool_outputs": None
@@ -326,6 +328,7 @@ def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:
         ],
         "retries_cents": cents(costs.cost_by.get("retries", 0)),
         "plan_cents": cents(costs.cost_by.get("plan", 0)),
+        "search_cents": cents(costs.cost_by.get("search", 0)),
         "unknown": {"attempts": len(unknown), "cost_cents": cents(sum(attempt.micros for attempt in unknown))},
         "cache": {
             "saved_cents": cents(costs.cache.saved - costs.cache.premium),

@@ -17,6 +17,8 @@ from ava_roles.net.search_engines import Brave, Engine, Kagi, SearchReply, Searc
 from ava_roles.tool import Tool
 from ava_server.config.keys import Key, key_among
 from ava_server.core.errors import AvaError
+from ava_server.models.selection import KNOWN_URLS, UNNAMED, Choice, ModelSettings, choose, configured, meant_by
+from ava_server.models.web_search import ProviderSearch, engine_at, provider_search, search_terms
 
 if TYPE_CHECKING:
     import httpx2
@@ -26,9 +28,14 @@ if TYPE_CHECKING:
 
 CONNECT_S = 10.0
 MOST_BYTES = 2_000_000
-TITLES: Mapping[str, str] = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
-ORDER = tuple(TITLES)
+ORDER = (Kagi.name, Brave.name, Searxng.name)
 """In the order of preference when several are configured."""
+
+
+def engine_title(name: str) -> str:
+    """Return an engine's name for people."""
+    titles = {engine.name: engine.title for engine in (Kagi, Brave, Searxng)}
+    return titles.get(name) or (search_terms()[name].title if name in search_terms() else name)
 
 
 def engine_of(settings: SearchSettings, stored: Mapping[str, Key], name: str | None = None) -> Engine | None:
@@ -55,9 +62,73 @@ def _engine(name: str, settings: SearchSettings, stored: Mapping[str, Key]) -> E
     return Kagi(settings.kagi_url, key.value) if name == "kagi" else Brave(settings.brave_url, key.value)
 
 
-def search_cost(micros: int) -> str:
-    """Return what a search costs, and that no cap on money counts it."""
-    return f"about {format_usd(micros, exact=True)} each, which no cap on money counts" if micros else "free"
+def provider_engine(
+    settings: SearchSettings, models: ModelSettings, choice: Callable[[], Choice]
+) -> ProviderSearch | None:
+    """Return the web search of a model provider: the one that the settings name, else that of the run's own model.
+
+    A provider that answers at another address than its own searches only where the settings name it.
+
+    Args:
+        settings: What is configured.
+        models: Providers, keys and prices.
+        choice: Returns the run's model.
+    """
+    try:
+        if settings.engine in search_terms():
+            return provider_search(settings.engine, settings.engine, models)
+        if settings.engine != "auto":
+            return None
+        chosen = choice()
+        name = engine_at(chosen.base_url)
+        return provider_search(name, chosen.provider, models) if name is not None else None
+    except AvaError:  # of the run's model: whoever needs it reports that; of the search's: it has no price
+        return None
+
+
+def any_search(
+    settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings, model: str = "balanced"
+) -> Engine | ProviderSearch | None:
+    """Return what searches for a run with this model: a tier, or `provider:id`.
+
+    Raises:
+        ConfigError: The key in the environment is invalid.
+    """
+    return engine_of(settings, stored) or provider_engine(settings, models, lambda: choose(None, model, models))
+
+
+def searches_by_default(settings: SearchSettings, stored: Mapping[str, Key], models: ModelSettings) -> bool:
+    """Tell whether something searches for a run with the default model, without looking up any price.
+
+    Raises:
+        AvaError: A key is invalid, or the configuration names no model.
+    """
+    if engine_of(settings, stored) is not None:
+        return True
+    providers = configured(models)
+    if settings.engine in search_terms():
+        return settings.engine in providers
+    if settings.engine != "auto":
+        return False
+    provider = meant_by(UNNAMED, models, providers)[0].partition(":")[0]
+    return provider in providers and engine_at(providers[provider].base_url or KNOWN_URLS.get(provider)) is not None
+
+
+def search_cost(micros: int, *, capped: bool = False) -> str:
+    """Return what a search costs, and whether the caps on money count it."""
+    if not micros:
+        return "free"
+    cost = format_usd(micros, exact=True)
+    return (
+        f"at most {cost} each, which its caps count" if capped else f"about {cost} each, which no cap on money counts"
+    )
+
+
+def search_text(search: Engine | ProviderSearch) -> str:
+    """Return what searches, and what a search costs."""
+    if isinstance(search, Engine):
+        return f"{search.title} at {search.base_url}, {search_cost(search.cost_micros)}"
+    return f"{search.title} ({search.choice.name}), {search_cost(search.cost_micros, capped=True)}"
 
 
 def without_search(tools: Mapping[str, Tool]) -> dict[str, Tool]:

@@ -176,9 +176,12 @@ class FetchSettings(Table):
 
 
 class SearchSettings(Table):
-    """The web search and its addresses; `auto` is Kagi if it has a key, else Brave if it has one, else SearXNG."""
+    """The web search and its addresses.
 
-    engine: Literal["auto", "kagi", "brave", "searxng", "none"] = "auto"
+    `auto` is Kagi if it has a key, else Brave if it has one, else SearXNG, else the provider of the run's model.
+    """
+
+    engine: Literal["auto", "kagi", "brave", "searxng", "anthropic", "openai", "openrouter", "none"] = "auto"
     searxng: SearchUrl = ""
     kagi_url: SearchUrl = PROVIDERS["kagi"].base_url
     brave_url: SearchUrl = PROVIDERS["brave"].base_url

@@ -191,13 +191,15 @@ def _limits_of(catalog: Catalog) -> str:
 
 def _searches() -> bool:
     """Tell whether a web search is set up now."""
+    from ava_server.config.credentials import model_settings
     from ava_server.config.keys import read_keys
-    from ava_server.config.search_engines import engine_of
+    from ava_server.config.search_engines import searches_by_default
     from ava_server.config.settings import load_settings
 
     try:
         settings = load_settings()
-        return engine_of(settings.search, read_keys(settings.paths.keys)) is not None
+        stored = read_keys(settings.paths.keys)
+        return searches_by_default(settings.search, stored, model_settings(settings, stored))
     except (AvaError, OSError):  # every call reports the error; the tools are listed anyway
         return False
 

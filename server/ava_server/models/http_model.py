@@ -17,7 +17,7 @@ from ava_server.models import tokens as bounds
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolUse, Turn
 from ava_server.models.errors import Endpoint
 from ava_server.models.wires.base import Wire
-from ava_server.models.wires.stream import AnswerStream, Deadlines
+from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
 
 if TYPE_CHECKING:
     import httpx2
@@ -43,6 +43,7 @@ class HttpModel:
         clients: Where HTTP clients come from.
         wire: The format of requests and answers.
         deadlines: How long each part of a call may take.
+        most_bytes: The most bytes that an answer may have.
     """
 
     provider: str
@@ -52,6 +53,7 @@ class HttpModel:
     clients: ClientPool = field(repr=False)
     wire: Wire
     deadlines: Deadlines = DEADLINES
+    most_bytes: int = MOST_BYTES
     _encoded: list[tuple[Request, bytes]] = field(
         default_factory=list[tuple[Request, bytes]], init=False, repr=False, compare=False
     )
@@ -124,6 +126,7 @@ class HttpModel:
                 end,
                 len(content),
                 lambda: sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn)),
+                self.most_bytes,
             )
 
     async def _send(

@@ -146,7 +146,7 @@ def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
     return Price(*top, source=source, free=not any(top), window=model.context_window, steps=steps)
 
 
-COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "uncosted")
+COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "search", "uncosted")
 """What money was spent on, in the order of display."""
 OUTPUT_SLACK = 16
 """Tokens that some providers were seen to write beyond their limit."""

@@ -17,8 +17,10 @@ from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.budget.caps import DayCaps
+from ava_server.budget.run_config import SearchCall
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
+from ava_server.models.web_search import search_terms
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.extension import ExtensionLimits
 
@@ -125,6 +127,26 @@ def _nothing(_ended: bool) -> None:
 
 
 @dataclass(frozen=True)
+class SearchModel:
+    """The approved web search of a run by a model provider.
+
+    Attributes:
+        name: The engine.
+        call: What was approved.
+        model: The model, ready to be called.
+    """
+
+    name: str
+    call: SearchCall
+    model: Model
+
+    @property
+    def title(self) -> str:
+        """The provider's name for people."""
+        return search_terms()[self.name].title
+
+
+@dataclass(frozen=True)
 class RunContext:
     """Everything that a claimed run works with.
 
@@ -135,6 +157,7 @@ class RunContext:
         redactor: Replaces secrets, including the private keys in the run's own files.
         window: Tokens that the model's context holds.
         tokens_per_byte: The most prompt tokens per byte that earlier runs have measured with this model, if any did.
+        search: Its web search by a model provider; None where it has none, or a search engine (`place.search`).
         worktree: Where the run changes files; None for a run that changes none.
         worktrees: The worktree folders of all runs.
         artifacts: Lists the files that the run has handed over.
@@ -154,6 +177,7 @@ class RunContext:
     extensions: ExtensionLimits
     tokens_per_byte: float | None = None
     servers: RunMcpServers = field(default_factory=RunMcpServers)
+    search: SearchModel | None = None
     worktree: WorktreeSession | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)

@@ -60,12 +60,12 @@ def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed:
             case SpawnProposed() as proposed:
                 notes += _at_the_proposal(entry, RunConfig.model_validate(proposed.config))
             case SpawnDecided(decision="approved") as decided:
-                notes += _at_the_approval(entry, decided, free=config.price.free)
+                notes += _at_the_approval(entry, decided, free=config.free)
             case ExtensionDecided() as decided:
                 notes += _at_an_extension(entry, decided)
             case _:
                 pass
-    if not config.price.free:
+    if not config.free:
         notes += _days(run, config, changed)
     return sorted(notes, key=lambda note: note.at_us)
 
@@ -79,7 +79,7 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
         return notes
     for name, default in role_caps(role).items():
         asked = config.asked.get(name)
-        if asked is None or asked == default or (name == "max_cost_cents" and config.price.free):
+        if asked is None or asked == default or (name == "max_cost_cents" and config.free):
             continue
         how = "raised" if asked > default else "lowered"
         notes.append(
@@ -161,7 +161,7 @@ class Attempt:
     Attributes:
         settlement: How it was settled; None while it is in flight, with `micros` 0 and `reserved` held.
         usage: The tokens that the provider reported; None where it did not.
-        purpose: `retries` or `plan`, where the whole cost is booked under that.
+        purpose: `retries`, `plan` or `search`, where the whole cost is booked under that.
     """
 
     turn: int
@@ -285,7 +285,7 @@ class _CostFold:
         match fact:
             case CostReserved():
                 self._held = fact
-                if not self.erased and self._history.prefix is not None:
+                if fact.tool_call is None and not self.erased and self._history.prefix is not None:
                     self._prompt = self._parts_of(Recipe.of(fact))
                 self.attempts.append(Attempt(fact.turn, fact.attempt, None, None, 0, fact.micros))
             case CostUpdate():
@@ -305,7 +305,7 @@ class _CostFold:
         usage = entry.usage
         if usage is not None:  # the header has no column for thinking tokens
             usage = usage.model_copy(update={"thinking_tokens": fact.thinking_tokens})
-        purpose = next((name for name in ("retries", "plan") if name in fact.cost_by), None)
+        purpose = next((name for name in ("retries", "plan", "search") if name in fact.cost_by), None)
         attempt = Attempt(
             fact.turn, fact.attempt, fact.settlement, usage, cost, fact.reserved_micros, fact.overrun, purpose
         )
@@ -386,7 +386,7 @@ def _share_of_call(price: Price, usage: Usage, begins: float, ends: float) -> fl
 def _cache(price: Price, attempts: Iterable[Attempt]) -> Cache:
     saved = premium = 0
     for attempt in attempts:
-        if attempt.usage is not None:
+        if attempt.usage is not None and attempt.purpose != "search":  # that has a price of its own
             rate = rate_for(price, attempt.usage)
             saved += attempt.usage.cache_read_tokens * (rate.input - rate.cache_read)
             premium += attempt.usage.cache_write_tokens * (rate.cache_write - rate.input)

@@ -115,7 +115,7 @@ def extension_request(
     refusal or without an answer. What it proposes fits the hard caps, its group's and the day's.
     """
     config, texts = config_of(run.config), texts_of(view, run)
-    free = short.cap == "max_cost_cents" and config.price.free
+    free = short.cap == "max_cost_cents" and config.free
     wait_s = math.floor(wait_for_person(view, run, limits.wait_s, now_us))
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None

@@ -40,7 +40,7 @@ def started(
 ) -> RunStarted:
     """Return the rendered prefix of a new run."""
     role = parse_role(config.role_text, config.role_source, config.role)
-    free = config.price.free
+    free = config.free
     limits = {
         "time": minutes(config.timeout_s),
         "money": "free" if free else format_usd(config.max_cost_micros, exact=True),

@@ -276,6 +276,8 @@ class History:
         questions: What the last answer has asked the person, by the id of the call: a provider may use an id again in
             another answer. `asked`: how many questions the run has asked. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
+        search: The reservation of the web search in flight, where a model provider searches.
+        reserved: The last reservation of a turn.
         thinks: The last call could think. `thinking_dropped`: the provider does not take earlier thinking back.
         answer_tokens: The tokens of the last answer.
         invalid_answer: What is wrong with the last answer. `invalid_kinds`: of all such answers in a row.
@@ -310,6 +312,8 @@ class History:
     asked: int = 0
     answers: dict[str, Answered] = field(default_factory=dict[str, Answered])
     last: LastTurn | None = None
+    search: CostReserved | None = None
+    reserved: CostReserved | None = None
     thinks: bool = True
     thinking_dropped: bool = False
     answer_tokens: int = 0
@@ -466,7 +470,9 @@ class History:
 
     @property
     def purpose(self) -> Purpose | None:
-        """The purpose of the call in flight: the plan, or `retries` once an earlier attempt of its turn was paid."""
+        """The purpose of the call in flight: a search, the plan, or `retries` once an attempt of its turn was paid."""
+        if self.search is not None:
+            return "search"
         if self.planning.phase is not None:
             return "plan"
         return "retries" if self.paid_attempts else None
@@ -511,6 +517,10 @@ class History:
         ]
 
     def _add_reservation(self, seq: int, fact: CostReserved) -> None:
+        if fact.tool_call is not None:  # no turn of the conversation
+            self.search, self.attempt = fact, fact.attempt
+            return
+        self.reserved = fact
         recipe = Recipe.of(fact)
         self._mark_edited(set(fact.elide) - self._elided)
         for item in self._added(recipe):  # a notice has no entry of its own
@@ -532,6 +542,9 @@ class History:
     def _add_settlement(self, fact: CostUpdate, usage: Usage | None) -> None:
         for name, micros in fact.cost_by.items():
             self.cost_by[name] = self.cost_by.get(name, 0) + micros
+        if self.search is not None:
+            self.search = None
+            return
         if may_have_cost(fact):
             self.paid_attempts += 1
         if fact.settlement == "unknown":

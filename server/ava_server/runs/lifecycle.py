@@ -419,7 +419,7 @@ def resume_line(view: View, run: RunRow) -> str | None:
         return None
     config = config_of(run.config)
     line = f"{approval_line(config, texts)}, resumed"
-    return line if config.price.free else f"{line} with {format_usd(max(left_micros(run, config), 0))} left"
+    return line if config.free else f"{line} with {format_usd(max(left_micros(run, config), 0))} left"
 
 
 def left_micros(run: RunRow, config: RunConfig) -> int:
@@ -467,7 +467,7 @@ def resume(
             return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
         if line is not None and normalize_typography(line) != normalize_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
-        if not config_of(run.config).price.free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
+        if not config_of(run.config).free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
             return Outcome(NotResumed(why))
         settled = settle_unknown(run, _agent(run), purpose=in_flight_purpose(view, run))
         forced = where != "held" and run.instance not in gone

@@ -13,6 +13,7 @@ from ava_audit.events import Event, Fact, Fence, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
+from ava_server.budget.caps import settle_unknown
 from ava_server.runs.history import UNWRITTEN, History
 
 log = logging.getLogger("ava.run")
@@ -58,14 +59,27 @@ class RunLog:
         Raises:
             StaleOwner: The run has another owner by now, or has ended.
         """
+        await self.append_for(lambda _run: events)
 
-        def folded(answer: tuple[int, RunRow | None]) -> None:
-            first, run = answer
+    async def append_for(self, events: Callable[[RunRow | None], Sequence[Event]]) -> None:
+        """Commit the events that follow from the run's row at that moment, as `append` does.
+
+        Raises:
+            StaleOwner: The run has another owner by now, or has ended.
+        """
+
+        def folded(answer: tuple[int, RunRow | None, Sequence[Event]]) -> None:
+            first, run, written = answer
             self.run = run or self.run
-            for number, event in enumerate(events):
+            for number, event in enumerate(written):
                 self.history.add(first + number, event.fact, event.usage)
 
-        await self.do(_append(tuple(events), self.run.id), folded)
+        await self.do(_append(events, self.run.id), folded)
+
+    async def settle_lost(self) -> None:
+        """Settle as unknown a call whose settlement was lost: the log was out of reach until the time was over."""
+        who, fence, purpose = self.who, self.fence, self.history.purpose
+        await self.append_for(lambda run: () if run is None else settle_unknown(run, who, fence, purpose=purpose))
 
     def keep(self, result: ToolResult, duration_ms: int) -> None:
         """Fold a result now, and write it with whatever is written next, which saves a commit in every turn.
@@ -145,9 +159,13 @@ def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
     return both
 
 
-def _append(events: tuple[Event, ...], run_id: str) -> Command[tuple[int, RunRow | None]]:
-    def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None]]:
-        return Outcome((view.head() + 1, view.run(run_id)), events)
+def _append(
+    make: Callable[[RunRow | None], Sequence[Event]], run_id: str
+) -> Command[tuple[int, RunRow | None, Sequence[Event]]]:
+    def command(view: View, _now_us: int) -> Outcome[tuple[int, RunRow | None, Sequence[Event]]]:
+        run = view.run(run_id)
+        events = tuple(make(run))
+        return Outcome((view.head() + 1, run, events), events)
 
     return command
 

@@ -26,7 +26,6 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_roles.tool import status_sentence
 from ava_server import telemetry
-from ava_server.budget.caps import settle_unknown
 from ava_server.budget.run_config import config_of
 from ava_server.core.open_files import is_shortage
 from ava_server.models.base import Completion
@@ -414,7 +413,7 @@ class AgentRun:
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None
         if run.in_flight is not None:  # an internal error came between a call and its settlement
-            await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
+            await self._log.settle_lost()
             run = await self._log.read(lambda view: view.run(self.id)) or run
         artifacts = await anyio.to_thread.run_sync(self._context.artifacts)
         kept = await self._coding.keep(ended) if self._coding is not None else None

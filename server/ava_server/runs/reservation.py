@@ -19,7 +19,6 @@ from ava_server.budget.caps import (
     UnreadMessages,
     messages_first,
     reserve,
-    settle_unknown,
 )
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Completion, Request
@@ -191,8 +190,8 @@ class Reservations:
         Where the wrap-up would begin, the run may first ask a person for more, and is paused for that.
         """
         history = self._history
-        if not history.answered:
-            await self._settle_lost()
+        if not history.answered or history.search is not None:
+            await self._log.settle_lost()
         await self._planner.settle(leaving=self.last_turn(self._next_turn()) is not None)
         turn = self._next_turn()
         attempt = 1 if history.answered else history.attempt + 1
@@ -228,12 +227,6 @@ class Reservations:
 
     def _next_turn(self) -> int:
         return self._history.turn + 1 if self._history.answered else self._history.turn
-
-    async def _settle_lost(self) -> None:
-        """Settle as unknown a call whose settlement was lost: the log was out of reach until the time was over."""
-        run = await self._log.read(lambda view: view.run(self._log.run.id))
-        if run is not None and run.in_flight is not None:
-            await self._log.append(settle_unknown(run, self._log.who, self._log.fence, purpose=self._history.purpose))
 
     def _most_output(self) -> int:
         """Return the most tokens of the next answer: the run's limit, or fewer where that would cost too much."""

@@ -42,10 +42,11 @@ from ava_server.config.search_engines import ApprovedSearch
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
+from ava_server.models.search_model import search_model
 from ava_server.models.selection import Choice, choose
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import Worktrees
-from ava_server.runs.context import ConfigNotSupported, RunContext, SecretInjection
+from ava_server.runs.context import ConfigNotSupported, RunContext, SearchModel, SecretInjection
 from ava_server.runs.extension import extension_limits
 from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
@@ -149,6 +150,7 @@ class RunSetup:
         if missing:
             raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")
         await self._search(config)
+        await self._search_model(config)
         if (why := self._resources.foreign.cannot(config)) is not None:
             raise ConfigNotSupported(why)
         if await self._resources.store.read(lambda view: texts_of(view, run)) is None:
@@ -174,7 +176,7 @@ class RunSetup:
         sandbox = await self._sandbox(config.confinement)
         servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
         own = self._tools(run.user_id, config, history, scratch, servers)
-        search = await self._search(config)
+        search, searches = await self._search(config), await self._search_model(config)
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         prefix = history.prefix or started(config, texts, own, parameters(choice), confinement)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
@@ -210,6 +212,7 @@ class RunSetup:
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
             tokens_per_byte=await self._resources.store.read(lambda view: measured_ratio(view, config.model)),
+            search=searches,
             worktree=worktree,
             artifacts=lambda: self.artifacts(run.id),
             close=partial(self._close, run, worktree, bench, (files, artifacts)),
@@ -301,25 +304,24 @@ class RunSetup:
         Raises:
             ConfigNotSupported: It is not configured here, or has another address.
         """
+        return await self._choice_at(config.model, config.tier or "balanced", config.base_url)
+
+    async def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
         try:
-            choice = await anyio.to_thread.run_sync(
-                lambda: choose(config.model, config.tier or "balanced", self._resources.credentials.models)
-            )
+            choice = await anyio.to_thread.run_sync(lambda: choose(model, tier, self._resources.credentials.models))
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
-        if choice.base_url != config.base_url:
-            raise ConfigNotSupported(
-                f"it was approved for {config.base_url}, and {config.provider} is now {choice.base_url}"
-            )
+        if choice.base_url != base_url:
+            raise ConfigNotSupported(f"it was approved for {base_url}, and {choice.provider} is now {choice.base_url}")
         return choice
 
     async def _search(self, config: RunConfig) -> ApprovedSearch | None:
-        """Return the approved web search; None for a run that does not search.
+        """Return the approved search engine; None for a run that has none.
 
         Raises:
             ConfigNotSupported: It is not set up here.
         """
-        if not config.search:
+        if not config.search or config.search_call is not None:
             return None
         try:
             engine = await anyio.to_thread.run_sync(self._resources.credentials.search, config.search)
@@ -328,6 +330,22 @@ class RunSetup:
         if engine is None:
             raise ConfigNotSupported(f"its web search ({config.search}) is not set up here")
         return ApprovedSearch(config.search, self._resources.credentials.search, self._resources.clients)
+
+    async def _search_model(self, config: RunConfig) -> SearchModel | None:
+        """Return the approved web search by a model provider; None for a run that has none.
+
+        Raises:
+            ConfigNotSupported: It is not set up here, or has another address.
+        """
+        call = config.search_call
+        if call is None:
+            return None
+        if self._resources.settings.search.engine not in ("auto", config.search):
+            raise ConfigNotSupported(f"its web search ({config.search}) is switched off here")
+        choice = await self._choice_at(call.model, "fast", call.base_url)
+        return SearchModel(
+            config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
+        )
 
     async def _opened(self, work: Callable[[], T]) -> T:
         """Open something that may be on a disk that does not answer, in one of a few threads kept for that.

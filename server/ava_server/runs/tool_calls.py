@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -36,6 +37,7 @@ from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog, ms_since
 from ava_server.runs.private_keys import learn_private_keys
 from ava_server.runs.questions import Ask
+from ava_server.runs.web_search import PaidSearches
 
 MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
@@ -128,6 +130,7 @@ class ToolCalls:
         self._say = say
         self._tasks = tasks
         self._left_s = left_s
+        self._searches = PaidSearches(context.search, run_log, context.caps) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
         self._keys_known = False
 
@@ -302,8 +305,14 @@ class ToolCalls:
     async def _work(
         self, call: ToolUse, tool: Tool, args: object, injected: tuple[InjectedSecret, ...], hide: _Redaction
     ) -> ToolOutput:
+        searches = self._searches
         place = replace(
-            self.place, call_id=call.call_id, secrets=injected, hide=hide.hide_in_lines, say=self._say_hidden
+            self.place,
+            call_id=call.call_id,
+            secrets=injected,
+            hide=hide.hide_in_lines,
+            say=self._say_hidden,
+            search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
         if (tool.spec.commands or tool.spec.foreign is not None) and not self._keys_known and place.files is not None:

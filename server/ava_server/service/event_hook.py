@@ -119,7 +119,7 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
         "role": run.role,
         "task": task_excerpt(texts.task) if texts is not None else "",
         "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},
-        "max_cost_cents": 0.0 if config.price.free else cents(config.max_cost_micros),
+        "max_cost_cents": 0.0 if config.free else cents(config.max_cost_micros),
         "status": run.state,
     }
 

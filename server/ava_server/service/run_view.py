@@ -505,7 +505,7 @@ def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:
         config = config_of(run.config)
     except ValueError:  # a newer Ava wrote it; everything else is shown
         return (), False
-    free = config.price.free
+    free = config.free
     held = view.bucket(run.id).held_micros
     return (
         Cap("seconds", elapsed_s(run, at_us), config.timeout_s),

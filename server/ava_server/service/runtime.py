@@ -31,7 +31,6 @@ from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
 from ava_server.config import role_folders
 from ava_server.config.pin import policy_in_force
-from ava_server.config.search_engines import without_search
 from ava_server.config.settings import read_users, record_settings
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
@@ -205,7 +204,7 @@ class Runtime(RunResources):
             settings=self.settings,
             models=self.credentials.models,
             catalog=catalog,
-            tools=without_search(self.tools) if search is None else self.tools,
+            tools=self.tools,
             search=search,
             client_roots=client_roots,
             cwd=working_folder() or NOWHERE,

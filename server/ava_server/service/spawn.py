@@ -149,7 +149,7 @@ class Spawns(Operations):
         """Return why a confirmation by this session's host alone would be refused now, or None."""
         if self._session.channel in PERSON_CHANNELS:
             return None
-        user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.price.free)
+        user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.free)
         limits, at_us = self._runtime.spawn_limits_of(user), now_us()
         why = await self._store.read(lambda view: hourly_refusal(view, user, ids, paid, limits, at_us))
         return why and self._access.adapt_text(why)
@@ -191,7 +191,7 @@ class Spawns(Operations):
 
 def _proposal(made: Proposal) -> SpawnAnswer:
     config = made.config
-    most_cents = None if config.price.free else cents(config.max_cost_micros)
+    most_cents = None if config.free else cents(config.max_cost_micros)
     money = {} if most_cents is None else {"max_cost_cents": most_cents}
     answer = SpawnAnswer(
         status=made.state,
@@ -262,7 +262,7 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
     changing = [spec.name for spec in specs if not spec.read_only and not spec.artifacts]
     if changing:
         return f"{', '.join(changing)} may change something"
-    if config.search_micros:
+    if config.search_micros and config.search_call is None:
         return "its web searches cost money, which the ceilings do not count"
     network = any(spec.network for spec in specs)
     if network and (config.workspace or config.context_from):

@@ -10,19 +10,20 @@ from ava_roles.net.search_engines import Engine
 from ava_server.cli.doctor.finding import Finding, Setup, State, from_error
 from ava_server.config.credentials import model_settings, provider_addresses
 from ava_server.config.keys import SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
-from ava_server.config.search_engines import engine_of, search_cost
+from ava_server.config.search_engines import any_search, search_text
 from ava_server.core.errors import AvaError
 from ava_server.hosts.launching import key_advice
 from ava_server.models import selection
 from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
 from ava_server.models.selection import Choice, ModelSettings
+from ava_server.models.web_search import ProviderSearch
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
 _NOT_CHECKED = "not checked: correct the data root, the settings or the keys first"
 _SET_UP_SEARCH = (
-    "Store a key with `ava key set brave` or `ava key set kagi`, or name your own SearXNG: searxng under [search] in"
-    " config.toml."
+    "Store a key with `ava key set brave` or `ava key set kagi`, name your own SearXNG (searxng under [search] in"
+    " config.toml), or use a model of Anthropic, OpenAI or OpenRouter, which search themselves."
 )
 
 
@@ -137,15 +138,16 @@ def _candidates(name: str, models: ModelSettings) -> list[str | None]:
     return [model for model in wanted if model]
 
 
-def search_engine(setup: Setup) -> Engine | None:
-    """Return the configured search engine; None without one.
+def search_engine(setup: Setup) -> Engine | ProviderSearch | None:
+    """Return what searches the web for a run with the default model; None where nothing does.
 
     Raises:
         AvaError: The keys cannot be read.
     """
     if setup.root is None or setup.settings is None:
         return None
-    return engine_of(setup.settings.search, read_keys(setup.root.keys))
+    stored = read_keys(setup.root.keys)
+    return any_search(setup.settings.search, stored, model_settings(setup.settings, stored))
 
 
 def search(setup: Setup) -> Iterator[Finding]:
@@ -160,8 +162,7 @@ def search(setup: Setup) -> Iterator[Finding]:
         yield Finding("search", "note", _NOT_CHECKED)
         return
     if engine is not None:
-        text = f"{engine.title} at {engine.base_url}, {search_cost(engine.cost_micros)}"
-        yield Finding("search", "ok", text)
+        yield Finding("search", "ok", search_text(engine))
         return
     wanted = settings.search.engine
     pages = "subagents read the pages that their task names"

@@ -15,6 +15,7 @@ import anyio
 from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
+from ava_roles.net.search_engines import Engine
 from ava_server.budget.caps import Slots
 from ava_server.cli.app import leaves_of
 from ava_server.cli.doctor.finding import REPORT, Finding, Setup, from_error
@@ -33,7 +34,7 @@ from ava_server.service.service import Service
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_roles.net.search_engines import Engine, SearchResults
+    from ava_roles.net.search_engines import SearchResults
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer, SpawnAnswer
@@ -231,7 +232,7 @@ def try_search(setup: Setup, tell: Tell, report: Report) -> None:
         engine = search_engine(setup)
     except AvaError:  # the check of keys reports this
         engine = None
-    if engine is None or refuse_recursion():
+    if not isinstance(engine, Engine) or refuse_recursion():  # a model provider searches within a run's caps only
         return
     tell(f"Searching once by {engine.title}: {search_cost(engine.cost_micros)}.")
     title = f"online {engine.title}"

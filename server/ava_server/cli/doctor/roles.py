@@ -28,6 +28,7 @@ from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import resolve_models
 from ava_server.models.selection import Choice
+from ava_server.models.web_search import ProviderSearch
 
 if TYPE_CHECKING:
     from ava_roles.mcp_client.connection import ToolListing
@@ -97,7 +98,7 @@ def _missing_tools(role: Role, tools: Collection[str], servers: Mapping[str, boo
     return f"cannot run: this version has no {', '.join(missing)}", "Use another role."
 
 
-def tools_on_this_machine(mode: Literal["auto", "none"], engine: Engine | None) -> dict[str, Tool]:
+def tools_on_this_machine(mode: Literal["auto", "none"], engine: Engine | ProviderSearch | None) -> dict[str, Tool]:
     """Return the available built-in tools: web search with an engine, commands with a sandbox."""
     tools = usable_here(builtin_tools(), sandbox(mode))
     return tools if engine is not None else without_search(tools)

@@ -134,6 +134,7 @@ class AnswerStream:
         end: float,
         sent_bytes: int,
         unseen: Callable[[], int],
+        most_bytes: int = MOST_BYTES,
     ) -> None:
         """Take over a response with status 200.
 
@@ -145,7 +146,9 @@ class AnswerStream:
             end: The call's deadline on the event loop's clock.
             sent_bytes: The size of the request's body, which bounds the usage from below.
             unseen: Returns how many of those bytes the model may not have seen.
+            most_bytes: The most bytes that the answer may have.
         """
+        self._most_bytes = most_bytes
         self._sent_bytes = sent_bytes
         self._unseen = unseen
         self._wire = wire
@@ -334,8 +337,8 @@ class AnswerStream:
                 return
             self._received += len(piece)
             self._tail = (self._tail + piece)[-4:]
-            if self._received > MOST_BYTES:
-                raise self._endpoint.error("too large", what=f"more than {MOST_BYTES:,} bytes")
+            if self._received > self._most_bytes:
+                raise self._endpoint.error("too large", what=f"more than {self._most_bytes:,} bytes")
             yield piece
         if not self._answer.ended:
             raise error

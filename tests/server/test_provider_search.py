@@ -1,0 +1,477 @@
+"""Runs whose model provider searches the web: what is proposed, reserved, sent, settled, and what a person is told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cutting import all_entries, left_behind
+from support.doctor import doctor
+from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server
+from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, submits
+from support.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
+from support.stdio import until
+
+from ava_audit.events import CostReserved, CostUpdate, RunClaimed, SpawnProposed, ToolCall, ToolResult
+from ava_audit.units import format_usd
+from ava_server.config.keys import key_variables, remove_key, set_key
+from ava_server.models.base import Bound
+from ava_server.models.prices import UserPrice, find_price, reserve_micros
+from ava_server.models.web_search import search_terms
+from ava_server.runs.costs import costs_of
+
+KEY = "sk-search-0123456789abcdef"
+TASK = "Find out what podcast transcription costs."
+LOOK = Say(calls=[("web_search", {"query": "podcast prices"})])
+CHEAP = '[prices."custom:test"]\ninput = 0.01\noutput = 0.05\n'
+"""A price of the run's own model that leaves small caps to the searches."""
+
+
+@pytest.fixture(autouse=True)
+def without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in key_variables(os.environ):
+        monkeypatch.delenv(name)
+
+
+@contextmanager
+def provider(*steps: Step, name: str = "anthropic", times: int = 1) -> Generator[ModelServer]:
+    """A provider of the name that answers so, `times` over."""
+    with running_model_server([*(steps or [Fail(200, FORMATS[name].answer)])] * times) as server:
+        yield server
+
+
+def config(server: ModelServer, name: str = "anthropic", *, more: str = CHEAP, engine: str | None = None) -> str:
+    return (
+        f'{more}[search]\nengine = "{engine or name}"\n'
+        f'[providers.{name}]\nbase_url = "http://127.0.0.1:{server.port}/v1"\n'
+        f'[prices."{name}:{FORMATS[name].model}"]\ninput = 0.1\noutput = 0.5\n'
+    )
+
+
+def store(tmp_path: Path, name: str = "anthropic") -> Path:
+    file = tmp_path / "data" / "keys.toml"
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    set_key(name, KEY, file)
+    return file
+
+
+def worst(name: str = "anthropic") -> int:
+    """What one search is reserved with, in micro-USD."""
+    own = {FORMATS[name].model: UserPrice(input=0.1, output=0.5)}
+    price = find_price(name, FORMATS[name].model, base_url="http://127.0.0.1/v1", overrides=own)
+    terms = search_terms()[name]
+    return reserve_micros(price, Bound(terms.prompt_tokens, terms.output_tokens)) + FORMATS[name].fee_micros
+
+
+async def searches(lab: Lab, run_id: str) -> list[CostReserved]:
+    """The reservations of a run's searches."""
+    return [fact for fact in await lab.facts(run_id, CostReserved) if fact.tool_call is not None]
+
+
+async def settlements(lab: Lab, run_id: str) -> list[tuple[CostUpdate, int, str | None]]:
+    """The settlements of a run's searches, each with its cost in micro-USD and its model."""
+    held = {(fact.turn, fact.attempt) for fact in await searches(lab, run_id)}
+    return [
+        (entry.fact, entry.cost_micros or 0, entry.model)
+        for entry in await lab.entries(run_id)
+        if isinstance(entry.fact, CostUpdate) and (entry.fact.turn, entry.fact.attempt) in held
+    ]
+
+
+@pytest.mark.requirement("S2-11")
+@pytest.mark.parametrize("name", FORMATS)
+async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_path: Path, name: str) -> None:
+    store(tmp_path, name)
+    form, findings = FORMATS[name], [{"claim": "ten", "quote": PROSE, "source_url": URLS[0]}]
+    with provider(name=name) as server:
+        async with open_lab(tmp_path, [LOOK, submits(findings=findings)], config=config(server, name)) as lab:
+            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
+            title, cost = search_terms()[name].title, format_usd(worst(name), exact=True)
+            line = f"Its web searches go to {title} ({name}:{form.model}), at most {cost} each, which its caps count."
+            assert line in made.message
+            assert "can search and read the web" in made.approval_line
+            await lab.approve(made)
+            row = await lab.ended(made.subagent_id)
+            result = await lab.result(made.subagent_id)
+            shown, *_ = await lab.facts(made.subagent_id, ToolResult)
+            [held], [(settled, micros, model)] = (
+                await searches(lab, made.subagent_id),
+                await settlements(lab, made.subagent_id),
+            )
+            ours = b"".join(request.body for request in lab.server.requests)
+            entries = await lab.entries(made.subagent_id)
+    assert row.state == "success", row.stop_reason
+    assert [request.path for request in server.requests] == [form.path]
+    assert (shown.count, [source["location"] for source in shown.sources]) == (2, list(URLS))
+    assert PROSE.encode() not in ours, "what the provider's model wrote reaches nobody"
+    assert [quote["verdict"] for quote in result["quotes_checked"]] == ["not_found"]
+    assert held.micros == worst(name) and held.tool_call is not None
+    assert (settled.settlement, model) == ("billed", f"{name}:{form.model}")
+    usage = form.answer["usage"]
+    tokens = usage.get("input_tokens", usage.get("prompt_tokens")), usage.get("output_tokens", 256)
+    assert micros == -(-(tokens[0] * 100 + tokens[1] * 500) // 1000) + form.fee_micros
+    assert result["cost_by"]["search"] == micros / 10_000
+    assert sum(result["cost_by"].values()) == pytest.approx(row.cost_micros / 10_000)
+    costs = costs_of(row, entries)
+    assert costs.cost_by["search"] == micros and costs.micros == row.cost_micros
+    assert [attempt.purpose for attempt in costs.attempts] == [None, "search", None]
+    kept = b"".join(p.read_bytes() for p in (tmp_path / "data").rglob("*") if p.suffix != ".toml" and p.is_file())
+    assert KEY.encode() not in ours + kept
+
+
+async def test_the_key_and_the_query_go_to_nobody_else(tmp_path: Path) -> None:
+    store(tmp_path)
+    with provider() as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server)) as lab:
+            await lab.outcome(role="web_crawler", task=TASK, workspace=None)
+            ours = lab.server.requests
+    (sent,) = server.requests
+    assert sent.headers["x-api-key"] == KEY
+    assert all(KEY not in str(request.headers) and KEY.encode() not in request.body for request in ours)
+    assert TASK.encode() not in sent.body, "the provider that searches is told the query alone"
+
+
+async def test_a_private_address_among_the_results_is_not_read(tmp_path: Path) -> None:
+    store(tmp_path)
+    with running_model_server([Fail(200, {"secret": "of this network"})]) as inside:
+        url = f"http://127.0.0.1:{inside.port}/admin"
+        rows = [{"url": url, "title": "Admin"}]
+        read = Say(calls=[("read_webpages", {"urls": [url]})])
+        with provider(Fail(200, FORMATS["anthropic"].with_rows(rows))) as server:
+            async with open_lab(tmp_path, [LOOK, read, hand_over()], config=config(server)) as lab:
+                run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+                await lab.ended(run_id)
+                found, opened, _handed_over = await lab.facts(run_id, ToolResult)
+        assert inside.requests == []
+    assert found.success and url in found.output
+    assert not opened.success and "Not read" in opened.output
+
+
+# -- caps ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("caps", "more", "words"),
+    [
+        ({"max_cost_cents": 1}, "", ("it can take $0.01652", "max_cost_cents has", "a last turn is kept")),
+        ({"max_tokens": 50_000}, "", ("it can take 61,024 tokens", "max_tokens has")),
+        ({}, "[limits]\nuser_daily_cents = 1\n", ("user_daily_cents has",)),
+    ],
+    ids=["cost", "tokens", "day"],
+)
+async def test_a_search_that_does_not_fit_a_cap_is_never_sent(
+    tmp_path: Path, caps: dict[str, Any], more: str, words: tuple[str, ...]
+) -> None:
+    store(tmp_path)
+    with provider() as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more=CHEAP + more)) as lab:
+            result = await lab.outcome(role="web_crawler", task=TASK, workspace=None, **caps)
+            told = lab.server.requests[-1].json["messages"][-1]["content"]
+    assert server.requests == [], "nothing is on the wire"
+    assert all(word in told for word in (*words, "no search was made", "say in the caveats")), told
+    assert (result["status"], result["tool_receipts"]["web_search"]) == ("success", {"ok": 0, "failed": 1})
+
+
+async def test_a_last_turn_stays_held_while_a_search_runs(tmp_path: Path) -> None:
+    store(tmp_path)
+    gate = Gate()
+    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more=PRICED)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=100)
+            await arrived(gate.arrived)
+            first, search = await lab.facts(run_id, CostReserved)
+            row = await lab.run(run_id)
+            bucket = await lab.store.read(lambda view: view.bucket(run_id))
+            gate.released.set()
+            await lab.ended(run_id)
+    assert first.wrap_micros > 10_000 and search.wrap_micros == row.wrap_micros == first.wrap_micros
+    assert (bucket.held_micros, bucket.spent_micros) == (search.micros + first.wrap_micros, row.cost_micros)
+
+
+async def test_a_search_may_not_use_what_is_held_for_the_last_turn(tmp_path: Path) -> None:
+    store(tmp_path)
+    many = Say(calls=[("web_search", {"query": f"podcast prices {number}"}) for number in range(12)])
+    with provider(times=12) as server:
+        async with open_lab(tmp_path, [many, hand_over()], config=config(server, more=PRICED)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=15)
+            row = await lab.ended(run_id)
+            first, *_ = await lab.facts(run_id, CostReserved)
+            held, settled = await searches(lab, run_id), await settlements(lab, run_id)
+    left = 150_000 - row.cost_micros
+    assert 0 < len(server.requests) == len(held) == len(settled) < 12
+    assert worst() < left < worst() + first.wrap_micros, "a further search would have fit only without the last turn"
+    assert row.state == "success"
+
+
+async def test_searches_of_one_answer_go_one_by_one_until_a_cap_is_reached(tmp_path: Path) -> None:
+    store(tmp_path)
+    four = Say(calls=[("web_search", {"query": f"podcast prices {number}"}) for number in range(4)])
+    with provider(times=4) as server:
+        async with open_lab(tmp_path, [four, hand_over()], config=config(server)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=4)
+            row = await lab.ended(run_id)
+            held, settled = await searches(lab, run_id), await settlements(lab, run_id)
+            results = [fact.success for fact in await lab.facts(run_id, ToolResult) if fact.tool == "web_search"]
+            entries = await lab.entries(run_id)
+    # After three searches of 1.07 cents, 4 cents have no room for the worst case of a fourth, of 1.65 cents.
+    assert len(server.requests) == len(held) == len(settled) == 3
+    assert sorted(results) == [False, True, True, True]
+    assert row.cost_micros <= 40_000 and row.state == "success"
+    money = [entry.fact for entry in entries if isinstance(entry.fact, CostReserved | CostUpdate)]
+    kinds = [type(fact).__name__ for fact in money]
+    assert kinds == ["CostReserved", "CostUpdate"] * (len(kinds) // 2), "one call is in flight at a time"
+
+
+async def test_concurrent_runs_share_one_cap_for_their_searches(tmp_path: Path) -> None:
+    """Each holds its worst case while it waits for its answer: what both together cannot pay, one is refused."""
+    store(tmp_path)
+    gate = Gate()
+    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
+        day = "[limits]\nuser_daily_cents = 3\n"
+
+        def script(request: dict[str, Any]) -> Step:
+            return LOOK if len(request["messages"]) < 3 else hand_over()
+
+        async with open_lab(tmp_path, script, config=config(server, more=CHEAP + day)) as lab:
+            first = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
+            await arrived(gate.arrived)
+            second = await lab.start(role="web_crawler", task=TASK, workspace=None, max_cost_cents=3)
+            await lab.ended(second)
+            (refused,) = [fact for fact in await lab.facts(second, ToolResult) if fact.tool == "web_search"]
+            assert not refused.success and "user_daily_cents has" in refused.output
+            gate.released.set()
+            assert (await lab.ended(first)).state == "success"
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("usage", "cost"),
+    [({"input_tokens": 500_000}, 50_047 + 10_000), ({"server_tool_use": {"web_search_requests": 2}}, 651 + 20_000)],
+    ids=["tokens", "searches"],
+)
+async def test_what_a_search_used_beyond_its_reservation_is_booked_and_ends_the_run(
+    tmp_path: Path, usage: dict[str, Any], cost: int
+) -> None:
+    store(tmp_path)
+    with provider(Fail(200, FORMATS["anthropic"].with_usage(**usage))) as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            row = await lab.ended(run_id)
+            [(settled, micros, _model)] = await settlements(lab, run_id)
+    assert settled.overrun and micros == cost > worst()
+    assert row.state == "cost_exceeded" and row.cost_micros > micros
+    assert len(lab.server.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "settlement", "micros", "ok"),
+    [
+        (Fail(200, anthropic_error("too_many_requests")), "billed", 651, False),
+        (Fail(200, {**ANTHROPIC, "usage": None}), "unknown", None, True),
+        (Fail(401, {"error": {"type": "authentication_error", "message": KEY}}), "not_billed", 0, False),
+        (Fail(429, {"error": {"type": "rate_limit_error", "message": "slow"}}), "not_billed", 0, False),
+        (Raw([b'{"id": "half'], "application/json", missing=50), "unknown", None, False),
+        (Raw([b"<html></html>"], "text/html"), "unknown", None, False),
+    ],
+    ids=["no search, no fee", "no usage", "key", "limit", "half", "page"],
+)
+async def test_a_search_is_settled_by_what_the_provider_reports(
+    tmp_path: Path, answer: Step, settlement: str, micros: int | None, ok: bool
+) -> None:
+    store(tmp_path)
+    with provider(answer) as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            assert (await lab.ended(run_id)).state == "success"
+            [(settled, cost, _model)] = await settlements(lab, run_id)
+            (shown,) = [fact for fact in await lab.facts(run_id, ToolResult) if fact.tool == "web_search"]
+            assert KEY.encode() not in lab.server.requests[-1].body
+    assert len(server.requests) == 1, "a search is one attempt"
+    assert (settled.settlement, cost, shown.success) == (settlement, worst() if micros is None else micros, ok)
+
+
+async def test_a_gateways_cost_without_the_fee_of_the_search_counts_with_it(tmp_path: Path) -> None:
+    store(tmp_path, "openrouter")
+    with provider(Fail(200, FORMATS["openrouter"].with_usage(cost=0.000_5)), name="openrouter") as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, "openrouter")) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            await lab.ended(run_id)
+            [(_settled, cost, _model)] = await settlements(lab, run_id)
+    assert cost == 20_000 + 539
+
+
+# -- endings in the middle ------------------------------------------------------------------------------------------
+
+
+async def test_a_search_that_is_cancelled_counts_with_its_worst_case(tmp_path: Path) -> None:
+    store(tmp_path)
+    gate = Gate()
+    with running_model_server([Fail(200, ANTHROPIC, gate=gate)]) as server:
+        async with open_lab(tmp_path, [LOOK], config=config(server)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            await arrived(gate.arrived)
+            await lab.call("cancel_subagent", subagent_id=run_id)
+            row = await lab.ended(run_id)
+            [(settled, micros, _model)] = await settlements(lab, run_id)
+            result = await lab.result(run_id)
+    assert row.state == "cancelled" and row.in_flight is None
+    assert (settled.settlement, micros) == ("unknown", worst())
+    assert result["cost_by"]["search"] == worst() / 10_000
+
+
+async def test_a_kill_around_a_search_never_loses_its_cost(tmp_path: Path) -> None:
+    """The log is cut behind each entry of the search in turn: that is what a kill at that moment leaves."""
+    with provider(times=12) as server, running_model_server([LOOK, hand_over(), *[hand_over()] * 12]) as own:
+        async with open_lab(tmp_path, server=own, config=config(server)) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            await lab.ended(run_id)
+            entries = await all_entries(lab.store)
+        names = [entry.type for entry in entries]
+        places = [
+            number
+            for number, entry in enumerate(entries, 1)
+            if isinstance(entry.fact, ToolCall) and entry.fact.tool == "web_search"
+        ]
+        begin = places[0]
+        assert names[begin : begin + 2] == ["CostReserved", "CostUpdate"]
+        for count in (begin, begin + 1, begin + 2):
+            folder = tmp_path / f"cut-{count}"
+            before = len(server.requests)
+            async with left_behind(folder, entries[:count], own, config=config(server)) as lab:
+                row = await lab.ended(run_id)
+                settled = await settlements(lab, run_id)
+                assert (row.state, row.generation) == ("success", 2), names[count - 1]
+                assert len(server.requests) - before == 1, "a call that reads is made again"
+                lost = names[count - 1] == "CostReserved"
+                assert [fact.settlement for fact, *_ in settled].count("unknown") == lost
+                assert sum(micros for _fact, micros, _model in settled) == (
+                    worst() * lost + 10_651 * (len(settled) - lost)
+                )
+                assert {model for *_, model in settled} == {"anthropic:claude-haiku-5-5"}
+                result = await lab.result(run_id)
+                assert result["cost_by"]["search"] == sum(micros for _f, micros, _m in settled) / 10_000
+                await lab.store.read(check_budgets)
+
+
+# -- what is approved -----------------------------------------------------------------------------------------------
+
+
+async def test_the_approval_covers_the_engine_its_model_and_its_price(tmp_path: Path) -> None:
+    store(tmp_path)
+    digests: list[str] = []
+    with provider() as server, running_model_server([]) as own_model:
+        for number, cents in enumerate((0.1, 0.1, 0.2)):
+            own = config(server).replace("input = 0.1\n", f"input = {cents}\n")
+            root = tmp_path / str(number)
+            root.mkdir()
+            async with open_lab(root, server=own_model, config=own) as lab:
+                made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
+                (proposed,) = await lab.facts(made.subagent_id, SpawnProposed)
+                assert made.message.count("anthropic:claude-haiku-5-5") == 1
+            call = proposed.config["search_call"]
+            assert (proposed.config["search"], call["model"]) == ("anthropic", "anthropic:claude-haiku-5-5")
+            digests.append(proposed.digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+async def test_a_search_engine_with_a_key_comes_before_the_model_provider(tmp_path: Path) -> None:
+    store(tmp_path, "kagi")
+    store(tmp_path)
+    with provider() as server:
+        auto = config(server, engine="auto")
+        async with open_lab(tmp_path, [], config=auto) as lab:
+            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
+            assert "Its web searches go to Kagi" in made.message
+            remove_key("kagi", tmp_path / "data" / "keys.toml")
+            refused = await lab.call("spawn_subagent", role="web_crawler", task=TASK)
+            assert "needs web_search" in refused.message, "an endpoint on this machine is not Anthropic"
+
+
+async def test_auto_takes_the_provider_of_each_runs_own_model(tmp_path: Path) -> None:
+    for name in ("anthropic", "openai"):
+        store(tmp_path, name)
+    async with open_lab(tmp_path, [], env={"AVA_MODEL_BASE_URL": "", "AVA_MODEL": ""}, runs=False) as lab:
+        for model, told in (
+            (None, "Its web searches go to Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each"),
+            ("openai:gpt-6.1-terra", "Its web searches go to OpenAI (openai:gpt-6-luna), at most $0.027032 each"),
+        ):
+            made = await lab.propose(role="researcher", task=TASK, workspace=None, model=model)
+            assert told in made.message, made.message
+
+
+async def test_a_run_waits_if_its_provider_is_not_configured_or_has_another_address(tmp_path: Path) -> None:
+    store(tmp_path)
+    with provider() as server, running_model_server([hand_over()]) as own:
+        async with open_lab(tmp_path, server=own, config=config(server), runs=False) as lab:
+            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
+            await lab.approve(made)
+        moved = config(server).replace("127.0.0.1", "localhost")
+        off = config(server, engine="none")
+        for changed, why in ((moved, "it was approved for http://127.0.0.1"), (off, "(anthropic) is switched off")):
+            async with open_lab(tmp_path, server=own, config=changed) as lab:
+                waits = await until(partial(lab.runtime.manager.waiting_for.get, made.subagent_id))
+                assert why in waits
+                assert await lab.facts(made.subagent_id, RunClaimed) == []
+
+
+async def test_a_run_with_a_free_model_is_not_free_when_its_searches_cost_money(tmp_path: Path) -> None:
+    store(tmp_path)
+    with provider() as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, more="")) as lab:
+            made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
+            assert "at most $0.50 and 10 min" in made.approval_line and "costs at most $0.50" in made.message
+            await lab.approve(made)
+            row = await lab.ended(made.subagent_id)
+    assert row.cost_micros == 10_651
+
+
+@pytest.mark.parametrize(("cents", "starts"), [(500, True), (10, False)])
+async def test_auto_approval_counts_the_searches_of_a_provider_in_its_ceilings(
+    tmp_path: Path, cents: int, starts: bool
+) -> None:
+    store(tmp_path)
+    auto = f'approval = "auto"\nauto_approve_cents = {cents}\nauto_approve_daily_cents = 500\n'
+    fetch = '[fetch]\nhosts = ["example.org"]\n'
+    with provider() as server:
+        async with open_lab(tmp_path, [hand_over()], config=auto + config(server) + fetch) as lab:
+            made = await lab.call("spawn_subagent", role="web_crawler", task=TASK, blocked_tools=["python_exec"])
+            assert made.status == ("approved" if starts else "awaiting_approval"), made.message
+            if starts:
+                await lab.ended(made.subagent_id)
+
+
+async def test_a_secret_in_a_query_is_hidden_before_it_is_sent(tmp_path: Path) -> None:
+    store(tmp_path)
+    look = Say(calls=[("web_search", {"query": f"who has {KEY}"})])
+    with provider() as server:
+        async with open_lab(tmp_path, [look, hand_over()], config=config(server)) as lab:
+            await lab.outcome(role="web_crawler", task=TASK, workspace=None)
+    (sent,) = server.requests
+    assert KEY.encode() not in sent.body and b"who has" in sent.body
+
+
+def found(root: Path, **env: str) -> tuple[str, str]:
+    finding = doctor(root, **env)["search"]
+    return finding["state"], f"{finding['text']} {finding['what_to_do']}"
+
+
+@pytest.mark.slow
+def test_the_doctor_names_the_provider_that_searches_and_its_price(tmp_path: Path) -> None:
+    names: Sequence[tuple[str, str]] = (
+        ("ANTHROPIC_API_KEY", "Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each, which its caps count"),
+        ("OPENAI_API_KEY", "OpenAI (openai:gpt-6-luna), at most $0.027032 each, which its caps count"),
+        ("OPENROUTER_API_KEY", "OpenRouter (openrouter:anthropic/claude-haiku-5.5), at most $0.0"),
+    )
+    for variable, text in names:
+        state, told = found(tmp_path, **{variable: KEY})
+        assert state == "ok" and told.startswith(text), told
+    assert "none is set up" in found(tmp_path, GROQ_API_KEY=KEY)[1]
+    state, told = found(tmp_path, AVA_SEARCH__ENGINE="openai", ANTHROPIC_API_KEY=KEY)
+    assert state == "warning" and "search.engine is openai, and there is no key for it" in told
+    assert "Kagi" in found(tmp_path, KAGI_API_KEY=KEY, ANTHROPIC_API_KEY=KEY)[1]
+    assert found(tmp_path, AVA_SEARCH__ENGINE="none", ANTHROPIC_API_KEY=KEY)[0] == "note"
