@@ -37,6 +37,8 @@ NOT_RUN: Mapping[str, str] = {
     "approve": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "reject": "asks a person at a terminal: tests/system/test_cli_approve.py",
     "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
+    "init HOST --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
+    "init codex --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
     "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
     "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
     "send": "needs a run that is at work: tests/system/test_cli_steer.py",

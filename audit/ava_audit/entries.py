@@ -217,17 +217,11 @@ def line_fault(line: bytes) -> str | None:
 def check_line(line: bytes) -> dict[str, Any] | str:
     """Return the parsed mirror line, or what is wrong with it as a text."""
     try:
-        value: dict[str, Any] = json.loads(line)
-        metadata = value["metadata"]
-        header = [
-            value[_SEED[column]] if column in _SEED else (metadata if column in _METADATA else value).get(name)
-            for column, name in ((column, {**_SEED, **_METADATA, **_TOP}[column]) for column in HEADER)
-        ]
-        sha, before, digest = (bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash"))
-        content = _raw_content(line) if "content" in value else None
-        written = mirror_line([*header, content, sha, digest, before])
+        value, row = _parsed(line)
+        *header, content, sha, digest, before = row
+        written = mirror_line(row)
         numbered = isinstance(value["seq"], int) and value["seq"] > 0
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except _NO_LINE as error:
         return f"it is not a line of the log ({type(error).__name__}: {str(error)[:200]})"
     if content is not None and content_sha(content.encode()) != sha:
         return "its content was changed"
@@ -239,6 +233,34 @@ def check_line(line: bytes) -> dict[str, Any] | str:
     if written != line.rstrip(b"\r\n") + b"\n":
         return "its header was changed, or something was added to it"
     return value
+
+
+def entry_of_line(line: bytes) -> Entry:
+    """Return the entry of a mirror line; its hashes are not checked.
+
+    Raises:
+        ValueError: It is not a line of the log.
+    """
+    try:
+        return entry_of(_parsed(line)[1])
+    except _NO_LINE as error:
+        raise ValueError("it is not a line of the log") from error
+
+
+_NO_LINE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+
+
+def _parsed(line: bytes) -> tuple[dict[str, Any], list[Any]]:
+    """Return a mirror line's JSON object, and its row as `LINE_COLUMNS` select it."""
+    value: dict[str, Any] = json.loads(line)
+    metadata = value["metadata"]
+    header = [
+        value[_SEED[column]] if column in _SEED else (metadata if column in _METADATA else value).get(name)
+        for column, name in ((column, {**_SEED, **_METADATA, **_TOP}[column]) for column in HEADER)
+    ]
+    sha, before, digest = (bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash"))
+    content = _raw_content(line) if "content" in value else None
+    return value, [*header, content, sha, digest, before]
 
 
 def _named(header: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -27,10 +27,11 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import format_bytes
 from ava_server.cli.dashboard.app import StatusApp
 from ava_server.cli.dashboard.health import Health, health, overview_json
-from ava_server.cli.dashboard.overview import Budget, Overview, OverviewReader, SandboxProbe
+from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
 from ava_server.cli.dashboard.page import KEYS, NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
+from ava_server.service.records import Budget
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
 LOOKS = ("read_file", {"path": "notes.md"})

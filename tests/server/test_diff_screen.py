@@ -8,7 +8,7 @@ from support.private_keys import body_of, leaked, private_key
 from support.projects import checkout, git
 
 from ava_audit.redaction import Redactor
-from ava_server.cli.run_screens import diff_of
+from ava_server.service.records import diff_of
 
 BACKDOOR = """\
 def login(user, password):

@@ -208,7 +208,7 @@ async def test_the_token_comes_from_a_file_or_the_environment_never_from_an_argu
             lambda: run("--url", there.server.base, "approve", AVA_TOKEN=token(there.root, "ana", name="host"))
         )
         assert scope.returncode == 10 and "scope approve" in scope.stderr
-        for args in (("--url", there.server.base, "logs"), ("--token-file", str(file), "approve"),
+        for args in (("--url", there.server.base, "roles"), ("--token-file", str(file), "approve"),
                      ("--url", "http://ava.example.org", "approve"), ("--url", "no address", "approve")):  # fmt: skip
             refused = await anyio.to_thread.run_sync(partial(run, *args, AVA_TOKEN=there.text))
             assert refused.returncode == 2 and there.text not in refused.stderr, args

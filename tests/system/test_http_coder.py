@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import ResourceTemplateReference
@@ -14,6 +16,7 @@ from support.http_server import serving_http, token
 from support.model_server import running_model_server
 from support.projects import git
 from support.stdio import MODES, made, told, until, using
+from support.terminal import ava
 
 pytestmark = [
     pytest.mark.skipif("sys.platform != 'linux'", reason="commands are confined on Linux alone"),
@@ -55,6 +58,12 @@ async def test_a_coder_over_http_commits_to_a_branch_hidden_from_other_users(tmp
             assert git(repository, "rev-parse", f"{branch}^") == head
             await until(lambda: not worktrees(root))
             untouched.check()
+
+            diff = ("show", run_id, "--diff", "--url", server.base)
+            for text, code in ((token(root, "ana", name="shell"), 0), (token(root, "ben", name="bens-shell"), 2)):
+                call = partial(ava, tmp_path / "elsewhere", *diff, env={"AVA_TOKEN": text})
+                shown = await anyio.to_thread.run_sync(call)
+                assert shown.returncode == code and ("a + b" in shown.stdout) == (code == 0), shown.stderr
 
             for other in (ben, cleo):
                 await sees_nothing(other, run_id, str(proposed["pending_id"]))

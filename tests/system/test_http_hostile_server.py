@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from support.terminal import ava
 
-from ava_server.cli import approval_client
-from ava_server.cli.approval_client import RemoteServer
+from ava_server.cli import approval_client, remote
+from ava_server.cli.remote import RemoteServer
 from ava_server.core.errors import BadInput, ConfigError
 
 pytestmark = pytest.mark.slow
@@ -135,7 +135,7 @@ def test_gives_up_on_a_slow_endless_answer(monkeypatch: pytest.MonkeyPatch) -> N
             line.sendall(b"1\r\n \r\n")
             time.sleep(0.1)
 
-    monkeypatch.setattr(approval_client, "WHOLE_ANSWER_S", 1.0)
+    monkeypatch.setattr(remote, "WHOLE_ANSWER_S", 1.0)
     monkeypatch.setenv("AVA_TOKEN", TOKEN)
 
     async def ask(port: int) -> None:
@@ -157,3 +157,68 @@ def test_over_plain_http_the_token_goes_only_to_this_machine_and_bypasses_proxie
                 "http://ⓛocalhost", "http://local\thost.example.org", "//localhost", "http:localhost"):  # fmt: skip
         with pytest.raises(BadInput):
             _ = RemoteServer(url).address
+
+
+VERBS = (
+    ("status",), ("status", "--json"), ("logs",), ("logs", "--json"), ("show", "S-0dd0dd"),
+    ("show", "S-0dd0dd", "--json"), ("wait", "S-0dd0dd"), ("cancel", "S-0dd0dd"), ("send", "S-0dd0dd", "x"),
+    ("report",), ("report", "--group", "G-0dd0dd0"),
+)  # fmt: skip
+EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\u200bok"
+ROW: dict[str, Any] = {
+    "id": EVIL, "pending_id": EVIL, "group_id": EVIL, "user_id": EVIL, "session_id": EVIL, "role": EVIL, "name": EVIL,
+    "task_id": EVIL, "model": EVIL, "config": "{}", "retry_of": None, "state": "success", "stop_reason": EVIL,
+    "error_kind": None, "created_us": 10**30,
+}  # fmt: skip
+VIEW = {"row": ROW, "state": "success", "at_us": 1, "caps": [["cost", 1, 10**40, 0]], "free": False, "task": EVIL}
+ANSWERS: dict[str, Any] = {
+    "nothing": {},
+    "escapes in what can be shown": {
+        "runs": [{**VIEW, "row": {**ROW, "created_us": 1}, "at_us": 1, "caps": []}] * 3, "at_us": 1, "budgets": [],
+        "counts": {}, "token": {"user": EVIL, "scopes": [EVIL], "version": EVIL},
+    },
+    "another form": {"runs": [{"row": 1}], "lines": 7, "user": {}, "spending": []},
+    "runs with escapes": {
+        "runs": [VIEW], "at_us": 10**25, "counts": {EVIL: 1}, "budgets": [], "row": ROW, "texts": None,
+        "token": {"user": EVIL, "scopes": [EVIL], "version": EVIL},
+        "answer": {"subagent_id": EVIL, "role": EVIL, "state": "success", "status_line": EVIL,
+                   "untrusted_result": {"warning": EVIL, "output": EVIL}},
+    },
+    "lines with escapes": {
+        "lines": [json.dumps({"timestamp": EVIL, "sessionId": EVIL, "agentId": EVIL, "userId": EVIL, "eventType": EVIL,
+                              "content": {}, "metadata": {}, "seq": 1, "v": 1, "timestampUs": 10**30,
+                              "contentSha": "00", "prevHash": "00", "hash": "00"})],
+        "names": {}, "next": None, "upto": 1,
+    },
+    "pages without end": {"lines": [], "names": {}, "next": 10**9, "upto": 1},
+    "two lines in one": {"lines": ["{}\n{}"], "names": {}, "next": None, "upto": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_no_answer_to_a_command_on_runs_causes_a_traceback_or_steers_the_terminal(kind: str) -> None:
+    with hostile(answer(ANSWERS[kind])) as (port, seen):
+        for words in VERBS:
+            done = ava("/nonexistent", *words, "--url", f"http://localhost:{port}", env={"AVA_TOKEN": TOKEN})
+            said = done.stdout + done.stderr
+            assert "Traceback" not in said and "fault of Ava" not in said and TOKEN not in said, (words, said)
+            assert not set("\x1b\x07\u202e\u200b\r") & set(said), words
+            assert done.returncode in (0, 2, 10, 30), (words, done.returncode)
+    assert seen and all(b"127.0.0.1" not in request.split(b"\r\n")[0] for request in seen)
+
+
+def test_an_older_server_is_named_as_that() -> None:
+    there = {"error": "not found", "error_description": "Not found. Paths: /mcp for MCP clients."}
+    with hostile(answer(there, "404 Not Found")) as (port, _seen):
+        for words in VERBS:
+            done = ava("/nonexistent", *words, "--url", f"http://localhost:{port}", env={"AVA_TOKEN": TOKEN})
+            assert done.returncode == 30 and "runs an older Ava" in done.stderr and done.stderr.count("\n") == 1, words
+
+
+@pytest.mark.parametrize("words", [("status",), ("show", "S-0dd0dd"), ("send", "S-0dd0dd", "x")])
+def test_commands_on_runs_follow_no_redirect_either(words: tuple[str, ...]) -> None:
+    with hostile(answer({})) as (elsewhere, stolen):
+        to = f"Location: http://localhost:{elsewhere}/runs\r\n"
+        with hostile(answer({}, "307 Temporary Redirect", to)) as (port, _seen):
+            done = ava("/nonexistent", *words, "--url", f"http://localhost:{port}", env={"AVA_TOKEN": TOKEN})
+        assert done.returncode == 10 and stolen == []

@@ -55,8 +55,11 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
 """Each first word, and its module."""
 
-REMOTE_COMMANDS = ("approve", "reject")
-"""Commands that `--url` sends to another server."""
+REMOTE_COMMANDS = ("approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "report")
+"""Commands that `--url` and AVA_URL send to another server."""
+URL_VARIABLE = "AVA_URL"
+_ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion")
+"""Commands that are not about the runs of a data root, or that programs start: AVA_URL does not concern them."""
 _OPTIONS_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
 """Commands of two words whose first word is also a command."""
@@ -116,6 +119,7 @@ def main(args: Sequence[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):  # a terminal without UTF-8 shows `?` instead of failing
             stream.reconfigure(errors="replace")
     try:
+        _refuse_elsewhere(args)
         build(args)(args=_joined(args), prog_name="ava")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
@@ -200,7 +204,9 @@ def _be_verbose(wanted: bool) -> None:
 
 def _options(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="Decide on another server (approve, reject).")] = None,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Another server, for commands on runs; also after the command.")
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the token for --url; default: AVA_TOKEN.")
     ] = None,
@@ -213,13 +219,28 @@ def _options(
     ] = False,
 ) -> None:
     """Take the options before the command; the help text is the app's."""
-    if url is None and token_file is None:
-        return
-    if url is None:
+    if token_file is not None and context.invoked_subcommand not in (*REMOTE_COMMANDS, "init"):
         raise BadInput("--token-file: it needs --url, the server that the token is for.")
-    if context.invoked_subcommand not in REMOTE_COMMANDS:
-        raise BadInput(f"--url: only {' and '.join(REMOTE_COMMANDS)} work on another server.")
     context.obj = (url, token_file)
+
+
+def _refuse_elsewhere(args: Sequence[str]) -> None:
+    """Refuse a command that would not work on the server that is named.
+
+    Raises:
+        BadInput: It works only on a data root of this machine.
+    """
+    words = list(args[: args.index("--")] if "--" in args else args)
+    rest = words[words.index(first_word(words)) :] if first_word(words) else []
+    command = " ".join(rest[:2]) if " ".join(rest[:2]) in TWO_WORDS else (*rest, "")[0]
+    known = command in COMMANDS or command in TWO_WORDS
+    if not known or command in REMOTE_COMMANDS or {"--help", "-h"} & set(words):
+        return
+    there = f"`ava {command}` works only on the data root of its own machine; run it there, on the server."
+    if command != "init" and any(word.partition("=")[0] == "--url" for word in words):
+        raise BadInput(f"--url: {there}")
+    if command not in _ANYWHERE and os.environ.get(URL_VARIABLE, "").strip():
+        raise BadInput(f"{URL_VARIABLE} names another server. {there} For this machine's data root, unset it.")
 
 
 def _report(error: BaseException) -> int:

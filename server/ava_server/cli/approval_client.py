@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
 from ava_server.cli.log_access import find_runs
 from ava_server.cli.options import parse_any_id
+from ava_server.cli.remote import Connection, RemoteServer, connected
 from ava_server.cli.secret_input import unlock_session
 from ava_server.cli.service_client import decide
 from ava_server.cli.terminal import tell
-from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
+from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
-    import httpx2
-
     from ava_audit.view import View
     from ava_server.approval.proposals import Pending
     from ava_server.runs.extension_answer import PendingExtension
@@ -34,11 +29,7 @@ if TYPE_CHECKING:
 
 STARTS_WITHIN_S = 3.0
 """How long to watch whether an approved run starts."""
-ANSWER_S, WHOLE_ANSWER_S = 20.0, 60.0
-"""How long a server may be silent, and take in all."""
-LONGEST_ANSWER = 8 * 1024 * 1024
-LONGEST_FILE = 1_024
-LONGEST_REASON = 500
+PATH = "/approvals"
 _MAY_BE_DECIDED = "The decision may still have counted; without an id, all that still wait are shown."
 
 
@@ -166,78 +157,23 @@ class LocalApprovals:
             tell(f"No worker could be started: {error}")
 
 
-@dataclass(frozen=True)
-class RemoteServer:
-    """The values of `--url` and `--token-file`; the token is read when it is needed."""
-
-    url: str
-    token_file: Path | None = None
-
-    @property
-    def address(self) -> str:
-        """The server's address.
-
-        Raises:
-            BadInput: It is not an address, or would send the token unencrypted.
-        """
-        from urllib.parse import urlsplit
-
-        from ava_server.http.settings import LOOPBACK_NAMES, public_url
-
-        url = self.url.strip().rstrip("/").removesuffix("/mcp")
-        try:
-            address = public_url(url) or ""
-        except BadInput:
-            raise BadInput(
-                f"--url: {self.url[:80]!r} is not a server's address; write it like https://ava.example.org"
-            ) from None
-        if address.startswith("http:") and urlsplit(address).hostname not in LOOPBACK_NAMES:
-            raise BadInput(f"--url: over http anyone on the way to {address} can read the token; use https")
-        return address
-
-    def token(self, env: Mapping[str, str] | None = None) -> str:
-        """Return the token from the given file, else from AVA_TOKEN.
-
-        Raises:
-            BadInput: There is none, or its file cannot be read or is open to others.
-        """
-        text = (os.environ if env is None else env).get("AVA_TOKEN", "").strip()
-        if self.token_file is not None:
-            text = _read_token_file(self.token_file)
-        if not text:
-            raise BadInput(
-                "Give the server's token in AVA_TOKEN, or a file that holds it with --token-file; never as an"
-                " argument, which others can see."
-            )
-        if not text.isascii() or not text.isprintable() or " " in text:
-            raise BadInput("This is not a token: a token is one line, as `ava token create` showed it.")
-        return text
-
-
 @asynccontextmanager
 async def open_remote(server: RemoteServer) -> AsyncGenerator[RemoteApprovals]:
-    """Connect to the server of `--url`. Only that server gets the token: redirects are not followed.
+    """Connect to the server of `--url`.
 
     Raises:
         BadInput: Address or token cannot be used.
     """
-    import httpx2
-
-    address = server.address
-    headers = {"Authorization": f"Bearer {server.token()}", "Accept-Encoding": "identity"}
-    local = address.startswith("http:")  # this machine: the environment's proxies are for others
-    async with httpx2.AsyncClient(
-        headers=headers, timeout=ANSWER_S, follow_redirects=False, trust_env=not local
-    ) as client:
-        yield RemoteApprovals(client, address)
+    async with connected(server) as connection:
+        yield RemoteApprovals(connection)
 
 
 class RemoteApprovals:
     """Decides on another server, with a token of the scope `approve`."""
 
-    def __init__(self, client: httpx2.AsyncClient, address: str) -> None:
-        self._client = client
-        self._address = address
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._address = connection.address
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
         """Return the proposals with these ids, or all of the token's user that wait, the oldest first.
@@ -249,11 +185,11 @@ class RemoteApprovals:
         from ava_server.approval.proposals import Pending
 
         wanted = [parse_any_id(given)[1] for given in ids]
-        answer = await self._request("GET")
+        answer = await self._connection.get(PATH)
         try:
             found = [Pending.model_validate(one) for one in answer["proposals"]]
         except (KeyError, TypeError, ValueError):
-            raise self._not_ava() from None
+            raise self._connection.not_ava() from None
         if not wanted:
             return found
         by_id = {name: one for one in found for name in (one.pending_id, one.subagent_id)}
@@ -265,11 +201,11 @@ class RemoteApprovals:
         """Return what runs with these ids ask for, or all of the token's user that ask, the oldest first."""
         from ava_server.runs.extension_answer import PendingExtension
 
-        answer = await self._request("GET")
+        answer = await self._connection.get(PATH)
         try:  # an older server has none
             found = [PendingExtension.model_validate(one) for one in answer.get("extensions", [])]
         except (TypeError, ValueError):
-            raise self._not_ava() from None
+            raise self._connection.not_ava() from None
         return _named(found, ids)
 
     async def decide_extension(self, one: PendingExtension, *, approve: bool) -> str:
@@ -280,7 +216,7 @@ class RemoteApprovals:
         """
         decision = "approve" if approve else "reject"
         given = {"decision": decision, "subagent_id": one.subagent_id, "digest": one.digest}
-        return str((await self._request("POST", given)).get("message", ""))
+        return str((await self._post(given)).get("message", ""))
 
     async def check_can_approve(self) -> None:
         """Do nothing: the token replaces the PIN, and the server says what is missing."""
@@ -300,69 +236,18 @@ class RemoteApprovals:
         if decision == "approve":
             now_us = time.time_ns() // 1000
             given["digests"] = {one.pending_id: _unexpired(one, now_us).digest for one in waiting}
-        answer = await self._request("POST", given)
+        answer = await self._post(given)
         try:
             return ConfirmAnswer.model_validate(answer)
         except ValueError:
-            raise self._not_ava() from None
+            raise self._connection.not_ava() from None
 
     async def describe_start(self, waiting: Sequence[Pending]) -> str:
         """Return that the server has the runs; this token cannot read whether they start."""
         return f"The server at {self._address} has {'it' if len(waiting) == 1 else 'them'}."
 
-    async def _request(self, method: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the server's answer; a refused decision is an answer too.
-
-        Raises:
-            AvaError: The server cannot be reached, or refuses the token.
-        """
-        import httpx2
-        from pydantic_core import from_json
-
-        try:
-            with anyio.fail_after(WHOLE_ANSWER_S):
-                async with self._client.stream(method, f"{self._address}/approvals", json=body) as response:
-                    content = await self._content(response)
-        except TimeoutError:
-            raise ConfigError(
-                f"{self._address} was still answering after {WHOLE_ANSWER_S:.0f} s. {_MAY_BE_DECIDED}"
-            ) from None
-        except httpx2.HTTPError as error:
-            raise _connection_error(self._address, error) from error
-        except httpx2.InvalidURL as error:
-            raise BadInput(f"--url: {self._address} is not an address: {error}") from None
-        try:
-            answer: Any = from_json(content)  # also refuses deep nesting and lone surrogates
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise self._not_ava()
-        fields = cast("dict[str, Any]", answer)
-        if response.status_code == 200 or (response.status_code == 409 and "decisions" in fields):
-            return fields
-        why = " ".join(str(fields.get("error_description") or f"status {response.status_code}").split())
-        why = why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + "…"
-        if response.status_code == 400:
-            raise BadInput(why)
-        raise Refused(f"{self._address}: {why}")
-
-    async def _content(self, response: httpx2.Response) -> bytes:
-        """Return the whole body.
-
-        Raises:
-            ConfigError: It is longer than any of Ava's, or compressed.
-        """
-        content = b""
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise self._not_ava()
-        async for piece in response.aiter_raw():
-            content += piece
-            if len(content) > LONGEST_ANSWER:
-                raise self._not_ava()
-        return content
-
-    def _not_ava(self) -> ConfigError:
-        return ConfigError(f"The server at {self._address} is not Ava; is something else in between?")
+    async def _post(self, decision: Mapping[str, Any]) -> dict[str, Any]:
+        return await self._connection.request("POST", PATH, body=decision, doubt=_MAY_BE_DECIDED)
 
 
 def names_run(given: str, one: PendingExtension) -> bool:
@@ -387,36 +272,3 @@ def _unexpired(proposal: Pending, now_us: int) -> Pending:
     if proposal.expires_us <= now_us:
         raise Refused(f"{proposal.pending_id} has expired; have it proposed again.")
     return proposal
-
-
-def _read_token_file(path: Path) -> str:
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise BadInput(f"--token-file: {path} is not a file; give a file that holds only the token.")
-        if os.name == "posix" and status.st_mode & 0o077:
-            raise BadInput(f"--token-file: others may read {path}. Fix it with: chmod 600 {path}")
-        with path.open(encoding="utf-8") as file:
-            return file.read(LONGEST_FILE).strip()
-    except (OSError, UnicodeDecodeError) as failed:
-        why = failed.strerror if isinstance(failed, OSError) else "it is not text"
-        raise BadInput(f"--token-file: {path} cannot be read: {why}.") from None
-
-
-def _connection_error(address: str, error: BaseException) -> ConfigError:
-    """Return why a server was not reached, and what to do."""
-    import ssl
-
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return ConfigError(
-                f"The certificate of {address} is not trusted here: {cause.verify_message or cause.reason}. The token"
-                " was not sent. If your own authority signed it, name its file in SSL_CERT_FILE; if not, this may be"
-                " another server."
-            )
-        if isinstance(cause, ssl.SSLError):
-            return ConfigError(f"No TLS connection to {address}: {cause.reason}. The token was not sent.")
-        cause = cause.__cause__ or cause.__context__
-    why = str(error) or type(error).__name__
-    return ConfigError(f"{address} does not answer: {why}. Is `ava serve --http` running there?")

@@ -15,9 +15,10 @@ from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
 from ava_roles.wrap import clean
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, RemoteServer, names_run, open_remote
+from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, names_run, open_remote
 from ava_server.cli.completion import proposals
-from ava_server.cli.options import GroupMaxCost, GroupTimeout, parse_group_limits
+from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits
+from ava_server.cli.remote import chosen_server
 from ava_server.cli.service_client import open_service, refuse_unless_approved
 from ava_server.cli.terminal import (
     agrees,
@@ -37,6 +38,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
+    from ava_server.cli.remote import RemoteServer
     from ava_server.config.settings import Settings
     from ava_server.runs.extension_answer import PendingExtension
 
@@ -64,6 +66,8 @@ def approve_command(
     ids: _Ids = None,
     group_max_cost: GroupMaxCost = None,
     group_timeout: GroupTimeout = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Show proposals and start them if you agree; under the policy human this takes the approval PIN.
 
@@ -74,33 +78,32 @@ def approve_command(
     limits = parse_group_limits(group_max_cost, group_timeout)
     if limits and len(set(ids or ())) < 2:
         raise BadInput(_NO_GROUP)
-    opening = _begin(context, "ava approve", asked=True)
+    opening = _begin(chosen_server(context, url, token_file), "ava approve", asked=True)
     if ids and not someone_there():
         raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
     raise typer.Exit(anyio.run(_approve, opening, ids or [], limits))
 
 
-def reject_command(context: typer.Context, ids: _Ids = None) -> None:
+def reject_command(context: typer.Context, ids: _Ids = None, url: Url = None, token_file: TokenFile = None) -> None:
     """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits.
 
     If you reject a run's request for more, the run hands in what it has.
     """
-    raise typer.Exit(anyio.run(_reject, _begin(context, "ava reject", asked=someone_there()), ids or []))
+    opening = _begin(chosen_server(context, url, token_file), "ava reject", asked=someone_there())
+    raise typer.Exit(anyio.run(_reject, opening, ids or []))
 
 
-def _begin(context: typer.Context, command: str, *, asked: bool) -> AbstractAsyncContextManager[ApprovalClient]:
+def _begin(server: RemoteServer | None, command: str, *, asked: bool) -> AbstractAsyncContextManager[ApprovalClient]:
     """Print the first line, and return how to open the server of `--url`, or else this machine's data root."""
     from ava_server.config.settings import load_settings
 
     refuse_in_subagent(command)
-    if context.obj is None:
+    if server is None:
         settings = load_settings()
         heading(settings.paths)
         return _open_local(settings, command, asked=asked)
-    remote = RemoteServer(*context.obj)
-    remote.token()  # an error comes before any question
-    say(f"Server: {remote.address}")
-    return open_remote(remote)
+    heading(server.address)
+    return open_remote(server)
 
 
 @asynccontextmanager

@@ -14,11 +14,13 @@ import anyio
 import typer
 
 from ava_server.cli.completion import hosts
+from ava_server.cli.options import TokenFile
 from ava_server.cli.terminal import agrees, heading, say, someone_there, tell, write
 from ava_server.core.data_root import find_data_root, home_folder, os_user
-from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
+    from ava_server.cli.remote import RemoteServer
     from ava_server.hosts.change import Change
     from ava_server.hosts.known import Host, Launch
 
@@ -33,6 +35,7 @@ def register(app: typer.Typer) -> None:
 
 
 def init_command(
+    context: typer.Context,
     host: Annotated[str | None, typer.Argument(metavar="HOST", help=f"{_HOSTS}.", autocompletion=hosts)] = None,
     only_print: Annotated[bool, typer.Option("--print", help="Only show what would change.")] = False,
     remove: Annotated[bool, typer.Option("--remove", help="Remove Ava.")] = False,
@@ -46,6 +49,11 @@ def init_command(
         bool, typer.Option("--http", help="Connect it to an HTTP server that it starts on demand (claude-code).")
     ] = False,
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The port of that server.")] = 8642,
+    url: Annotated[
+        str | None,
+        typer.Option("--url", metavar="URL", help="Connect it to a shared server, after a check of address and token."),
+    ] = None,
+    token_file: TokenFile = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
     file: Annotated[
         Path | None,
@@ -76,9 +84,16 @@ def init_command(
     if not _NAME.fullmatch(name):
         raise BadInput(f"--name is {name!r}; allowed are letters, digits and `-`, at most 40.")
     path, started = _file(known, file), launch(workspace)
+    server = _server(context, url, token_file)
+    if server is not None:
+        if http or workspace is not None:
+            raise BadInput("--url: the server has its own folders and port; leave out --http and --workspace")
+        known = known.connecting_to(f"{server.address}/mcp")
+        if not (remove or only_print):
+            say(anyio.run(_check, server))
     if http:
         known, started = over_http(known, started, port), replace(started, env={})
-    heading(find_data_root())
+    heading(find_data_root() if server is None else server.address)
     say(f"{known.title}: {path}")
     try:
         change = changes.removing(known, name, path) if remove else changes.adding(known, name, started, path)
@@ -99,6 +114,9 @@ def init_command(
     if remove:
         say(f"{known.title} no longer has Ava after its next start.")
     else:
+        if server is not None and known.remote is not None:
+            say(known.remote.token)
+            return say(known.next)
         say(known.next)
         if http:
             say(
@@ -175,6 +193,43 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
     if not only_print:
         _write(change)
     return not only_print
+
+
+def _server(context: typer.Context, url: str | None, token_file: Path | None) -> RemoteServer | None:
+    """Return the server of `--url`, before or after the command; AVA_URL is for commands on runs."""
+    from ava_server.cli.remote import RemoteServer
+
+    before, file_before = context.obj or (None, None)
+    url, token_file = before if url is None else url, token_file or file_before
+    if url is None and token_file is not None:
+        raise BadInput("--token-file: it needs --url, the server that the token is for.")
+    return None if url is None else RemoteServer(url, token_file)
+
+
+async def _check(server: RemoteServer) -> str:
+    """Return what the token may do on a server; a host should have it.
+
+    Raises:
+        AvaError: The server does not answer, or the token does not fit; nothing was changed.
+    """
+    from ava_server.cli.records import open_remote_records
+    from ava_server.cli.remote import OlderServer
+    from ava_server.service.records import TokenFacts
+
+    try:
+        async with open_remote_records(server) as records:
+            token = await records.get(TokenFacts, "/token")
+    except OlderServer:  # it knew the token
+        return f"{server.address} answers, and the token is valid."
+    if too_much := {"approve", "admin"} & set(token.scopes):
+        raise Refused(
+            f"This token has the scope {min(too_much)}, with which a host's model could decide in a person's place."
+            " Nothing was changed. Give the host one without it: ava token create NAME"
+            f" --user {token.user} --scope spawn,read"
+        )
+    lacking = [scope for scope in ("spawn", "read") if scope not in token.scopes]
+    more = f" It lacks {' and '.join(lacking)}, so some tools will fail." if lacking else ""
+    return f"{server.address} answers; the token is {token.user}'s, with {', '.join(token.scopes)}.{more}"
 
 
 def _file(host: Host, given: Path | None) -> Path:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -200,18 +199,10 @@ async def _suggestion(store: Store | None, given: str, groups: bool) -> str:
 
 async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
     """Return a run and its answer with the whole result."""
-    from ava_server.service.run_view import run_answer, view_run
+    from ava_server.service.records import run_record
 
-    def query(view: View) -> tuple[RunRow, RunAnswer]:
-        run = view.run(run_id)
-        assert run is not None
-        shown = view_run(view, run, alive, time.time_ns() // 1000)
-        answer = run_answer(shown)
-        if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
-            answer.waits_for = shown.wait.for_people()
-        return run, answer
-
-    return await store.read(query)
+    record = await store.read(lambda view: run_record(view, run_id, alive))
+    return record.row, record.answer
 
 
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:

@@ -18,9 +18,11 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.completion import agents, all_runs, event_types
-from ava_server.cli.log_access import find_run, last_run, open_log
-from ava_server.cli.options import Until, Utc, parse_time_option, split_names
+from ava_server.cli.log_access import find_run, open_log
+from ava_server.cli.options import TokenFile, Until, Url, Utc, parse_time_option, split_names
+from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import (
+    Progress,
     columns,
     cut,
     heading,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
+    from ava_server.cli.records import Records
     from ava_server.core.data_root import DataRoot
 
 LAST = 50
@@ -82,6 +85,7 @@ def register(app: typer.Typer) -> None:
 
 
 def logs_command(
+    context: typer.Context,
     subagent: Annotated[
         str | None, typer.Argument(metavar="[S-ID]", help="What this subagent did.", autocompletion=all_runs)
     ] = None,
@@ -104,6 +108,8 @@ def logs_command(
         bool, typer.Option("--json", help="One JSON object a line, as in the files under logs/.")
     ] = False,
     utc: Utc = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Show the log of your last run, of one run, or what the options say: newest entries, oldest first.
 
@@ -112,17 +118,15 @@ def logs_command(
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
-    root = find_data_root()
+    server = chosen_server(context, url, token_file)
     ranged = since is not None or until is not None
     limit = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)
     without = () if everything or as_json or kind or session else BOOKKEEPING
     query = _query(kind, since, until, agent, user, session, search=search, level=level, limit=limit, without=without)
-    if not as_json:
-        heading(root)
     filters = (last, kind, since, until, search, agent, user, session, level)
     of_last = subagent is None and not (everything or follow or as_json or any(one is not None for one in filters))
     errors = subagent is not None or of_last or level is not None or "error" in (name.lower() for name in query.types)
-    anyio.run(_logs, root, query, subagent, of_last, _Printer(as_json, utc, whole_errors=errors), follow)
+    anyio.run(_logs, server, query, subagent, of_last, _Printer(as_json, utc, whole_errors=errors), follow)
 
 
 class _Printer:
@@ -135,13 +139,12 @@ class _Printer:
         self._whole_errors = whole_errors
         self._terminal = sys.stdout.isatty()
 
-    async def entries(self, store: Store, entries: list[Entry]) -> None:
+    async def entries(self, records: Records, entries: list[Entry]) -> None:
         """Write entries in the order given."""
-        from ava_audit.entries import mirror_line
-        from ava_server.service.logs import entry_line, is_trouble, names_of
+        from ava_server.service.logs import entry_line, is_trouble
 
         if not self.as_json:
-            names = await store.read(lambda view: names_of(view, entries))
+            names = await records.names(entries)
             for entry in entries:
                 line = entry_line(entry, names=names, utc=self._utc, width=PIPED_WIDTH)
                 shown = line
@@ -154,10 +157,7 @@ class _Printer:
                     say(shown)
             return
         for start in range(0, len(entries), _ROWS_AT_ONCE):
-            numbers = [entry.seq for entry in entries[start : start + _ROWS_AT_ONCE]]
-            marks = ", ".join("?" * len(numbers))
-            rows = await store.read(lambda view, n=numbers, m=marks: list(view.rows(f"seq IN ({m})", *n)))  # type: ignore[misc]
-            write_lines(b"".join(mirror_line(row) for row in rows))
+            write_lines(b"".join(await records.lines(entries[start : start + _ROWS_AT_ONCE])))
 
 
 def _coloured(line: str, entry: Entry) -> str:
@@ -169,35 +169,40 @@ def _coloured(line: str, entry: Entry) -> str:
 
 
 async def _logs(
-    root: DataRoot, query: LogQuery, subagent: str | None, of_last: bool, printer: _Printer, follow: bool
+    server: RemoteServer | None, query: LogQuery, subagent: str | None, of_last: bool, printer: _Printer, follow: bool
 ) -> None:
-    from ava_audit import search as log_search
+    from ava_server.cli.records import open_records
     from ava_server.core.ids import label
 
-    async with open_log(root, make=follow) as store:
-        if of_last and (own := await last_run(store)) is not None:
+    async with open_records(server, find_data_root, make=follow) as records:
+        if not printer.as_json:
+            heading(records.place)
+        if of_last and (own := await records.find_last()) is not None:
             subagent = own.id
             say(f"Your last run: {label(own)}. The log of all agents: ava logs --last {LAST}")
         if subagent is not None:
-            run = await find_run(store, subagent)
+            run = await records.find_one(subagent)
             query = replace(query, agents=(*query.agents, run.id))
-        if store is None:
+        if server is None and records.store is None:
             if not printer.as_json:
                 say("Nothing is in the log yet.")
             return
-        page = await log_search.search(store, query)
+        page = await records.search(query)
         if page.next is not None and not printer.as_json and not follow:
             count = len(page.entries)
             say(f"The newest {'entry' if count == 1 else f'{count:,} entries'}; --last shows more.")
-        await printer.entries(store, list(page.entries[::-1]))
+        await printer.entries(records, list(page.entries[::-1]))
         if not page.entries and not printer.as_json and not follow:
             say("No entry matches.")
         if printer.was_cut:
             say("Lines were cut to fit; --json shows them whole, and `ava show S-…` shows a run with its whole result.")
         if follow:
+            gone = Progress()
+            records.wait_for_server(gone.wait_for)
             async with reader_gone():
-                async for entry in log_search.follow(store, replace(query, after_seq=page.upto)):
-                    await printer.entries(store, [entry])
+                async for entry in records.follow(replace(query, after_seq=page.upto)):
+                    gone.end()
+                    await printer.entries(records, [entry])
 
 
 # -- the query ---------------------------------------------------------------------------------------------------------

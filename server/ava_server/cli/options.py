@@ -43,6 +43,15 @@ Json = Annotated[bool, typer.Option("--json", help="As one JSON object.")]
 Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only before this time.")]
 Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]
 
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", help="Another server, in place of this machine's data root; also AVA_URL."),
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", metavar="FILE", help="File with the token for --url; default: AVA_TOKEN."),
+]
+
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|m|min|h)?")
 _OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "retry_of": "--retry"}
 """Arguments of `spawn_subagent` whose option of `ava run` has another name."""

@@ -15,15 +15,28 @@ import typer
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
 from ava_server.cli.completion import groups
 from ava_server.cli.log_access import has_log, open_snapshot
-from ava_server.cli.options import Json, Until, parse_time_option
+from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
+from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.report_sums import NOT_FAILED, Report, Sum, report_json, report_of
-from ava_server.cli.terminal import aligned, cells, columns, cut, heading, one_line, say, say_json, write
+from ava_server.cli.terminal import (
+    Place,
+    aligned,
+    cells,
+    columns,
+    cut,
+    heading,
+    one_line,
+    place_json,
+    say,
+    say_json,
+    write,
+)
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.totals import GroupSum
+    from ava_audit.totals import GroupSum, Spending
     from ava_audit.view import View
     from ava_server.core.data_root import DataRoot
 
@@ -45,6 +58,7 @@ def register(app: typer.Typer) -> None:
 
 
 def report_command(
+    context: typer.Context,
     since: Annotated[
         str | None,
         typer.Option(metavar="TIME", help=f"From the day of this time on; {DAYS} days by default."),
@@ -56,25 +70,52 @@ def report_command(
         typer.Option(metavar="G-ID", help="The runs of a group: members, cap, time.", autocompletion=groups),
     ] = None,
     as_json: Json = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Show what was spent and what failed; whole days, in UTC as those of the budgets."""
-    from ava_audit.totals import spending
-
-    root = find_data_root()
+    server = chosen_server(context, url, token_file)
     if group is not None:
         if since is not None or until is not None:
             raise BadInput("--group: a group is shown whole; leave --since and --until out")
-        return _group(root, group, everybody, as_json)
+        return _group(server, group, everybody, as_json)
     first, last = days_of(since, until, time.time_ns() // 1000)
-    user = None if everybody else os_user()
-    found = _read(root, lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+    place, found, user = _spending(server, first, last, everybody)
     report = report_of(found, first, last, user)
     if as_json:
-        return say_json({"data_root": str(root.path), **report_json(report)})
-    heading(root)
+        return say_json({**place_json(place), **report_json(report)})
+    heading(place)
     if found is None or found.first_us is None:
         return say("Nothing is in the log yet.")
     return _screen(report)
+
+
+def _spending(
+    server: RemoteServer | None, first: int, last: int, everybody: bool
+) -> tuple[Place, Spending | None, str | None]:
+    """Return where the spending of these days was read, the spending, and whose it is; None is everybody."""
+    if server is not None:
+        from ava_server.service.records import UserSpending
+
+        given = _ask(server, UserSpending, first=first, last=last, all=everybody)
+        return server.address, given.spending, given.user
+    from ava_audit.totals import spending
+
+    root, user = find_data_root(), None if everybody else os_user()
+    return root, _read(root, lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user)), user
+
+
+def _ask(server: RemoteServer, kind: type[T], **given: Any) -> T:
+    """Return what the server of `--url` answers to a question about money."""
+    import anyio
+
+    from ava_server.cli.records import open_remote_records
+
+    async def ask() -> T:
+        async with open_remote_records(server) as records:
+            return await records.get(kind, "/report", **given)
+
+    return anyio.run(ask)
 
 
 def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int]:
@@ -264,19 +305,23 @@ def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
 # -- a group ----------------------------------------------------------------------------------------------------------
 
 
-def _group(root: DataRoot, given: str, everybody: bool, as_json: bool) -> None:
-    from ava_audit.totals import group_sum
+def _group(server: RemoteServer | None, given: str, everybody: bool, as_json: bool) -> None:
+    from ava_audit.totals import GroupSum, group_sum
     from ava_server.core.ids import parse_id
 
     group_id = parse_id("group_id", given, "--group")
-    found = _read(root, lambda view: group_sum(view, group_id))
-    if found is None or not (everybody or found.group.user_id == os_user()):
+    place: Place = find_data_root() if server is None else server.address
+    if server is not None:
+        found: GroupSum | None = _ask(server, GroupSum, group=group_id, all=everybody)
+    else:
+        found = _read(find_data_root(), lambda view: group_sum(view, group_id))
+    if found is None or not (everybody or server is not None or found.group.user_id == os_user()):
         others = "" if everybody else " of yours; --all looks at those of all users"
         raise BadInput(f"--group: there is no group {group_id}{others} in this data root.")
     now_us = time.time_ns() // 1000
     if as_json:
-        return say_json({"data_root": str(root.path), **_group_json(found, now_us)})
-    heading(root)
+        return say_json({**place_json(place), **_group_json(found, now_us)})
+    heading(place)
     return _group_screen(found, now_us)
 
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
 from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
-from ava_roles.errors import RolesError
-from ava_roles.wrap import add_bars, clean
+from ava_roles.wrap import add_bars
 from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped
-from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.models.prices import Price
 from ava_server.service.logs import arguments_text, entry_line, is_trouble
 from ava_server.service.responses import RunAnswer
 
 if TYPE_CHECKING:
-    from ava_audit.redaction import Redactor
     from ava_server.runs.costs import Attempt, Costs
 
 _CHANNELS = {
@@ -36,8 +32,6 @@ _CHANNELS = {
     "http": "by a person over HTTP (http)",
 }
 _COST_COLUMNS = 80
-_WHOLE_FILES = 1_000_000
-"""Unchanged lines around each change; with so many, a diff contains whole files."""
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
 _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_write_tokens", "output_tokens", "thinking_tokens")
@@ -116,72 +110,6 @@ def _limits(config: RunConfig) -> str:
     return (
         f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
         f"{config.max_tool_calls} tool calls"
-    )
-
-
-# -- --diff -----------------------------------------------------------------------------------------------------------
-
-
-def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
-    """Return what the result of a run tells of its branch.
-
-    Raises:
-        Refused: There is none; says why.
-    """
-    who = label(run)
-    if config_of(run.config).coding is None:
-        raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")
-    if not run.ended:
-        raise Refused(f"{who} has not ended ({answer.state}); its branch is made at its end")
-    if run.result_seq is None:
-        raise Refused(f"{who} never ran ({answer.state}), so it has changed nothing")
-    if answer.changes is None:
-        why = "its content was erased" if answer.untrusted_result is None else "its result names no branch"
-        raise Refused(f"the changes of {who} are no longer known: {why}; look for the branch ava/{run.id}")
-    if answer.changes["branch"] is None:
-        raise Refused(f"{who} has no branch: {answer.changes['not_kept'] or 'it changed nothing'}")
-    changes: Mapping[str, Any] = answer.changes
-    return changes
-
-
-def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
-    """Return a run's changes as a unified diff, with secrets replaced and without terminal control codes. Blocking.
-
-    Args:
-        changes: What the result says about its branch.
-        home: The user's home folder.
-        known: Replaces the stored keys and secrets.
-
-    Raises:
-        Refused: They are gone.
-    """
-    from ava_audit.redaction import RunRedactor
-    from ava_roles.worktree.session import branch_diff  # loads the sandbox
-
-    try:
-        of = Path(changes["repository"]), changes["base"], changes["head"], home
-        text, whole = branch_diff(*of), branch_diff(*of, context=_WHOLE_FILES)
-    except RolesError as error:
-        raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
-    redactor = RunRedactor(known)
-    redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
-    return _without_secrets(clean(text)[0], redactor)
-
-
-def _without_secrets(diff: str, redactor: Redactor) -> str:
-    """Return a diff with secrets replaced and each line's sign kept; the end says how many lines that concerns."""
-    lines: list[str] = []
-    hidden = 0
-    for before, after in zip(diff.split("\n"), redactor.redact_lines(diff)[0].split("\n"), strict=True):
-        sign = before[:1] if before != after and before[:1] != after[:1] else ""
-        lines.append((sign if sign in ("+", "-", " ") else "") + after)
-        hidden += before != after
-    if not hidden:
-        return diff
-    were = "1 line was" if hidden == 1 else f"{hidden:,} lines were"
-    return (
-        "\n".join(lines).rstrip("\n")
-        + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
     )
 
 

@@ -10,7 +10,9 @@ import anyio
 import typer
 
 from ava_server.cli.log_access import has_log
-from ava_server.cli.terminal import columns, say_json, write
+from ava_server.cli.options import TokenFile, Url
+from ava_server.cli.remote import RemoteServer, chosen_server
+from ava_server.cli.terminal import columns, heading, place_json, say_json, write
 from ava_server.core.data_root import find_data_root
 
 if TYPE_CHECKING:
@@ -31,15 +33,21 @@ def register(app: typer.Typer) -> None:
 
 
 def status_command(
+    context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Show it once; as it also is without a terminal.")] = False,
     everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Show what waits, runs and has ended within the hour, today's spending, and how everything is.
 
-    On a terminal it is kept up to date until q or Ctrl-C. It writes nothing.
+    On a terminal it is kept up to date until q or Ctrl-C. It writes nothing. Of a server of --url, it is shown once.
     """
     from ava_server.config.settings import load_settings
+
+    if (server := chosen_server(context, url, token_file)) is not None:
+        return anyio.run(_show_server, server, everybody, as_json)
 
     has_log(find_data_root())
     settings = load_settings()
@@ -78,6 +86,30 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
     from ava_server.cli.dashboard.page import Page
 
     return _write(Page(str(reader.settings.data_root), overview, found, columns(), everybody=everybody).whole())
+
+
+async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
+    """Show once what a server has of the token's user."""
+    from ava_server.cli.dashboard.health import Health, run_json, today_json
+    from ava_server.cli.dashboard.overview import Overview
+    from ava_server.cli.dashboard.page import Page
+    from ava_server.cli.records import open_remote_records
+    from ava_server.service.records import CurrentRuns
+
+    async with open_remote_records(server) as records:
+        found = await records.get(CurrentRuns, "/runs", all=everybody)
+        token = found.token
+        if as_json:
+            runs = [run_json(run) for run in found.runs]
+            fields = {"user": token.user, "runs": runs, "today": today_json(found.budgets), "version": token.version}
+            return say_json({**place_json(server.address), **fields})
+        overview = Overview(
+            found.at_us, found.budgets, 1, True, None, providers={}, counts=found.counts, runs=found.runs
+        )
+        text = f"it answers, with Ava {token.version}; the token of {token.user} has {', '.join(token.scopes)}"
+        page = Page("", overview, (Health("server", "ok", text, ""),), columns(), everybody=everybody)
+        heading(server.address)
+        return _write(page.whole()[1:])
 
 
 def _write(lines: list[Text]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import anyio.to_thread
@@ -10,17 +12,18 @@ import typer
 
 from ava_audit.errors import AuditError
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.log_access import find_last_run, find_run, find_runs, open_log, whole_answer
-from ava_server.cli.options import Json, RunIdsOrLast, UnendedRunId
+from ava_server.cli.log_access import find_run, open_log
+from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
+from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import results_json, show_results
 from ava_server.cli.service_client import ignore_progress, open_service
-from ava_server.cli.terminal import agrees, heading, say, say_json, someone_there, tell
+from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
 from ava_server.cli.wait import deliver, follow_runs
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.store.store import Store
+    from ava_server.cli.records import Records
     from ava_server.config.settings import Settings
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
@@ -36,44 +39,80 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel_command(
+    context: typer.Context,
     ids: RunIdsOrLast = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; the result shows it.")] = None,
     as_json: Json = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """End runs and show what they had, without a question, since it costs nothing. Exit code 0 when they have ended.
 
     Without an id, it asks about your last run that has not ended.
     """
     refuse_in_subagent("ava cancel")
-    anyio.run(_cancel, ids or [], reason, as_json)
+    anyio.run(_cancel, chosen_server(context, url, token_file), ids or [], reason, as_json)
 
 
 def send_command(
+    context: typer.Context,
     subagent: UnendedRunId,
     message: Annotated[str, typer.Argument(help="The message. It may steer the work, and changes no limit.")],
     as_json: Json = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Send a message to an unfinished run; it reads the message before its next turn."""
     refuse_in_subagent("ava send")
-    anyio.run(_send, subagent, message, as_json)
+    anyio.run(_send, chosen_server(context, url, token_file), subagent, message, as_json)
 
 
-async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
+CallTool = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+@asynccontextmanager
+async def _open_steering(
+    server: RemoteServer | None, command: str, *, asked: bool = True
+) -> AsyncGenerator[tuple[Records, CallTool]]:
+    """Open what a command steers runs with: their records, and a function that calls a tool of the service.
+
+    Args:
+        server: The server of `--url`; None for this machine's data root.
+        command: The command, as the log names it.
+        asked: A person decides; otherwise the log claims no person's message.
+    """
+    from ava_server.cli.records import LocalRecords, open_remote_records
+    from ava_server.config.settings import load_settings
+
+    if server is not None:
+        async with open_remote_records(server) as remote:
+            yield remote, remote.connection.call_tool
+        return
+    settings = load_settings()
+    async with open_service(settings, command, asked=asked) as (runtime, service):
+
+        async def call(tool: str, given: dict[str, Any]) -> dict[str, Any]:
+            return (await service.call(tool, given, ignore_progress, raises=True)).structured()
+
+        yield LocalRecords(settings.paths, runtime.store, runtime.instances), call
+
+
+async def _cancel(server: RemoteServer | None, ids: list[str], reason: str | None, as_json: bool) -> None:
+    from ava_server.cli.records import open_records
     from ava_server.config.settings import load_settings
     from ava_server.core.ids import label
 
-    settings = load_settings()
-    async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
-        before = await find_runs(log, ids) if ids else [await _last_run(log)]
-    if not as_json:
-        heading(settings.paths)
+    async with open_records(server, lambda: load_settings().paths) as records:
+        before = await records.find(ids) if ids else [await _last_run(records)]  # before anything is opened
+        if not as_json:
+            heading(records.place)
     failed: list[AvaError | AuditError] = []
-    async with open_service(settings, "ava cancel") as (runtime, service):
+    async with _open_steering(server, "ava cancel") as (records, call):
 
         async def cancel(run: RunRow) -> None:
             given = {"subagent_id": run.id, **({"reason": reason} if reason is not None else {})}
             try:
-                await service.call("cancel_subagent", given, ignore_progress, raises=True)
+                await call("cancel_subagent", given)
             except (AvaError, AuditError) as error:  # the others are still cancelled
                 failed.append(error)
 
@@ -83,10 +122,11 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
                     tell(f"{label(run)} had ended before: {run.state}.")
                 else:
                     tasks.start_soon(cancel, run)
-        answers = [(await whole_answer(runtime.store, run.id, runtime.instances.alive))[1] for run in before]
+        answers = [(await records.record(run.id)).answer for run in before]
+        place = records.place
     ended_before = [run.id for run in before if run.ended]
     if as_json:
-        say_json({"data_root": str(settings.data_root), "runs": results_json(answers), "ended_before": ended_before})
+        say_json({**place_json(place), "runs": results_json(answers), "ended_before": ended_before})
     elif results := [answer for answer in answers if answer.subagent_id not in ended_before]:
         show_results(results)
     else:
@@ -95,7 +135,7 @@ async def _cancel(ids: list[str], reason: str | None, as_json: bool) -> None:
         raise failed[0]
 
 
-async def _last_run(log: Store | None) -> RunRow:
+async def _last_run(records: Records) -> RunRow:
     """Return this user's last run that has not ended, if a person at the terminal means it.
 
     Raises:
@@ -104,7 +144,7 @@ async def _last_run(log: Store | None) -> RunRow:
     """
     from ava_server.core.ids import label
 
-    run = await find_last_run(log, unended=True)
+    run = await records.find_unended()
     if not someone_there():
         raise BadInput(f"ava cancel: give an id where nobody can be asked; the last run is {run.id}")
     if not await agrees(f"Cancel {label(run)}?"):
@@ -112,22 +152,22 @@ async def _last_run(log: Store | None) -> RunRow:
     return run
 
 
-async def _send(given: str, message: str, as_json: bool) -> None:
+async def _send(server: RemoteServer | None, given: str, message: str, as_json: bool) -> None:
+    from ava_server.cli.records import open_records
     from ava_server.config.settings import load_settings
 
-    settings = load_settings()
-    async with open_log(settings.paths) as log:
-        run = await find_run(log, given)
-    if not as_json:
-        heading(settings.paths)
+    async with open_records(server, lambda: load_settings().paths) as records:
+        run = await records.find_one(given)
+        if not as_json:
+            heading(records.place)
     # A host's model can call this too: only at a terminal is the message a person's.
-    async with open_service(settings, "ava send", asked=someone_there()) as (_runtime, service):
-        asked = {"subagent_id": run.id, "message": message}
-        answer = await service.call("message_subagent", asked, ignore_progress, raises=True)
+    async with _open_steering(server, "ava send", asked=someone_there()) as (records, call):
+        answer = await call("message_subagent", {"subagent_id": run.id, "message": message})
+        place = records.place
     if as_json:
-        say_json({"data_root": str(settings.data_root), **answer.structured()})
+        say_json({**place_json(place), **answer})
     else:
-        say(answer.message or answer.status)
+        say(answer.get("message") or answer["status"])
 
 
 def resume_command(

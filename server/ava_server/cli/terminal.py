@@ -64,18 +64,29 @@ def say(text: str = "") -> None:
     write(_wrapped_for(clean(text)[0], sys.stdout))
 
 
-def heading(root: DataRoot) -> None:
-    """Write the first line of a screen, which names the data root, unless it is the default one; -v always does."""
-    if VERBOSE.get() or root != default_data_root():
-        write(f"Data root: {root.path}")
+Place = DataRoot | str
+"""Where what a screen shows comes from: a data root, or a server by its address."""
 
 
-def present(root: DataRoot, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
+def heading(place: Place) -> None:
+    """Write the first line of a screen: a server, or the data root unless it is the default one; with -v always."""
+    if isinstance(place, str):
+        write(f"Server: {clean(place)[0]}")
+    elif VERBOSE.get() or place != default_data_root():
+        write(f"Data root: {place.path}")
+
+
+def place_json(place: Place) -> dict[str, str]:
+    """Return what `heading` says as the first field of a JSON object."""
+    return {"server": place} if isinstance(place, str) else {"data_root": str(place.path)}
+
+
+def present(place: Place, as_json: bool, fields: Mapping[str, Any], lines: Iterable[str]) -> None:
     """Write what a command has to show: as one JSON object, or as lines below the heading."""
     if as_json:
-        say_json({"data_root": str(root.path), **fields})
+        say_json({**place_json(place), **fields})
         return
-    heading(root)
+    heading(place)
     if lines := list(lines):
         say("\n".join(lines))
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -23,18 +22,16 @@ from ava_roles.wrap import add_bars
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.artifacts import SavedFiles, save_artifacts
-from ava_server.cli.log_access import find_runs, note_fetched, note_shown, open_log, whole_answer
-from ava_server.cli.options import RunIds, parse_seconds
+from ava_server.cli.log_access import note_fetched, whole_answer
+from ava_server.cli.options import RunIds, TokenFile, Url, parse_seconds
+from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import exit_code, result_text, results_json, show_results
 from ava_server.cli.service_client import ignore_progress
 from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_audit.store.locks import Instances
-    from ava_audit.store.store import Store
-    from ava_audit.view import View
-    from ava_server.config.settings import Settings
+    from ava_server.cli.records import Records
     from ava_server.runs.manager import Manager
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
@@ -42,8 +39,6 @@ if TYPE_CHECKING:
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
-LOOK_EVERY_S = 0.2
-"""How often the progress is read."""
 ONE_LINE = 110
 """Columns from which on a run's figures stand beside its name; below, they have a line of their own."""
 STEPS = 5
@@ -58,33 +53,35 @@ def register(app: typer.Typer) -> None:
 
 
 def wait_command(
+    context: typer.Context,
     ids: RunIds,
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Wait at most this long: 90, 90s, 10m, 1h. Runs go on.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The results as one JSON object.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """Wait for all of these to end; Ctrl-C ends only the wait.
+    """Wait for all of these to end; Ctrl-C ends only the wait. A server of --url may restart meanwhile.
 
     The exit code is that of the ending; of several the highest, which is the worst. 130: the wait is over, by Ctrl-C
     or --timeout, and something is still running.
     """
-    from ava_server.config.settings import load_settings
-
     within_s = parse_seconds("--timeout", timeout)
-    raise typer.Exit(anyio.run(_wait, load_settings(), ids, within_s, as_json))
+    raise typer.Exit(anyio.run(_wait, chosen_server(context, url, token_file), ids, within_s, as_json))
 
 
-async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_json: bool) -> int:
-    from ava_audit.store.locks import Instances
+async def _wait(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
+    from ava_server.cli.records import open_records
+    from ava_server.config.settings import load_settings
     from ava_server.service.run_view import status_line
 
-    async with open_log(settings.paths) as store:
-        runs = await find_runs(store, ids)
-        assert store is not None
+    async with open_records(server, lambda: load_settings().paths) as records:
+        runs = await records.find(ids)
         if not as_json:
-            terminal.heading(settings.paths)
-        watch = RunWatch(store, Instances(settings.paths.instances), [run.id for run in runs])
+            terminal.heading(records.place)
+        watch = RunWatch(records, [run.id for run in runs])
+        records.wait_for_server(watch.progress.wait_for)
 
         async def until_over() -> str:
             with anyio.move_on_after(within_s):
@@ -94,33 +91,36 @@ async def _wait(settings: Settings, ids: list[str], within_s: float | None, as_j
 
         why = await terminal.unless_interrupted(until_over, "The wait was ended; the runs were not.")
         watch.progress.end()
+        if why:
+            records.wait_for_server(None)
         seen = await watch.look()
         if why:
             tell("\n".join([why, *(f"Still there: {status_line(run, run.doing)}" for run in seen if not run.over)]))
-        return await _show_ended(store, watch, settings, seen, as_json)
+        return await _show_ended(records, seen, as_json)
 
 
-async def _show_ended(store: Store, watch: RunWatch, settings: Settings, seen: Sequence[RunView], as_json: bool) -> int:
+async def _show_ended(records: Records, seen: Sequence[RunView], as_json: bool) -> int:
     """Show the results, put on record that they were shown, and return the worst exit code."""
-    found = [await whole_answer(store, run.row.id, watch.alive) for run in seen]
+    found = [await records.record(run.row.id) for run in seen]
     over = [run.row.id for run in seen if run.over]
     if as_json:
-        answers = results_json(answer for _run, answer in found)
-        terminal.say_json({"data_root": str(settings.data_root), "runs": answers})
+        answers = results_json(one.answer for one in found)
+        terminal.say_json({**terminal.place_json(records.place), "runs": answers})
     else:
         expired = [
-            f"{answer.status_line}: its proposal {run.pending_id} has expired."
-            for run, answer in found
-            if run.id in over and not run.ended
+            f"{one.answer.status_line}: its proposal {one.row.pending_id} has expired."
+            for one in found
+            if one.row.id in over and not one.row.ended
         ]
-        ended = [answer for run, answer in found if run.ended]
+        ended = [one.answer for one in found if one.row.ended]
         if ended:
             show_results(ended)
         if expired:
             say("\n\n".join(["", *expired] if ended else expired))
-    await note_shown(store, "ava wait", found)
-    unended = {run.id: NOT_APPROVED if run.id in over else INTERRUPTED for run, _answer in found}
-    return max(exit_code(run) if run.ended else unended[run.id] for run, _answer in found)
+    await records.note_shown("ava wait", found)
+    rows = [one.row for one in found]
+    unended = {run.id: NOT_APPROVED if run.id in over else INTERRUPTED for run in rows}
+    return max(exit_code(run) if run.ended else unended[run.id] for run in rows)
 
 
 # -- watching ---------------------------------------------------------------------------------------------------------
@@ -130,19 +130,14 @@ class RunWatch:
     """Shows what runs do until they have ended.
 
     Args:
-        store: The log.
-        instances: The live processes.
+        records: Where they are.
         run_ids: The runs.
         manager: This process's own, where it has one: it knows more than the log.
     """
 
-    def __init__(
-        self, store: Store, instances: Instances, run_ids: Sequence[str], manager: Manager | None = None
-    ) -> None:
+    def __init__(self, records: Records, run_ids: Sequence[str], manager: Manager | None = None) -> None:
         self.progress = terminal.Progress()
-        self.alive = instances.alive
-        self._store = store
-        self._instances = instances
+        self._records = records
         self._run_ids = run_ids
         self._manager = manager
         self._told: set[str] = set()
@@ -155,27 +150,7 @@ class RunWatch:
         Raises:
             StoreUnavailable: The log cannot be read.
         """
-        from ava_server.service.run_view import view_run
-
-        def query(view: View) -> list[RunView]:
-            rows = [view.run(run_id) for run_id in self._run_ids]
-            now_us = time.time_ns() // 1000
-            return [
-                view_run(
-                    view,
-                    row,
-                    self.alive,
-                    now_us,
-                    served=self._instances.any_alive,
-                    manager=self._manager,
-                    result=False,
-                    task=len(self._run_ids) > 1,
-                )
-                for row in rows
-                if row is not None
-            ]
-
-        return await self._store.read(query)
+        return await self._records.views(self._run_ids)
 
     async def until_over(self, quiet: Callable[[], bool] = lambda: False) -> None:
         """Show what they do until all of them are over; a log that cannot be read is waited for.
@@ -197,7 +172,7 @@ class RunWatch:
                 if not quiet():
                     self._tell_questions(seen)
                     self._show(seen)
-            await anyio.sleep(LOOK_EVERY_S)
+            await anyio.sleep(self._records.every_s)
 
     def _tell_questions(self, seen: list[RunView]) -> None:
         """Show each question of a run once, and how to answer it."""
@@ -231,7 +206,7 @@ class RunWatch:
         """Read the steps that have come since the last look, where they are shown."""
         if len(self._run_ids) > 1 or self.progress.width is None:
             return
-        new = await self._store.read(lambda view: view.entries(self._run_ids[0], self._steps_upto, ("Activity",)))
+        new = await self._records.steps(self._run_ids[0], self._steps_upto)
         for entry in new:
             self._steps_upto = entry.seq
             if isinstance(entry.fact, Activity):
@@ -296,7 +271,10 @@ class _FollowedRuns:
         self._service = service
         self._run_ids = run_ids
         self._runtime = runtime
-        self._watch = RunWatch(runtime.store, runtime.instances, run_ids, runtime.manager)
+        from ava_server.cli.records import LocalRecords
+
+        records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager)
+        self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None
         self._left: int | None = None
 

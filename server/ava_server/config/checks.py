@@ -18,7 +18,18 @@ from ava_server.core.errors import ConfigError
 
 PREFIX = "AVA_"
 OWN_NAMES = frozenset(
-    {"DATA_ROOT", "MODEL_BASE_URL", "MODEL_API_KEY", "MODEL", "WORKSPACE", "DAILY_USD", "HOST", "RUN_ID", "TOKEN"}
+    {
+        "DATA_ROOT",
+        "MODEL_BASE_URL",
+        "MODEL_API_KEY",
+        "MODEL",
+        "WORKSPACE",
+        "DAILY_USD",
+        "HOST",
+        "RUN_ID",
+        "TOKEN",
+        "URL",
+    }
 )
 """Variables that are not settings: they belong to one process, never to `config.toml`."""
 

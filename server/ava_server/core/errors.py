@@ -6,6 +6,8 @@ AvaError
 │   ├── ToolMissing    a role needs a tool that is not available
 │   └── Unpriced       no price is known for a model; contains the lines to add (prices.py)
 ├── ConfigError        an invalid setting or file, found at start
+│   ├── OlderServer    the server of --url does not know what was asked for (remote.py)
+│   └── Unreachable    the server of --url does not answer now; it may be restarting (remote.py)
 └── ModelError         a model call without an answer; says whether it may have been billed
     └── ModelTimeout   the call's own deadline passed
 """

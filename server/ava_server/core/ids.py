@@ -12,6 +12,8 @@ from ava_server.core.errors import BadInput
 
 AGENT = "ava"
 """The orchestrator's agent id in the log."""
+UNKNOWN_ID = "unknown id"
+"""The `error` of an answer over HTTP that knows no such run or group; those of other users are unknown too."""
 
 _FORMS = {
     "subagent_id": ("S-", 6, "a subagent id looks like S-7f3a2b"),

@@ -18,13 +18,15 @@ from ava_server.config.keys import WELL_KNOWN, address_variables
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import FileChanged, create_file, reason, replace_file
 from ava_server.hosts.formats import NOTHING, Configuration, Format, Steps, named, put_in
-from ava_server.hosts.known import Host, Launch
+from ava_server.hosts.known import TOKEN, TOKEN_INPUT, Host, Launch
 
 BACKUP = "ava-backup"
 _OURS = frozenset({"ava", "ava-subagents", "ava_server"})
 _START = ("command", "args", "url", "headersHelper")
 """The fields of an entry that say how the host starts the server and reaches it."""
 _VARIABLE = re.compile(r"[A-Z_]+=")
+_TOKEN_REFERENCE = re.compile(rf"Bearer \$?\{{?(env:)?{TOKEN}\}}?|Bearer \$\{{input:{TOKEN_INPUT}\}}")
+_ADDRESSES = ("url", "httpUrl")
 _STARTERS = frozenset({"uv", "uvx", "pipx", "python", "python3", "py"})
 
 
@@ -65,6 +67,15 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
     old = file.get(where)
     if old is NOTHING:
         lines, notes = _added(file, host, name, host.entry(launch)), list[str]()
+    elif is_remote(old) != is_remote(host.entry(launch)) and (is_remote(old) or is_ours(old)):
+        there = "on another machine" if is_remote(old) else "on this machine"
+        raise ConfigError(
+            f"{path} already has a server called {name}, an Ava {there}: it was left alone. Give the other one its own"
+            f" name with --name, or remove this one first: ava init {host.name} --remove"
+        )
+    elif is_remote(old):
+        lines, notes = _moved(file, where, host.entry(launch)), []
+        lines += _made_to_ask(file, host, name)
     elif is_ours(old):
         lines, notes = _renewed(file, host, where, launch)
         lines += _made_to_ask(file, host, name)
@@ -94,7 +105,9 @@ def removing(host: Host, name: str, path: Path) -> Change:
     old = file.get(where)
     if old is NOTHING:
         return Change(path, file.target, before, before)
-    if not is_ours(old):
+    if is_remote(old) and host.remote is not None:
+        host = host.connecting_to("")
+    elif not is_ours(old):
         raise ConfigError(f"The server called {name} in {path} is not Ava; it was left alone.")
     file.remove(where)
     lines = [f"- {named(where)}"]
@@ -151,6 +164,16 @@ def is_ours(entry: object) -> bool:
     if {"serve", "connect"}.isdisjoint(stems):
         return False
     return stems[0] in _OURS or (stems[0].rstrip("0123456789.") in _STARTERS and not _OURS.isdisjoint(stems[1:]))
+
+
+def is_remote(entry: object) -> bool:
+    """Tell whether a server's entry connects to an Ava on another machine: it takes the token from where Ava says."""
+    if not isinstance(entry, Mapping):
+        return False
+    table = cast("Mapping[str, object]", entry)
+    headers = table.get("headers")
+    given = str(cast("Mapping[str, object]", headers).get("Authorization")) if isinstance(headers, Mapping) else ""
+    return table.get("bearer_token_env_var") == TOKEN or bool(_TOKEN_REFERENCE.fullmatch(given))
 
 
 @dataclass(frozen=True)
@@ -261,6 +284,16 @@ def _renewed(file: Configuration, host: Host, where: Steps, launch: Launch) -> t
             file.put(place, value)
             lines.append(f"{named(place)} = {json.dumps(value, ensure_ascii=False)}")
     return lines, notes
+
+
+def _moved(file: Configuration, where: Steps, entry: Mapping[str, Any]) -> list[str]:
+    """Make an entry of a server on another machine name this address; everything else in it stays."""
+    lines: list[str] = []
+    for key in _ADDRESSES:
+        if key in entry and file.get((*where, key)) != entry[key]:
+            file.put((*where, key), entry[key])
+            lines.append(f"{named((*where, key))} = {json.dumps(entry[key], ensure_ascii=False)}")
+    return lines
 
 
 def _is_told_to(file: Configuration, path: Steps, value: str) -> bool:

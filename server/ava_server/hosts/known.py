@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -113,6 +113,21 @@ class ToolRules:
 
 
 @dataclass(frozen=True)
+class RemoteForm:
+    """How a host connects to another machine's server without its token in a file.
+
+    Attributes:
+        entry: Makes the server's entry from the URL.
+        token: How the host gets the token; a sentence for the person.
+        element: What the entry refers to elsewhere in the configuration.
+    """
+
+    entry: Callable[[str], dict[str, Any]]
+    token: str
+    element: Element | None = None
+
+
+@dataclass(frozen=True)
 class Host:
     """A host.
 
@@ -138,6 +153,7 @@ class Host:
         shows_forms: It shows the form of such a question, not only yes and no.
         tool_rules: Where it keeps rules for single tools; None if no file has any.
         quiet: What its person may do so that it asks less often, besides those rules.
+        remote: How it connects to another machine's server; None if its configuration takes no such server.
     """
 
     name: str
@@ -158,11 +174,30 @@ class Host:
     http_entry: Callable[[str, str], dict[str, Any]] | None = None
     tool_rules: ToolRules | None = None
     quiet: str = ""
+    remote: RemoteForm | None = None
 
     def file(self, place: UserPlace) -> Path:
         """Return its configuration file, which need not exist."""
         files = self.files(place)
         return next((file for file in files if file.exists() or file.is_symlink()), files[0])
+
+    def connecting_to(self, url: str) -> Host:
+        """Return this host as it connects to another machine's server.
+
+        Raises:
+            BadInput: Its configuration takes no such server.
+        """
+        if self.remote is None:
+            raise BadInput(
+                f"--url: {self.title} takes no server on another machine from its configuration file. Connect another"
+                " host to it, or use this machine's own Ava there: ava init " + self.name
+            )
+        made = self.remote.entry
+
+        def entry(_launch: Launch) -> dict[str, Any]:
+            return made(url)
+
+        return replace(self, entry=entry, element=self.remote.element)
 
     @property
     def element_value(self) -> dict[str, Any]:
@@ -187,6 +222,9 @@ PASSED_ON = (
 )
 """Variables for the allow-list of hosts that have one: names, never values. An address tells where its key may go."""
 INPUT = "ava-openrouter-key"
+TOKEN = "AVA_TOKEN"  # noqa: S105 - a variable's name
+TOKEN_INPUT = "ava-token"  # noqa: S105 - an input's name
+_SET_TOKEN = f"Set {TOKEN} to the token in the environment that starts {{title}}, which reads it from there."
 LONG_QUESTION_S = 240.0
 """Seconds for a question in hosts that let a call wait at least 300 s."""
 
@@ -247,6 +285,12 @@ def _gemini_home(place: UserPlace) -> Path:
     return place.folder("GEMINI_CLI_HOME", place.home) / ".gemini"
 
 
+def _with_headers(reference: str, address: str = "url", **more: Any) -> Callable[[str], dict[str, Any]]:
+    """Return what makes an entry whose bearer token is a reference that the host resolves."""
+    headers = {"Authorization": f"Bearer {reference}"}
+    return lambda url: {**more, address: url, "headers": dict(headers)}
+
+
 HOSTS: Mapping[str, Host] = {
     host.name: host
     for host in (
@@ -279,6 +323,7 @@ HOSTS: Mapping[str, Host] = {
             ),
             question_s=LONG_QUESTION_S,
             http_entry=lambda url, command: {"type": "http", "url": url, "headersHelper": command},
+            remote=RemoteForm(_with_headers(f"${{{TOKEN}}}", type="http"), _SET_TOKEN.format(title="Claude Code")),
             wait_s=100,  # from two minutes on, it puts a call into the background, where it ends with the session
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
             tool_rules=ToolRules(Json(), _claude_settings, _claude_rules),
@@ -309,6 +354,10 @@ HOSTS: Mapping[str, Host] = {
                 "Codex asks only before confirm_spawn, and then Ava with the whole proposal. Ava's question always"
                 ' comes, so you may set the approval_mode of confirm_spawn to "approve" yourself.'
             ),
+            remote=RemoteForm(
+                lambda url: {"url": url, "bearer_token_env_var": TOKEN},
+                _SET_TOKEN.format(title="Codex") + " A background process of Codex keeps the value of its start.",
+            ),
         ),
         Host(
             name="cursor",
@@ -330,6 +379,7 @@ HOSTS: Mapping[str, Host] = {
                 "Cursor asks before each tool that is not in its allowlist. Add spawn_subagent, check_subagent and"
                 " read_ava_logs there (Settings → Agents → Approvals & Execution), and never confirm_spawn."
             ),
+            remote=RemoteForm(_with_headers(f"${{env:{TOKEN}}}"), _SET_TOKEN.format(title="Cursor")),
         ),
         Host(
             name="vscode",
@@ -354,6 +404,19 @@ HOSTS: Mapping[str, Host] = {
                     "password": True,
                 },
             ),
+            remote=RemoteForm(
+                _with_headers(f"${{input:{TOKEN_INPUT}}}", type="http"),
+                "VS Code asks for the token when it first starts the server, and keeps it in its own secret storage.",
+                Element(
+                    ("inputs",),
+                    {
+                        "type": "promptString",
+                        "id": TOKEN_INPUT,
+                        "description": "Token for Ava, as `ava token create` on the server showed it",
+                        "password": True,
+                    },
+                ),
+            ),
         ),
         Host(
             name="opencode",
@@ -374,6 +437,10 @@ HOSTS: Mapping[str, Host] = {
                 needed=False,
             ),
             quiet="opencode asks only before confirm_spawn.",
+            remote=RemoteForm(
+                _with_headers(f"{{env:{TOKEN}}}", type="remote", enabled=True, oauth=False),
+                _SET_TOKEN.format(title="opencode"),
+            ),
         ),
         Host(
             name="gemini",
@@ -387,6 +454,11 @@ HOSTS: Mapping[str, Host] = {
             key="Gemini CLI passes on no variable whose name contains KEY.",
             tool_rules=ToolRules(
                 Toml(), lambda place, _config: _gemini_home(place) / "policies" / "ava.toml", _gemini_rules
+            ),
+            remote=RemoteForm(
+                _with_headers(f"${{{TOKEN}}}", "httpUrl"),
+                _SET_TOKEN.format(title="Gemini CLI")
+                + " When it changes this file itself, it may write the token in place of the variable.",
             ),
         ),
     )

@@ -53,7 +53,7 @@ class App:
         self.transport = transport
         self.failed = False
         """The server ends because of a fault of its own."""
-        self._url = url
+        self.url = url
         self._load = load
         self._wanted = anyio.Event()
         self._opening: _Opening | None = None
@@ -173,7 +173,7 @@ class App:
         token = token_of(ctx)
         client = ctx.session.client_params
         name = client.client_info.name[:CLIENT_CHARS] if client is not None else ""
-        return self.service_for((token, name), lambda: replace(session_over_http(token, name), url=self._url))
+        return self.service_for((token, name), lambda: replace(session_over_http(token, name), url=self.url))
 
     def service_for(self, key: tuple[Token | None, str | None], session: Callable[[], Session]) -> Service:
         """Return the service of a session, and make it if there is none; the data root has to be open.

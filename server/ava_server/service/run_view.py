@@ -175,9 +175,9 @@ class Cap(NamedTuple):
     """
 
     name: str
-    used: float
-    most: float
-    held: float = 0
+    used: int | float  # read back from JSON, turns are still whole
+    most: int | float
+    held: int | float = 0
 
 
 @dataclass(frozen=True)

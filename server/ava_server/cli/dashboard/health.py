@@ -15,6 +15,7 @@ from ava_server.service.run_view import RunView, run_answer
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import LogFacts, Overview
     from ava_server.config.settings import Settings
+    from ava_server.service.records import Budget
 
 WORST_FIRST: tuple[State, ...] = ("fault", "warning", "note", "ok")
 LAGS_MUCH = 10_000
@@ -127,17 +128,9 @@ def overview_json(
     log = overview.log
     return {
         "data_root": str(settings.data_root),
-        "runs": [_run_json(run) for run in overview.runs],
+        "runs": [run_json(run) for run in overview.runs],
         "runs_of_others": overview.others,
-        "today": [
-            {
-                "whose": budget.whose,
-                "spent_cents": cents(budget.spent),
-                "held_cents": cents(budget.held),
-                "cap_cents": cents(budget.cap),
-            }
-            for budget in overview.budgets
-        ],
+        "today": today_json(overview.budgets),
         "health": {
             "servers": overview.processes,
             "keeper": overview.keeper,
@@ -154,7 +147,21 @@ def overview_json(
     }
 
 
-def _run_json(run: RunView) -> dict[str, Any]:
+def today_json(budgets: Iterable[Budget]) -> list[dict[str, Any]]:
+    """Return today's budgets as plain objects; money in US cents."""
+    return [
+        {
+            "whose": budget.whose,
+            "spent_cents": cents(budget.spent),
+            "held_cents": cents(budget.held),
+            "cap_cents": cents(budget.cap),
+        }
+        for budget in budgets
+    ]
+
+
+def run_json(run: RunView) -> dict[str, Any]:
+    """Return a run with its caps as a plain object."""
     caps: dict[str, Any] = {}
     for cap in run.caps:
         money = cap.name == "cost"

@@ -5,18 +5,15 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
-from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.store.schema import SCHEMA_VERSION
-from ava_audit.units import HOUR_US, now_us
+from ava_audit.units import now_us
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.doctor.finding import nearest_folder
@@ -26,27 +23,14 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
-from ava_server.service.run_view import EXPIRED, INTERRUPTED, RunView, shown_state, view_run
+from ava_server.service.records import Budget, current_runs
+from ava_server.service.run_view import RunView
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
-ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
-"""The states of runs that have not ended, in the order of the screen: first what waits for a person."""
-RECENT_US = HOUR_US
 PROBE_ENDS_S = 5.0
 """How long the end waits for the sandbox probe, so that it leaves no folder behind."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What is spent and held of a day's budget; micro-USD."""
-
-    whose: str
-    spent: int
-    held: int
-    cap: int
 
 
 @dataclass(frozen=True)
@@ -172,30 +156,16 @@ class OverviewReader:
         def alive(name: str) -> bool:
             return _is_held(self.settings.paths.instances / f"{name}.lock")
 
-        def state(row: RunRow) -> str:
-            proposal = view.proposal(row.pending_id) if row.state == WAITING else None
-            expired = proposal is not None and proposal.expires_us <= at_us
-            return EXPIRED if expired else awaited(row, at_us) or shown_state(row, alive)
-
-        def shown(row: RunRow) -> RunView:
-            return view_run(view, row, alive, at_us, served=lambda: overview.processes > 0, result=False, task=True)
-
         whose = None if self.everybody else self._user
         others = 0 if self.everybody else view.unended_of_others(self._user)
-        unended = [(state(row), row) for row in view.runs(user=whose, states=UNENDED, limit=-1)]
-        unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
-        # Found by their endings, the newest first, so that the number of all runs does not matter.
-        endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
-        recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
-        rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
-        ended = [row for row in rows_or_none if row is not None and whose in (None, row.user_id)]
-        rows = [row for _state, row in unended[: self._most]] + ended[: self._most]
+        served = overview.processes > 0
+        counts, runs = current_runs(view, whose, alive, at_us, served=lambda: served, most=self._most)
         scopes = user_scope(self._user, utc_day(at_us)), installation_scope(utc_day(at_us))
         head = view.head()
         return replace(
             overview,
-            counts={**Counter(state for state, _row in unended), "ended": len(ended)},
-            runs=tuple(map(shown, rows)),
+            counts=counts,
+            runs=runs,
             others=others,
             budgets=tuple(
                 replace(budget, spent=bucket.spent_micros, held=bucket.held_micros)

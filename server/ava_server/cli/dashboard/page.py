@@ -15,14 +15,15 @@ from ava_audit.units import format_duration, format_ts, format_usd, now_us
 from ava_roles.wrap import clean
 from ava_server.approval.summary import one_line
 from ava_server.cli.dashboard.health import WORST_FIRST, Health
-from ava_server.cli.dashboard.overview import ORDER
 from ava_server.cli.terminal import wrapped
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD
+from ava_server.service.records import ORDER
 from ava_server.service.run_view import EXPIRED, others_words
 
 if TYPE_CHECKING:
-    from ava_server.cli.dashboard.overview import Budget, Overview
+    from ava_server.cli.dashboard.overview import Overview
     from ava_server.cli.doctor.finding import State
+    from ava_server.service.records import Budget
     from ava_server.service.run_view import Cap, RunView
 
 NO_RUNS = "No subagents: none waits, runs, or ended within the last hour."

@@ -1,0 +1,433 @@
+"""Where commands read runs and the log: from this machine's data root, or from the server of `--url`.
+
+`LocalRecords` and `RemoteRecords` have the same methods, so a screen does not know which of them it shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.entries import Entry, entry_of_line
+from ava_audit.search import LogQuery, Page
+from ava_audit.units import now_us
+from ava_roles.wrap import clean
+from ava_server.budget.run_config import config_of
+from ava_server.cli.app import leaves_of
+from ava_server.cli.log_access import find_last_run, find_run, find_runs, last_run, note_shown, open_log
+from ava_server.cli.options import parse_any_id
+from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
+from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.service.records import ListedRuns, LogLines, RunDiff, RunRecord, mirror_lines, run_record
+from ava_server.service.run_view import RunView, view_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ava_audit.redaction import Redactor
+    from ava_audit.rows import RunRow
+    from ava_audit.store.locks import Instances
+    from ava_audit.store.store import Store
+    from ava_audit.view import View
+    from ava_server.core.data_root import DataRoot
+    from ava_server.runs.costs import Costs
+    from ava_server.runs.manager import Manager
+
+T = TypeVar("T")
+GONE_S = 300.0
+"""How long a wait survives a server that does not answer."""
+AGAIN_S = 1.0
+_WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
+"""What showing an answer raises that no Ava of this version gives."""
+
+
+class LocalRecords:
+    """The runs and the log of a data root.
+
+    Args:
+        root: The data root.
+        store: Its log; None if there is none yet.
+        instances: The live processes; None if there is no log.
+        manager: This process's own, where it has one: it knows more than the log.
+    """
+
+    every_s = 0.2
+    """How often a screen that waits should look."""
+
+    def __init__(
+        self, root: DataRoot, store: Store | None, instances: Instances | None, manager: Manager | None = None
+    ) -> None:
+        self.place = root
+        self.store = store
+        self._instances = instances
+        self._manager = manager
+
+    @property
+    def _log(self) -> Store:
+        assert self.store is not None, "a run was found, so there is a log"
+        return self.store
+
+    @property
+    def _processes(self) -> Instances:
+        assert self._instances is not None, "as above"
+        return self._instances
+
+    async def find(self, ids: list[str]) -> list[RunRow]:
+        """Return the runs with these ids of subagents, proposals and groups, each once.
+
+        Raises:
+            BadInput: One is not an id, or nothing has it.
+        """
+        return await find_runs(self.store, ids)
+
+    async def find_one(self, given: str | None) -> RunRow:
+        """Return the run with this id, or of the proposal with this id; without an id, this user's last run.
+
+        Raises:
+            BadInput: It is not an id, or there is no such run.
+        """
+        return await find_run(self.store, given)
+
+    async def find_last(self) -> RunRow | None:
+        """Return this user's last run."""
+        return await last_run(self.store)
+
+    async def steps(self, run_id: str, after: int) -> list[Entry]:
+        """Return what a run has done since an entry, oldest first."""
+        return await self._log.read(lambda view: view.entries(run_id, after, ("Activity",)))
+
+    async def find_unended(self) -> RunRow:
+        """Return this user's last run that has not ended.
+
+        Raises:
+            BadInput: There is none.
+        """
+        return await find_last_run(self.store, unended=True)
+
+    async def views(self, run_ids: Sequence[str]) -> list[RunView]:
+        """Return runs as they are now, without their results.
+
+        Raises:
+            StoreUnavailable: The log cannot be read.
+        """
+
+        def query(view: View) -> list[RunView]:
+            rows = [row for row in map(view.run, run_ids) if row is not None]
+            now, alive, served = now_us(), self._processes.alive, self._processes.any_alive
+            more: dict[str, Any] = {"served": served, "manager": self._manager, "result": False}
+            more["task"] = len(rows) > 1
+            return [view_run(view, row, alive, now, **more) for row in rows]
+
+        return await self._log.read(query)
+
+    async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
+        """Return a run with its whole result; `shown` says that a person will see that."""
+        del shown  # `note_shown` does it
+        return await self._log.read(lambda view: run_record(view, run_id, self._processes.alive))
+
+    async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
+        """Log which results a command has shown at this terminal."""
+        await note_shown(self._log, command, [(one.row, one.answer) for one in shown])
+
+    async def costs(self, run: RunRow) -> Costs:
+        """Return what a run has cost, and for what."""
+        from ava_server.runs.costs import costs_of  # loads the settings and all roles' tools
+
+        return await self._log.read(lambda view: costs_of(run, view.entries(run.id), view.of_type("SettingsChanged")))
+
+    async def diff(self, _run: RunRow, changes: Mapping[str, Any]) -> str:
+        """Return what a coder changed, as a unified diff."""
+        from ava_roles.sandbox.temporary import temporary_files_in
+        from ava_server.core.data_root import home_folder
+        from ava_server.service.records import diff_of
+
+        known = await anyio.to_thread.run_sync(_known_secrets, self.place)
+        with temporary_files_in(self.place.temporary):
+            return await anyio.to_thread.run_sync(diff_of, changes, home_folder(), known)
+
+    async def entries(self, run_id: str) -> list[Entry]:
+        """Return all entries of a run, in order."""
+        return await self._log.read(lambda view: view.entries(run_id))
+
+    async def search(self, query: LogQuery) -> Page:
+        """Return the newest entries that match a query.
+
+        Raises:
+            BadQuery: The query names an unknown event type.
+        """
+        from ava_audit.search import search
+
+        return await search(self._log, query)
+
+    def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
+        """Yield entries that match a query as they are written, without end."""
+        from ava_audit.search import follow
+
+        return follow(self._log, query)
+
+    def wait_for_server(self, _tell_gone: Callable[[str], None] | None) -> None:
+        """Do nothing: nothing can be out of reach for long."""
+
+    async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
+        """Return the names of the runs that these entries mention."""
+        from ava_server.service.logs import names_of
+
+        return await self._log.read(lambda view: names_of(view, entries))
+
+    async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Return entries as lines of the mirror."""
+        return await mirror_lines(self._log, entries)
+
+
+class RemoteRecords:
+    """The runs and the log of a server, as far as the token's user may read them.
+
+    What it returns is cleaned: the server's texts cannot steer a terminal.
+
+    Args:
+        connection: The server.
+    """
+
+    every_s = AGAIN_S
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.place = connection.address
+        self.store = None
+        self._tell_gone: Callable[[str], None] | None = None
+        self._names: dict[str, str] = {}
+        self._lines: dict[int, bytes] = {}
+
+    async def get(self, kind: type[T], path: str, **params: Any) -> T:
+        """Return what the server answers, as a value of a type.
+
+        Raises:
+            AvaError: It does not answer, or refuses, or the answer is of another version.
+        """
+        from pydantic import TypeAdapter
+
+        answer = await self._answer(path, params)
+        return TypeAdapter(kind).validate_python(_cleaned(answer))
+
+    async def _answer(self, path: str, params: Mapping[str, Any]) -> Any:
+        until = time.monotonic() + GONE_S
+        while True:
+            try:
+                return await self.connection.get(path, **params)
+            except Unreachable as error:
+                if self._tell_gone is None or time.monotonic() > until:
+                    raise
+                self._tell_gone(f"Waiting for the server: {error}")
+            await anyio.sleep(AGAIN_S)
+
+    async def find(self, ids: list[str]) -> list[RunRow]:
+        """Return the runs with these ids of subagents, proposals and groups, each once.
+
+        Raises:
+            BadInput: One is not an id, or nothing has it.
+        """
+        given = [parse_any_id(one, groups=True)[1] for one in ids]
+        return [run.row for run in await self.views(given)]
+
+    async def find_one(self, given: str | None) -> RunRow:
+        """Return the run with this id, or of the proposal with this id; without an id, the token's user's last run.
+
+        Raises:
+            BadInput: It is not an id, or there is no such run.
+        """
+        if given is None:
+            return await self._last("any", "")
+        [run] = await self.views([parse_any_id(given)[1]])
+        return run.row
+
+    async def find_last(self) -> RunRow | None:
+        """Return the token's user's last run."""
+        found = (await self.get(ListedRuns, "/runs", last="any")).runs
+        return found[0].row if found else None
+
+    async def steps(self, run_id: str, after: int) -> list[Entry]:
+        """Return what a run has done since an entry, oldest first."""
+        query = LogQuery(runs=(run_id,), types=("Activity",), after_seq=after or None, limit=20)
+        return list((await self.search(query)).entries[::-1])
+
+    async def find_unended(self) -> RunRow:
+        """Return the token's user's last run that has not ended.
+
+        Raises:
+            BadInput: There is none.
+        """
+        return await self._last("unended", " that could be ended")
+
+    async def _last(self, which: str, what: str) -> RunRow:
+        found = (await self.get(ListedRuns, "/runs", last=which)).runs
+        if not found:
+            raise BadInput(f"You have no subagent{what} yet at {self.place}; give an id.")
+        return found[0].row
+
+    async def views(self, run_ids: Sequence[str]) -> list[RunView]:
+        """Return runs as they are now, without their results."""
+        return (await self.get(ListedRuns, "/runs", id=list(run_ids))).runs
+
+    async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
+        """Return a run with its whole result; if it is `shown`, the server notes that it was fetched."""
+        found = await self.get(RunRecord, f"/runs/{run_id}", shown=shown)
+        config_of(found.row.config)  # of a newer Ava, it could not be shown
+        return found
+
+    async def note_shown(self, _command: str, _shown: Sequence[RunRecord]) -> None:
+        """Do nothing: the server has noted it."""
+
+    async def costs(self, run: RunRow) -> Costs:
+        """Return what a run has cost, and for what."""
+        from ava_server.runs.costs import Costs
+
+        return await self.get(Costs, f"/runs/{run.id}/costs")
+
+    async def diff(self, run: RunRow, _changes: Mapping[str, Any]) -> str:
+        """Return what a coder changed, as a unified diff."""
+        return (await self.get(RunDiff, f"/runs/{run.id}/diff")).text
+
+    async def entries(self, run_id: str) -> list[Entry]:
+        """Return all entries of a run, in order."""
+        page = await self.search(LogQuery(runs=(run_id,), limit=1_000_000))
+        return list(page.entries[::-1])
+
+    async def search(self, query: LogQuery) -> Page:
+        """Return the newest entries that match a query, from as many answers as that takes."""
+        from pydantic import TypeAdapter
+
+        entries: list[Entry] = []
+        while True:
+            rest = replace(query, limit=query.limit - len(entries))
+            text = TypeAdapter(LogQuery).dump_json(rest, exclude_defaults=True, exclude_none=True).decode()
+            found = await self.get(LogLines, "/log", query=text)
+            entries += [self._entry(line) for line in found.lines]
+            self._names |= found.names
+            if found.next is not None and found.next >= (query.before_seq or found.next + 1):
+                raise ValueError("the pages do not come to an end")
+            if found.next is None or not found.lines or len(entries) >= query.limit:
+                return Page(tuple(entries), found.next, found.upto if query.upto_seq is None else query.upto_seq)
+            query = replace(query, before_seq=found.next, upto_seq=query.upto_seq or found.upto)
+
+    def _entry(self, line: str) -> Entry:
+        """Return the entry of a line, and keep the line.
+
+        Raises:
+            ValueError: It is not a line of a log.
+        """
+        data = line.encode().rstrip(b"\n") + b"\n"
+        entry = entry_of_line(data)
+        who = entry.who
+        named = (entry.type, entry.run_id or "", who.session_id, who.agent_id, who.user_id)
+        if b"\n" in data[:-1] or any(clean(text)[0] != text for text in named):
+            raise ValueError("it is not a line of a log")
+        _ = entry.fact  # raises if it is not one of its type
+        self._lines[entry.seq] = data
+        return entry
+
+    async def follow(self, query: LogQuery) -> AsyncIterator[Entry]:
+        """Yield entries that match a query as they are written, without end."""
+        seen = query.after_seq or 0
+        while True:
+            self._lines.clear()
+            page = await self.search(replace(query, after_seq=seen, limit=1_000_000))
+            for entry in page.entries[::-1]:
+                yield entry
+            seen = max(seen, page.upto)
+            await anyio.sleep(AGAIN_S)
+
+    def wait_for_server(self, tell_gone: Callable[[str], None] | None) -> None:
+        """From now on, wait up to `GONE_S` for a server that does not answer, because it may be restarting.
+
+        Args:
+            tell_gone: Called with a sentence at each try; None ends it.
+        """
+        self._tell_gone = tell_gone
+
+    async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
+        """Return the names of the runs that these entries mention."""
+        return self._names
+
+    async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
+        """Return entries as lines of the mirror."""
+        return [self._lines[entry.seq] for entry in entries]
+
+
+def _cleaned(value: Any) -> Any:
+    """Return an answer whose texts are cleaned; the lines of a log are checked one by one, and stay as they are."""
+    if isinstance(value, str):
+        return clean(value)[0]
+    if isinstance(value, list):
+        return [_cleaned(one) for one in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {clean(name)[0]: one if name == "lines" else _cleaned(one) for name, one in fields.items()}
+    return value
+
+
+def _known_secrets(root: DataRoot) -> Redactor:
+    """Return a redactor that knows the stored keys and secrets, as far as they can be read. Blocking."""
+    from ava_server.config.credentials import Credentials
+    from ava_server.config.settings import load_settings
+
+    credentials = Credentials(load_settings(root.path))
+    with contextlib.suppress(AvaError):
+        _models = credentials.models
+    with contextlib.suppress(AvaError):
+        _secrets = credentials.secrets
+    return credentials.redactor
+
+
+Records = LocalRecords | RemoteRecords
+
+
+@asynccontextmanager
+async def open_records(
+    server: RemoteServer | None, root: Callable[[], DataRoot], *, make: bool = False
+) -> AsyncGenerator[Records]:
+    """Open what a command reads: the server if there is one, else the data root.
+
+    Args:
+        server: The server of `--url`.
+        root: Finds the data root.
+        make: Create a missing log, to wait for its first entries.
+
+    Raises:
+        AvaError: It cannot be used.
+    """
+    if server is None:
+        from ava_audit.store.locks import Instances
+
+        place = root()
+        async with open_log(place, make=make) as store:
+            yield LocalRecords(place, store, Instances(place.instances) if store is not None else None)
+        return
+    async with open_remote_records(server) as records:
+        yield records
+
+
+@asynccontextmanager
+async def open_remote_records(server: RemoteServer) -> AsyncGenerator[RemoteRecords]:
+    """Open a server's records.
+
+    Raises:
+        AvaError: It cannot be used, or what it answered cannot be shown.
+    """
+    try:
+        async with connected(server) as connection:
+            yield RemoteRecords(connection)
+    except Exception as error:
+        leaves = list(leaves_of(error))
+        if not all(isinstance(leaf, _WRONG) for leaf in leaves):
+            raise
+        raise ConfigError(
+            f"The answer of {server.address} cannot be shown ({type(leaves[0]).__name__}). Does it run another version"
+            " of Ava? Update the older one."
+        ) from error

@@ -1,0 +1,283 @@
+"""Another server, as `--url` names it: its address, its token, one request to it, and a call of one of its tools.
+
+Only that server gets the token: redirects are not followed. Its answers are bounded, and a failure is a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from ava_server.cli.app import URL_VARIABLE, leaves_of
+from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
+from ava_server.core.ids import UNKNOWN_ID
+
+if TYPE_CHECKING:
+    import httpx2
+    import typer
+
+ANSWER_S, WHOLE_ANSWER_S = 20.0, 60.0
+"""How long a server may be silent, and take in all."""
+LONGEST_ANSWER = 32 * 1024 * 1024
+LONGEST_FILE = 1_024
+LONGEST_REASON = 500
+
+
+_AWAY = (429, 502, 503, 504)
+"""Statuses of a server that will answer later."""
+
+
+class Unreachable(ConfigError):
+    """The server does not answer now; it may be restarting."""
+
+
+class OlderServer(ConfigError):
+    """The server's Ava does not know what was asked for."""
+
+
+@dataclass(frozen=True)
+class RemoteServer:
+    """The values of `--url` and `--token-file`; the token is read when it is needed. `source` is where the URL was."""
+
+    url: str
+    token_file: Path | None = None
+    source: str = "--url"
+
+    @property
+    def address(self) -> str:
+        """The server's address.
+
+        Raises:
+            BadInput: It is not an address, or would send the token unencrypted.
+        """
+        from urllib.parse import urlsplit
+
+        from ava_server.http.settings import LOOPBACK_NAMES, public_url
+
+        url = self.url.strip().rstrip("/").removesuffix("/mcp")
+        try:
+            address = public_url(url) or ""
+        except BadInput:
+            raise BadInput(
+                f"{self.source}: {self.url[:80]!r} is not a server's address; write it like https://ava.example.org"
+            ) from None
+        if address.startswith("http:") and urlsplit(address).hostname not in LOOPBACK_NAMES:
+            raise BadInput(f"{self.source}: over http anyone on the way to {address} can read the token; use https")
+        return address
+
+    def token(self, env: Mapping[str, str] | None = None) -> str:
+        """Return the token from the given file, else from AVA_TOKEN.
+
+        Raises:
+            BadInput: There is none, or its file cannot be read or is open to others.
+        """
+        text = (os.environ if env is None else env).get("AVA_TOKEN", "").strip()
+        if self.token_file is not None:
+            text = _read_token_file(self.token_file)
+        if not text:
+            raise BadInput(
+                "Give the server's token in AVA_TOKEN, or a file that holds it with --token-file; never as an"
+                " argument, which others can see."
+            )
+        if not text.isascii() or not text.isprintable() or " " in text:
+            raise BadInput("This is not a token: a token is one line, as `ava token create` showed it.")
+        return text
+
+
+def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> RemoteServer | None:
+    """Return the server of `--url`, before or after the command, or of AVA_URL; None for this machine's data root.
+
+    Raises:
+        BadInput: Address or token cannot be used, or there is a token's file but no server.
+    """
+    url_before, file_before = context.obj or (None, None)
+    url, token_file = (url_before if url is None else url), token_file or file_before
+    named = os.environ.get(URL_VARIABLE, "").strip()
+    if url is None and not named:
+        if token_file is not None:
+            raise BadInput("--token-file: it needs --url, the server that the token is for.")
+        return None
+    server = RemoteServer(named, token_file, URL_VARIABLE) if url is None else RemoteServer(url, token_file)
+    _ = server.address, server.token()  # an error comes before anything else
+    return server
+
+
+@asynccontextmanager
+async def connected(server: RemoteServer) -> AsyncGenerator[Connection]:
+    """Open a client for the server of `--url`.
+
+    Raises:
+        BadInput: Address or token cannot be used.
+    """
+    import httpx2
+
+    address = server.address
+    headers = {"Authorization": f"Bearer {server.token()}", "Accept-Encoding": "identity"}
+    local = address.startswith("http:")  # this machine: the environment's proxies are for others
+    async with httpx2.AsyncClient(
+        headers=headers, timeout=ANSWER_S, follow_redirects=False, trust_env=not local
+    ) as client:
+        yield Connection(client, address)
+
+
+class Connection:
+    """Sends requests to one server, with one token."""
+
+    def __init__(self, client: httpx2.AsyncClient, address: str) -> None:
+        self._client = client
+        self.address = address
+
+    async def get(self, path: str, **params: Any) -> Any:
+        """Return what the server answers to a GET; see `request`."""
+        given = {name: value for name, value in params.items() if value is not False}
+        return await self.request("GET", path, params=given)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        doubt: str = "",
+    ) -> dict[str, Any]:
+        """Return the server's answer; a refused decision is an answer too.
+
+        Args:
+            method: GET or POST.
+            path: Below the server's address.
+            body: What to send.
+            params: The query.
+            doubt: What may have happened all the same if no answer comes.
+
+        Raises:
+            AvaError: The server cannot be reached, or refuses the token.
+        """
+        import httpx2
+        from pydantic_core import from_json
+
+        try:
+            with anyio.fail_after(WHOLE_ANSWER_S):
+                async with self._client.stream(method, f"{self.address}{path}", json=body, params=params) as response:
+                    content = await self._content(response)
+        except TimeoutError:
+            late = f"{self.address} was still answering after {WHOLE_ANSWER_S:.0f} s. {doubt}"
+            raise Unreachable(late.rstrip()) from None
+        except httpx2.HTTPError as error:
+            raise _connection_error(self.address, error) from error
+        except httpx2.InvalidURL as error:
+            raise BadInput(f"--url: {self.address} is not an address: {error}") from None
+        try:
+            answer: Any = from_json(content)  # also refuses deep nesting and lone surrogates
+        except ValueError:
+            answer = None
+        if response.status_code in _AWAY and not isinstance(answer, dict):  # a proxy whose server is away
+            raise Unreachable(f"{self.address} does not answer now (status {response.status_code}). Try again.")
+        if not isinstance(answer, dict):
+            raise self.not_ava()
+        fields = cast("dict[str, Any]", answer)
+        if response.status_code == 200 or (response.status_code == 409 and "decisions" in fields):
+            return fields
+        raise self._refusal(response.status_code, path, fields)
+
+    def _refusal(self, status: int, path: str, fields: Mapping[str, Any]) -> AvaError:
+        """Return what a refusal means."""
+        why = " ".join(str(fields.get("error_description") or f"status {status}").split())
+        why = why if len(why) <= LONGEST_REASON else why[: LONGEST_REASON - 1] + "…"
+        if status == 400 or (status == 404 and fields.get("error") == UNKNOWN_ID):
+            return BadInput(why)
+        if status == 404:
+            return OlderServer(f"{self.address} runs an older Ava, which does not answer {path}. Update it there.")
+        return (Unreachable if status in _AWAY else Refused)(f"{self.address}: {why}")
+
+    async def call_tool(self, tool: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Call one of the server's tools, as a host would, and return its structured answer.
+
+        Raises:
+            AvaError: The server cannot be reached, or refuses the call.
+        """
+        import logging
+        from importlib.metadata import version
+
+        from mcp import Client
+        from mcp.client.streamable_http import streamable_http_client
+        from mcp_types import Implementation
+
+        logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its warnings are our errors
+        transport = streamable_http_client(f"{self.address}/mcp", http_client=self._client)
+        info = Implementation(name="ava", version=version("ava-subagents"))
+        try:
+            with anyio.fail_after(WHOLE_ANSWER_S):
+                async with Client(transport, client_info=info, cache=None) as client:
+                    answer = await client.call_tool(tool, dict(given))
+        except Exception as error:  # the SDK raises many kinds, some of them in groups
+            why = " ".join(str(next(leaves_of(error)) or type(error).__name__).split())[:LONGEST_REASON]
+            raise Unreachable(
+                f"{self.address} did not answer the call of {tool} ({why}). It may still have counted."
+            ) from error
+        structured: Any = answer.structured_content
+        if not isinstance(structured, dict):
+            raise self.not_ava()
+        fields = cast("dict[str, Any]", structured)
+        if answer.is_error:
+            raise Refused(f"{self.address}: {fields.get('message') or 'the call failed'}")
+        return fields
+
+    async def _content(self, response: httpx2.Response) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            ConfigError: It is longer than any of Ava's, or compressed.
+        """
+        content = bytearray()
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise self.not_ava()
+        async for piece in response.aiter_raw():
+            content += piece
+            if len(content) > LONGEST_ANSWER:
+                raise self.not_ava()
+        return bytes(content)
+
+    def not_ava(self) -> ConfigError:
+        """Return the error for an answer that is none of Ava's."""
+        return ConfigError(f"The server at {self.address} is not Ava; is something else in between?")
+
+
+def _read_token_file(path: Path) -> str:
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInput(f"--token-file: {path} is not a file; give a file that holds only the token.")
+        if os.name == "posix" and status.st_mode & 0o077:
+            raise BadInput(f"--token-file: others may read {path}. Fix it with: chmod 600 {path}")
+        with path.open(encoding="utf-8") as file:
+            return file.read(LONGEST_FILE).strip()
+    except (OSError, UnicodeDecodeError) as failed:
+        why = failed.strerror if isinstance(failed, OSError) else "it is not text"
+        raise BadInput(f"--token-file: {path} cannot be read: {why}.") from None
+
+
+def _connection_error(address: str, error: BaseException) -> ConfigError:
+    """Return why a server was not reached, and what to do."""
+    import ssl
+
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return ConfigError(
+                f"The certificate of {address} is not trusted here: {cause.verify_message or cause.reason}. The token"
+                " was not sent. If your own authority signed it, name its file in SSL_CERT_FILE; if not, this may be"
+                " another server."
+            )
+        if isinstance(cause, ssl.SSLError):
+            return ConfigError(f"No TLS connection to {address}: {cause.reason}. The token was not sent.")
+        cause = cause.__cause__ or cause.__context__
+    why = str(error) or type(error).__name__
+    return Unreachable(f"{address} does not answer: {why}. Is `ava serve --http` running there?")

@@ -1,0 +1,257 @@
+"""`/token`, `/runs`, `/log` and `/report`: what `ava --url URL` shows, with a token of the scope `read` or `audit`.
+
+Nothing is decided or started here, and a user sees what `Access` shows them. A result that is shown to its user counts
+as fetched, as with `ava show` on this machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import anyio.to_thread
+from pydantic import TypeAdapter, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ava_audit.errors import AuditError, BadQuery
+from ava_audit.rows import UNENDED, RunRow
+from ava_audit.search import LogQuery
+from ava_audit.store.store import append
+from ava_audit.totals import group_sum, spending
+from ava_audit.units import DAY_US
+from ava_audit.view import View
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import day_caps
+from ava_server.core.data_root import home_folder
+from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import UNKNOWN_ID, parse_id
+from ava_server.http.limits import forbidden
+from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.runs.costs import Costs, costs_of
+from ava_server.service import records
+from ava_server.service.access import Access
+from ava_server.service.run_view import carried, view_run
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.config.tokens import Token
+
+T = TypeVar("T")
+CLIENT = "ava"
+ANSWER_S = 30.0
+"""Seconds that an answer may take."""
+MOST_RUNS, MOST_IDS = 1_000, 200
+_LAST: Mapping[str, tuple[str, ...] | None] = {"any": None, "unended": UNENDED}
+
+
+class _UnknownId(BadInput):
+    """There is no such run or group for this user."""
+
+
+class _NeedsAudit(Refused):
+    """The token lacks the scope `audit`."""
+
+
+async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Handle a request to one of the paths."""
+    token: Token = scope[OF_REQUEST]
+    request = Request(scope, receive)
+    path = request.url.path
+    try:
+        if request.method not in ("GET", "HEAD"):
+            response: Response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
+        elif path == "/token":
+            response = _json(_facts(token))
+        elif not ("read" in token.scopes or token.reads_all):
+            response = forbidden(token, "read")
+        else:
+            with anyio.fail_after(ANSWER_S):
+                response = await _Reader(app, token, request).answer(path)
+    except TimeoutError:
+        response = _wrong(503, "refused", f"the log did not answer within {ANSWER_S:.0f} s; try again")
+    except _NeedsAudit:
+        response = forbidden(token, "audit")
+    except _UnknownId as error:
+        response = _wrong(404, UNKNOWN_ID, str(error))
+    except (BadInput, BadQuery, ValidationError) as error:
+        response = _wrong(400, "refused", str(error))
+    except Refused as error:
+        response = _wrong(409, "refused", str(error))
+    except (AvaError, AuditError) as error:
+        response = _wrong(503, "refused", str(error))
+    await response(scope, receive, send)
+
+
+class _Reader:
+    """Answers one request of a user."""
+
+    def __init__(self, app: App, token: Token, request: Request) -> None:
+        self._app = app
+        self._runtime = app.runtime
+        self._store = app.runtime.store
+        self._token = token
+        self._asked = request.query_params
+        self._session = replace(session_over_http(token, CLIENT), url=app.url)
+        self._access = Access(app.runtime, self._session)
+
+    async def answer(self, path: str) -> Response:
+        """Return the answer to a path with its query.
+
+        Raises:
+            AvaError: It cannot be answered; says why.
+        """
+        parts = path.strip("/").split("/")
+        match parts:
+            case ["runs"]:
+                return await (self._listed() if {"id", "last"} & set(self._asked) else self._current())
+            case ["runs", run_id]:
+                return await self._record(await self._run(run_id))
+            case ["runs", run_id, "costs"]:
+                return await self._costs(await self._run(run_id))
+            case ["runs", run_id, "diff"]:
+                return await self._diff(await self._run(run_id))
+            case ["log"]:
+                return await self._log()
+            case ["report"]:
+                return await self._report()
+            case _:
+                return _wrong(404, "not found", "Not found. See docs/http.md for the paths.")
+
+    def _whose(self) -> str | None:
+        """Return whose runs are asked for; None is everybody's, for an auditor."""
+        if "all" not in self._asked:
+            return self._token.user
+        if not self._session.audits:
+            raise _NeedsAudit("it is not your own")
+        return None
+
+    async def _run(self, given: str) -> RunRow:
+        return await self._known(given, "subagent", partial(self._access.run, given, "subagent_id", reading=True))
+
+    async def _known(self, given: str, what: str, find: Callable[[], Awaitable[T]]) -> T:
+        """Return what `find` finds.
+
+        Raises:
+            _UnknownId: Nothing.
+        """
+        try:
+            return await find()
+        except BadInput:
+            raise _UnknownId(
+                f"There is no {what} {given[:40]} of {self._token.user} here; `ava logs --type spawn` lists all that"
+                " were proposed."
+            ) from None
+
+    async def _current(self) -> Response:
+        user, at_us = self._whose(), time.time_ns() // 1000
+        own, caps = self._token.user, day_caps(self._runtime.settings, self._token.user)
+        day, alive = utc_day(at_us), self._runtime.instances.alive
+
+        def query(view: View) -> records.CurrentRuns:
+            counts, runs = records.current_runs(view, user, alive, at_us, served=lambda: True, most=MOST_RUNS)
+            spent = [(own, view.bucket(user_scope(own, day)), caps.user_micros)]
+            if self._session.audits:
+                spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
+            budgets = (records.Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
+            return records.CurrentRuns(at_us, counts, runs, tuple(budgets), _facts(self._token))
+
+        return _json(await self._store.read(query))
+
+    async def _listed(self) -> Response:
+        rows: list[RunRow] = []
+        if "last" in self._asked:
+            states, user = _LAST.get(self._asked["last"]), self._token.user
+            found = await self._store.read(lambda view: view.runs(user=user, states=states, limit=-1))
+            rows = [max(found, key=lambda row: row.created_us)] if found else []
+        for given in self._asked.getlist("id")[:MOST_IDS]:
+            if given.upper().startswith("G-"):
+                rows += await self._known(given, "group", partial(self._access.group, given, reading=True))
+            else:
+                rows.append(await self._run(given))
+        now_us, manager = time.time_ns() // 1000, self._runtime.manager
+        alive, unique = self._runtime.instances.alive, {row.id: row for row in rows}.values()
+
+        def query(view: View) -> records.ListedRuns:
+            return records.ListedRuns(
+                [
+                    view_run(view, row, alive, now_us, manager=manager, result=False, task=len(unique) > 1)
+                    for row in unique
+                ]
+            )
+
+        return _json(await self._store.read(query))
+
+    async def _record(self, run: RunRow) -> Response:
+        alive = self._runtime.instances.alive
+        found = await self._store.read(lambda view: records.run_record(view, run.id, alive))
+        answer = found.answer
+        answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
+        if "shown" in self._asked and answer.untrusted_result is not None and self._access.owns(run):
+            service = self._app.service_for((self._token, CLIENT), lambda: self._session)
+            self._app.begin(service.session)
+            await self._store.do(append(carried(service.session.who, "ava show", run.id)))
+        return _json(found)
+
+    async def _costs(self, run: RunRow) -> Response:
+        def query(view: View) -> Costs:
+            return costs_of(run, view.entries(run.id), view.of_type("SettingsChanged"))
+
+        return _json(await self._store.read(query))
+
+    async def _diff(self, run: RunRow) -> Response:
+        alive, known = self._runtime.instances.alive, self._runtime.credentials.redactor
+        found = await self._store.read(lambda view: records.run_record(view, run.id, alive))
+        changes = records.changes_in(found.row, found.answer)
+        text = await anyio.to_thread.run_sync(records.diff_of, changes, home_folder(), known, abandon_on_cancel=True)
+        return _json(records.RunDiff(text))
+
+    async def _log(self) -> Response:
+        given = TypeAdapter(LogQuery).validate_json(self._asked.get("query", "{}"))
+        runs = tuple([(await self._run(run_id)).id for run_id in given.runs[:MOST_IDS]])
+        users, own = given.users, self._token.user
+        if not self._session.audits:
+            if users and set(users) != {own}:
+                raise _NeedsAudit("it is not your own")
+            # Of a run of one's own, all is one's own; the condition would only make the search slower.
+            users = () if runs else (own,)
+        limit = max(1, min(given.limit, records.PAGE_ENTRIES))
+        return _json(await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit)))
+
+    async def _report(self) -> Response:
+        user = self._whose()
+        if "group" in self._asked:
+            group_id = parse_id("group_id", self._asked["group"], "--group")
+            group = await self._store.read(lambda view: group_sum(view, group_id))
+            if group is None or user not in (None, group.group.user_id):
+                raise _UnknownId(f"There is no group {group_id} of {self._token.user} here.")
+            return _json(group)
+        first, last = (_day(self._asked.get(name, "")) for name in ("first", "last"))
+        found = await self._store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
+        return _json(records.UserSpending(user, found))
+
+
+def _facts(token: Token) -> records.TokenFacts:
+    return records.TokenFacts(token.user, tuple(token.scopes), version("ava-subagents"))
+
+
+def _day(given: str) -> int:
+    if not given.isdecimal() or len(given) > len(str(sys.maxsize // DAY_US)):
+        raise BadInput(f"{given[:40]!r} is not a day; give days since 1970")
+    return min(int(given), sys.maxsize // DAY_US - 1)
+
+
+def _json(value: object) -> Response:
+    body = TypeAdapter(type(value)).dump_json(value)
+    return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
+
+
+def _wrong(status: int, error: str, sentence: str) -> Response:
+    return JSONResponse({"error": error, "error_description": sentence}, status, {"Cache-Control": "no-store"})

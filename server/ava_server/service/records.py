@@ -1,0 +1,253 @@
+"""What a person's screens show of runs and spending: read by a command from its data root, or by a server for `--url`.
+
+The screens take these values from either, so that both look the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ava_audit.entries import Entry, mirror_line
+from ava_audit.rows import UNENDED, WAITING, RunRow
+from ava_audit.search import LogQuery, search
+from ava_audit.store.store import Store
+from ava_audit.totals import Spending
+from ava_audit.units import HOUR_US
+from ava_audit.view import View, placeholders
+from ava_roles.errors import RolesError
+from ava_roles.wrap import clean
+from ava_server.approval.proposals import texts_of
+from ava_server.budget.run_config import Texts, config_of
+from ava_server.core.errors import Refused
+from ava_server.core.ids import label
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
+from ava_server.service.logs import names_of
+from ava_server.service.responses import RunAnswer
+from ava_server.service.run_view import EXPIRED, INTERRUPTED, Alive, RunView, run_answer, shown_state, view_run
+
+if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
+
+ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
+"""The states of runs that have not ended, in the order of a list: first what waits for a person."""
+RECENT_US = HOUR_US
+PAGE_ENTRIES, PAGE_CHARS = 500, 4_000_000
+"""Entries and characters of lines in one answer over HTTP."""
+_WHOLE_FILES = 1_000_000
+"""Unchanged lines around each change; with so many, a diff contains whole files."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What is spent and held of a day's budget; micro-USD."""
+
+    whose: str
+    spent: int
+    held: int
+    cap: int
+
+
+@dataclass(frozen=True)
+class TokenFacts:
+    """A token as its server knows it: its user and scopes; and the version of the server's Ava."""
+
+    user: str
+    scopes: tuple[str, ...]
+    version: str
+
+
+@dataclass(frozen=True)
+class CurrentRuns:
+    """What `ava status` shows of a server: the counts of all states, the runs, and today's budgets."""
+
+    at_us: int
+    counts: dict[str, int]
+    runs: tuple[RunView, ...]
+    budgets: tuple[Budget, ...]
+    token: TokenFacts
+
+
+@dataclass(frozen=True)
+class ListedRuns:
+    """Some runs, without their results."""
+
+    runs: list[RunView]
+
+
+@dataclass(frozen=True)
+class RunDiff:
+    """What a coder changed, as a unified diff without secrets."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run with its whole result, and what was asked; `texts` is None where that was erased."""
+
+    row: RunRow
+    answer: RunAnswer
+    texts: Texts | None
+
+
+@dataclass(frozen=True)
+class LogLines:
+    """A page of the log as mirror lines, newest first; `names` and `next` are as in `names_of` and `Page`."""
+
+    lines: tuple[str, ...]
+    names: dict[str, str]
+    next: int | None
+    upto: int
+
+
+@dataclass(frozen=True)
+class UserSpending:
+    """A user's spending; `user` is None where it covers all users."""
+
+    user: str | None
+    spending: Spending
+
+
+def current_runs(
+    view: View, user: str | None, alive: Alive, at_us: int, *, served: Callable[[], bool], most: int
+) -> tuple[dict[str, int], tuple[RunView, ...]]:
+    """Return how many runs are in each state or have `ended` lately, and the runs in the order of a list.
+
+    Args:
+        view: The state.
+        user: Only this user's; None is everybody's.
+        alive: Tells whether an instance lives.
+        at_us: Now.
+        served: Tells whether any server works on this data root.
+        most: How many are returned at most, of those that have not ended and of those that have.
+    """
+
+    def state(row: RunRow) -> str:
+        proposal = view.proposal(row.pending_id) if row.state == WAITING else None
+        expired = proposal is not None and proposal.expires_us <= at_us
+        return EXPIRED if expired else awaited(row, at_us) or shown_state(row, alive)
+
+    unended = [(state(row), row) for row in view.runs(user=user, states=UNENDED, limit=-1)]
+    unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
+    # Found by their endings, the newest first, so that the number of all runs does not matter.
+    endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
+    recent = takewhile(lambda ending: ending[1] >= at_us - RECENT_US, endings)
+    rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
+    ended = [row for row in rows_or_none if row is not None and user in (None, row.user_id)]
+    rows = [row for _state, row in unended[:most]] + ended[:most]
+    shown = [view_run(view, row, alive, at_us, served=served, result=False, task=True) for row in rows]
+    return {**Counter(state for state, _row in unended), "ended": len(ended)}, tuple(shown)
+
+
+def run_record(view: View, run_id: str, alive: Alive) -> RunRecord:
+    """Return a run with its whole result."""
+    run = view.run(run_id)
+    assert run is not None
+    shown = view_run(view, run, alive, time.time_ns() // 1000)
+    answer = run_answer(shown)
+    if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
+        answer.waits_for = shown.wait.for_people()
+    return RunRecord(run, answer, texts_of(view, run))
+
+
+async def mirror_lines(store: Store, entries: Sequence[Entry]) -> list[bytes]:
+    """Return entries as lines of the mirror, in their order."""
+    lines: dict[int, bytes] = {}
+    for start in range(0, len(entries), PAGE_ENTRIES):
+        numbers = [entry.seq for entry in entries[start : start + PAGE_ENTRIES]]
+        where = f"seq IN ({placeholders(numbers)})"
+        rows = await store.read(lambda view, n=numbers, w=where: list(view.rows(w, *n)))  # type: ignore[misc]
+        lines.update((row[0], mirror_line(row)) for row in rows)
+    return [lines[entry.seq] for entry in entries if entry.seq in lines]
+
+
+async def log_lines(store: Store, query: LogQuery) -> LogLines:
+    """Return the newest entries that match a query as lines, as many as fit into one answer.
+
+    Raises:
+        BadQuery: The query names an unknown event type.
+        StoreUnavailable: The log cannot be read.
+    """
+    page = await search(store, query)
+    lines: list[str] = []
+    chars = 0
+    for line in await mirror_lines(store, page.entries):
+        chars += len(line)
+        if lines and chars > PAGE_CHARS:
+            break
+        lines.append(line.decode())
+    names = await store.read(lambda view: names_of(view, page.entries))
+    older = page.next if len(lines) == len(page.entries) else page.entries[len(lines) - 1].seq
+    return LogLines(tuple(lines), names, older, page.upto)
+
+
+# -- what a coder changed ---------------------------------------------------------------------------------------------
+
+
+def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
+    """Return what the result of a run tells of its branch.
+
+    Raises:
+        Refused: There is none; says why.
+    """
+    who = label(run)
+    if config_of(run.config).coding is None:
+        raise Refused(f"{who} changes no files, so there is nothing to compare; `ava show {run.id}` has its result")
+    if not run.ended:
+        raise Refused(f"{who} has not ended ({answer.state}); its branch is made at its end")
+    if run.result_seq is None:
+        raise Refused(f"{who} never ran ({answer.state}), so it has changed nothing")
+    if answer.changes is None:
+        why = "its content was erased" if answer.untrusted_result is None else "its result names no branch"
+        raise Refused(f"the changes of {who} are no longer known: {why}; look for the branch ava/{run.id}")
+    if answer.changes["branch"] is None:
+        raise Refused(f"{who} has no branch: {answer.changes['not_kept'] or 'it changed nothing'}")
+    changes: Mapping[str, Any] = answer.changes
+    return changes
+
+
+def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
+    """Return a run's changes as a unified diff, with secrets replaced and without terminal control codes. Blocking.
+
+    Args:
+        changes: What the result says about its branch.
+        home: The user's home folder.
+        known: Replaces the stored keys and secrets.
+
+    Raises:
+        Refused: They are gone.
+    """
+    from ava_audit.redaction import RunRedactor
+    from ava_roles.worktree.session import branch_diff  # loads the sandbox
+
+    try:
+        of = Path(changes["repository"]), changes["base"], changes["head"], home
+        text, whole = branch_diff(*of), branch_diff(*of, context=_WHOLE_FILES)
+    except RolesError as error:
+        raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
+    redactor = RunRedactor(known)
+    redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
+    return _without_secrets(clean(text)[0], redactor)
+
+
+def _without_secrets(diff: str, redactor: Redactor) -> str:
+    """Return a diff with secrets replaced and each line's sign kept; the end says how many lines that concerns."""
+    lines: list[str] = []
+    hidden = 0
+    for before, after in zip(diff.split("\n"), redactor.redact_lines(diff)[0].split("\n"), strict=True):
+        sign = before[:1] if before != after and before[:1] != after[:1] else ""
+        lines.append((sign if sign in ("+", "-", " ") else "") + after)
+        hidden += before != after
+    if not hidden:
+        return diff
+    were = "1 line was" if hidden == 1 else f"{hidden:,} lines were"
+    return (
+        "\n".join(lines).rstrip("\n")
+        + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
+    )
