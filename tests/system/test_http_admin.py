@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -211,3 +212,56 @@ async def test_a_broken_config_file_leaves_the_limits_as_they_were(tmp_path: Pat
             result, text = told(await all_of.ana.call_tool("confirm_spawn", given))
         assert result["status"] in ("failed", "refused") and "users.ana.daily_cents" in text
         assert all_of.model.requests == []
+
+
+async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp_path: Path) -> None:
+    async with team(tmp_path) as (all_of, _gate):
+        admin = token(all_of.root, "ops", "admin", name="ops-laptop")
+        env = {**environment(tmp_path / "elsewhere"), "AVA_URL": all_of.server.base, "AVA_TOKEN": admin}
+
+        async def there(*words: str, **more: str) -> tuple[int, str, str]:
+            with anyio.fail_after(60):
+                done = await anyio.run_process([AVA[0], *words], env={**env, **more}, check=False)
+            return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+        code, out, err = await there("user", "add", "dora", "--daily", "1.00", "-q")
+        assert code == 0 and len(out.splitlines()) == 1, err
+        async with all_of.server.client(out.strip()) as dora:
+            await all_of.start(dora)
+        code, out, err = await there("user", "limit", "dora", "--running", "0", "--approval", "human")
+        assert code == 0 and "0 running" in out and "approval human" in out, err
+        code, out, err = await there("user", "list", "--json")
+        assert code == 0 and {"dora", "ana", "ben"} <= {one["name"] for one in json.loads(out)["users"]}, err
+        for words in (("limit", "dora", "-w", "/etc"), ("limit", "dora", "--role", "coder"),
+                      ("add", "eve2", "--scope", "admin"), ("add", "ana"), ("remove", "nobody")):  # fmt: skip
+            code, _out, err = await there("user", *words)
+            assert code == 2 and "Traceback" not in err, err
+        code, out, err = await there("user", "remove", "dora")
+        assert code == 0 and "is revoked" in out and "limits of dora are removed" in out, err
+        for text, scope in ((token(all_of.root, "eve", "audit", name="a2"), "admin"), ("avatok_wrong", "token")):
+            code, out, err = await there("user", "list", AVA_TOKEN=text)
+            assert code == 10 and scope in err and not out, err
+        assert [entry.user for entry in logged(all_of.root, "SettingsChanged") if "dora" in str(entry.content)] == [
+            "ops"
+        ] * 5
+
+
+async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path) -> None:
+    async with team(tmp_path) as (all_of, _gate):
+        admin = token(all_of.root, "ops", "admin", name="ops-laptop")
+        before = (all_of.root / "config.toml").read_text()
+        for body in ({"workspaces": ["/"]}, {"roles": ["coder"]}, {"scopes": ["approve"]}, {"running": -1},
+                     {"daily_cents": "1"}, {"running": True}, {"approval": "never"}, {}, ["x"]):  # fmt: skip
+            answer = await all_of.server.request("PATCH", "/users/ana", admin, json=body)
+            assert answer.status_code == 400, body
+        for path in ("/users/a b", "/users/../ana", "/users/ana/x", "/users/" + "a" * 90):
+            answer = await all_of.server.request("PATCH", path, admin, json={"running": 1})
+            assert answer.status_code in (400, 404), path
+        for name, texts in (("ana", ("spawn", "read")), ("eve", ("audit",)), ("ivo", ("approve",))):
+            text = token(all_of.root, name, *texts, name=f"other-{name}")
+            for method, path in (("GET", "/users"), ("PATCH", "/users/ana"), ("POST", "/users/x"),
+                                 ("DELETE", "/users/ben")):  # fmt: skip
+                answer = await all_of.server.request(method, path, text)
+                assert answer.status_code == 403 and "admin" in answer.text, (name, method)
+        assert (await all_of.server.get("/users")).status_code == 401
+        assert (all_of.root / "config.toml").read_text() == before

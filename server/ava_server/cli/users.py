@@ -6,22 +6,29 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import typer
+from pydantic import BaseModel, ValidationError
 
 from ava_audit.units import format_usd, iso_second, micros_from_cents
 from ava_server.cli.log_access import checked_root, open_log, record_setting
-from ava_server.cli.options import Json, parse_cents
+from ava_server.cli.options import Json, TokenFile, Url, parse_cents
+from ava_server.cli.remote import RemoteServer, chosen_server, connected
 from ava_server.cli.secret_input import ask_pin
-from ava_server.cli.terminal import aligned, present, say, write
+from ava_server.cli.terminal import aligned, present, say, say_json, write
 from ava_server.config import tokens
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from ava_server.service.users import UserFacts
+
+T = TypeVar("T", bound=BaseModel)
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. the machine that has it.")]
 _User = Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")]
@@ -162,17 +169,55 @@ def _lifetime(token: tokens.Token, now_us: int) -> str:
 # -- ava user ---------------------------------------------------------------------------------------------------------
 
 
-def list_users_command(as_json: Json = False) -> None:
+def list_users_command(
+    context: typer.Context, url: Url = None, token_file: TokenFile = None, as_json: Json = False
+) -> None:
     """List everyone who has a token, a table in config.toml, or runs: spent today, running, and every limit.
 
     The day is UTC's. Limits are set under [users.NAME] in config.toml, and can only be stricter than everybody's.
     """
-    settings = load_settings()
-    users = anyio.run(_read_users)
-    present(settings.paths, as_json, {"users": users}, aligned((user["name"], _describe_user(user)) for user in users))
+    from ava_server.service.users import ListedUsers
+
+    server = chosen_server(context, url, token_file)
+    users = anyio.run(_read_users) if server is None else _ask(server, "GET", "/users", ListedUsers).users
+    lines = aligned((user.name, _describe_user(user)) for user in users)
+    if server is None:
+        return present(load_settings().paths, as_json, {"users": [one.model_dump() for one in users]}, lines)
+    return (
+        say_json({"url": server.address, "users": [one.model_dump() for one in users]})
+        if as_json
+        else say("\n".join(lines))
+    )
+
+
+def _ask(server: RemoteServer, method: str, path: str, form: type[T], body: Mapping[str, Any] | None = None) -> T:
+    """Return the answer of the server of `--url`.
+
+    Raises:
+        AvaError: It refuses, or does not answer as Ava does.
+    """
+
+    async def ask() -> T:
+        async with connected(server) as connection:
+            doubt = "" if method == "GET" else "It may still have counted: see `ava user list`."
+            answer = await connection.request(method, path, body=body, doubt=doubt)
+            try:
+                return form.model_validate(answer)
+            except ValidationError:
+                raise connection.not_ava() from None
+
+    return anyio.run(ask)
+
+
+def _refuse_there(given: Mapping[str, object]) -> None:
+    """Refuse what only a person on the server may set."""
+    for option, value in given.items():
+        if value:
+            raise BadInput(f"{option}: this can be set only on the server, in a terminal there")
 
 
 def add_command(
+    context: typer.Context,
     user: Annotated[str, typer.Argument(metavar="USER", help="The new user's name.")],
     daily: _Daily = None,
     running: _Running = None,
@@ -183,15 +228,29 @@ def add_command(
     scope: _Scopes = ["spawn,read"],  # noqa: B006 - typer reads it, and nobody changes it
     expires: _Expires = None,
     quiet: _Quiet = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
-    """Create a token of the user's name, shown once, and set the limits that are given, as `ava user limit` does."""
-    name, root = tokens.user_name(user), checked_root("ava user add", show=not quiet)
-    limits = _limits(daily, running, spawns, approval, workspace, role)
+    """Create a token of the user's name, shown once, and set the limits that are given, as `ava user limit` does.
+
+    With --url, its scopes are spawn and read; folders and roles are set on the server.
+    """
+    name, limits = tokens.user_name(user), _limits(daily, running, spawns, approval, workspace, role)
     scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, time.time_ns() // 1000)
-    anyio.run(_add, root, name, limits, scopes, ends_us, quiet)
+    if (server := chosen_server(context, url, token_file)) is not None:
+        _refuse_there({"--workspace": workspace, "--role": role, "--scope": set(scopes) - {"spawn", "read"}})
+        from ava_server.service.users import AddedUser
+
+        made = _ask(server, "POST", f"/users/{name}", AddedUser, {**limits, "expires": expires})
+        if not quiet:
+            say(f"Token {made.name} for {name}: {', '.join(made.scopes)}. It is shown only this once:")
+        return write(made.token)
+    root = checked_root("ava user add", show=not quiet)
+    return anyio.run(_add, root, name, limits, scopes, ends_us, quiet)
 
 
 def limit_command(
+    context: typer.Context,
     user: _User,
     daily: _Daily = None,
     running: _Running = None,
@@ -199,6 +258,8 @@ def limit_command(
     approval: _Approval = None,
     workspace: _Workspaces = None,
     role: _Roles = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Set what a user may do, in [users.USER] of config.toml; what is not given stays.
 
@@ -208,11 +269,16 @@ def limit_command(
     changes = _limits(daily, running, spawns, approval, workspace, role)
     if not changes:
         raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
-    name, root = tokens.user_name(user), checked_root("ava user limit")
-    from ava_server.service.users import limit_user
+    from ava_server.service.users import LimitedUser, limit_user
 
-    anyio.run(limit_user, root, name, changes, partial(record_setting, root))
-    shown = next(one for one in anyio.run(_read_users) if one["name"] == name)
+    name = tokens.user_name(user)
+    if (server := chosen_server(context, url, token_file)) is not None:
+        _refuse_there({"--workspace": workspace, "--role": role})
+        shown = _ask(server, "PATCH", f"/users/{name}", LimitedUser, changes).user
+    else:
+        root = checked_root("ava user limit")
+        anyio.run(limit_user, root, name, changes, partial(record_setting, root))
+        shown = next(one for one in anyio.run(_read_users) if one.name == name)
     say(f"{name}: {_describe_user(shown)}")
 
 
@@ -237,20 +303,29 @@ def _limits(
 
 
 def remove_user_command(
+    context: typer.Context,
     user: Annotated[str, typer.Argument(metavar="USER", help="The user, as `ava user list` shows it.")],
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Revoke all tokens of a user, and remove their table from config.toml. Their runs and log stay."""
-    from ava_server.service.users import remove_user
+    from ava_server.service.users import RemovedUser, remove_user
 
-    name, root = tokens.user_name(user), checked_root("ava user remove")
-    revoked, limited = anyio.run(remove_user, root, name, partial(record_setting, root))
+    name = tokens.user_name(user)
+    if (server := chosen_server(context, url, token_file)) is not None:
+        done = _ask(server, "DELETE", f"/users/{name}", RemovedUser)
+        revoked, limited = done.revoked, done.limited
+    else:
+        root = checked_root("ava user remove")
+        found, limited = anyio.run(remove_user, root, name, partial(record_setting, root))
+        revoked = [token.name for token in found]
     for token in revoked:
-        say(f"Token {token.name} of {name} is revoked: its next request is refused.")
+        say(f"Token {token} of {name} is revoked: its next request is refused.")
     if limited:
-        say(f"The limits of {name} are removed from {root.config}.")
+        say(f"The limits of {name} are removed.")
 
 
-async def _read_users() -> list[dict[str, Any]]:
+async def _read_users() -> list[UserFacts]:
     from ava_server.service.users import list_users
 
     settings = load_settings()
@@ -258,17 +333,17 @@ async def _read_users() -> list[dict[str, Any]]:
         return await list_users(settings, store)
 
 
-def _describe_user(user: Mapping[str, Any]) -> str:
-    spent, day = micros_from_cents(user["spent_cents"]), micros_from_cents(user["daily_cents"])
-    waiting = f", {user['waiting']} waiting" if user["waiting"] else ""
+def _describe_user(user: UserFacts) -> str:
+    spent, day = micros_from_cents(user.spent_cents), micros_from_cents(user.daily_cents)
+    waiting = f", {user.waiting} waiting" if user.waiting else ""
     parts = [
         f"{format_usd(spent)} of {format_usd(day)} today",
-        f"{user['running']} of {user['running_limit']} running{waiting}",
-        f"approval {user['approval']}",
-        f"{user['tokens']} {'token' if user['tokens'] == 1 else 'tokens'}",
+        f"{user.running} of {user.running_limit} running{waiting}",
+        f"approval {user.approval}",
+        f"{user.tokens} {'token' if user.tokens == 1 else 'tokens'}",
     ]
-    if user["roles"] is not None:
-        parts.append(f"over HTTP roles {', '.join(user['roles']) or 'none'}")
-    if user["workspaces"]:
-        parts.append(f"over HTTP workspaces {', '.join(user['workspaces'])}")
+    if user.roles is not None:
+        parts.append(f"over HTTP roles {', '.join(user.roles) or 'none'}")
+    if user.workspaces:
+        parts.append(f"over HTTP workspaces {', '.join(user.workspaces)}")
     return "; ".join(parts)

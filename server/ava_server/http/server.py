@@ -252,7 +252,7 @@ KEEP_ALIVE_S = 75.0
 LAST_WORDS_S = 1.0
 TOLD_WITHIN_S = 1.0
 """Seconds for streams to tell their clients that they end."""
-MCP_PATH, APPROVALS_PATH, METRICS_PATH = "/mcp", "/approvals", "/metrics"
+MCP_PATH, APPROVALS_PATH, METRICS_PATH, USERS_PATH = "/mcp", "/approvals", "/metrics", "/users"
 RECORD_PATHS = ("/token", "/runs", "/log", "/report")
 
 
@@ -395,14 +395,18 @@ class _Paths:
             await approvals(self._app, scope, receive, send)
         elif scope["path"] == METRICS_PATH:
             await metrics(self._app, scope, receive, send, self._sessions.open)
+        elif scope["path"] == USERS_PATH or scope["path"].startswith(f"{USERS_PATH}/"):
+            from ava_server.http.users import answer_users  # not loaded before somebody asks
+
+            await answer_users(self._app, scope, receive, send)
         elif scope["path"].startswith(RECORD_PATHS):
             from ava_server.http.records import answer_records  # not loaded before somebody asks
 
             await answer_records(self._app, scope, receive, send)
         else:
             there = (
-                f"Not found. Paths: {MCP_PATH} for MCP clients, {APPROVALS_PATH} and {', '.join(RECORD_PATHS)} for"
-                f" `ava --url URL`, {METRICS_PATH} for Prometheus."
+                f"Not found. Paths: {MCP_PATH} for MCP clients, {APPROVALS_PATH}, {USERS_PATH} and"
+                f" {', '.join(RECORD_PATHS)} for `ava --url URL`, {METRICS_PATH} for Prometheus."
             )
             await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
 

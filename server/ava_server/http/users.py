@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -17,19 +18,28 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.store.store import append
-from ava_server.config.settings import Policy
+from ava_server.config.settings import Policy, read_users
 from ava_server.config.tokens import expiry, user_name
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
-from ava_server.service.users import Change, add_user, limit_user, list_users, remove_user
+from ava_server.service.users import (
+    AddedUser,
+    Change,
+    LimitedUser,
+    ListedUsers,
+    RemovedUser,
+    add_user,
+    limit_user,
+    list_users,
+    remove_user,
+)
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_server.config.tokens import Token
 
-USERS_PATH = "/users"
 CLIENT = "ava user"
 BODY_BYTES = 10_000
 _Count = Annotated[int, Field(strict=True, ge=0)]
@@ -68,26 +78,28 @@ async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> 
 
 async def _answer(app: App, token: Token, request: Request) -> Response:
     settings, root = app.runtime.settings, app.runtime.settings.paths
-    name = request.url.path.removeprefix(USERS_PATH).strip("/")
+    name = request.scope["path"].removeprefix("/users").strip("/")
     allowed = ("POST", "PATCH", "DELETE") if name else ("GET", "HEAD")
     if request.method not in allowed:
         return Response(status_code=405, headers={"Allow": ", ".join(allowed)})
     if not name:
-        return _json({"users": await list_users(settings, app.runtime.store)})
+        return _json(ListedUsers(users=await list_users(settings, app.runtime.store)))
     user, changed = user_name(name), _recorder(app, token)
     if request.method == "DELETE":
         revoked, limited = await remove_user(root, user, changed)
-        return _json({"revoked": [one.name for one in revoked], "limited": limited})
+        return _json(RemovedUser(revoked=[one.name for one in revoked], limited=limited))
     given = await _body(request)
     limits = given.model_dump(exclude={"expires"}, exclude_none=True)
     if request.method == "POST":
         ends_us = expiry(given.expires, time.time_ns() // 1000)
         made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
-        return _json({"token": text, "name": made.name, **made.on_record()}, 201)
+        return _json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
     if not limits:
         raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
     await limit_user(root, user, limits, changed)
-    return _json({"user": user, "limits": limits})
+    fresh = settings.model_copy(update={"users": await anyio.to_thread.run_sync(read_users, root.config)})
+    [facts] = [one for one in await list_users(fresh, app.runtime.store) if one.name == user]
+    return _json(LimitedUser(user=facts))
 
 
 def _recorder(app: App, token: Token) -> Change:
@@ -120,9 +132,9 @@ async def _body(request: Request) -> _Limits:
         ) from None
 
 
-def _json(value: Mapping[str, Any], status: int = 200) -> Response:
-    return JSONResponse(dict(value), status, {"Cache-Control": "no-store"})
+def _json(answer: BaseModel) -> Response:
+    return JSONResponse(answer.model_dump(), headers={"Cache-Control": "no-store"})
 
 
 def _wrong(status: int, sentence: str) -> Response:
-    return _json({"error": "refused", "error_description": sentence}, status)
+    return JSONResponse({"error": "refused", "error_description": sentence}, status)

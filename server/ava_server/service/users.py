@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
+from pydantic import BaseModel
 
 from ava_audit.rows import QUEUED, RUNNING, WAITING
 from ava_audit.store.store import Store
@@ -27,8 +28,51 @@ Change = Callable[[str, Mapping[str, Any] | None, Mapping[str, Any] | None], Awa
 """Records a changed setting in the log: its name, and its value before and after."""
 
 
-async def list_users(settings: Settings, store: Store | None) -> list[dict[str, Any]]:
-    """Return each user: cents spent today (with what is reserved for calls in flight), runs, and limits.
+class UserFacts(BaseModel):
+    """A user: cents spent today (with what is reserved for calls in flight), runs, and limits."""
+
+    name: str
+    spent_cents: float
+    daily_cents: float
+    running: int
+    running_limit: int
+    waiting: int
+    tokens: int
+    workspaces: list[str]
+    roles: list[str] | None
+    approval: str
+
+
+class ListedUsers(BaseModel):
+    """The answer to GET /users."""
+
+    users: list[UserFacts]
+
+
+class LimitedUser(BaseModel):
+    """The answer to PATCH /users/NAME: what holds now."""
+
+    user: UserFacts
+
+
+class AddedUser(BaseModel):
+    """The answer to POST /users/NAME: the user's token, shown this once."""
+
+    name: str
+    token: str
+    scopes: list[str]
+    expires: str | None = None
+
+
+class RemovedUser(BaseModel):
+    """The answer to DELETE /users/NAME: the names of the revoked tokens, and whether there were limits."""
+
+    revoked: list[str]
+    limited: bool
+
+
+async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]:
+    """Return everyone who has a token, limits or runs.
 
     Args:
         settings: The settings.
@@ -59,18 +103,18 @@ async def list_users(settings: Settings, store: Store | None) -> list[dict[str, 
 
     figures = dict.fromkeys(names, (0.0, 0, 0)) if store is None else await store.read(query)
     return [
-        {
-            "name": name,
-            "spent_cents": spent_cents,
-            "daily_cents": user_limits.day_cents(settings, name),
-            "running": running,
-            "running_limit": user_limits.running(settings, name),
-            "waiting": waiting,
-            "tokens": of_tokens.count(name),
-            "workspaces": list(map(str, user_limits.user_settings(settings, name).workspaces)),
-            "roles": user_limits.user_settings(settings, name).roles,
-            "approval": user_limits.stricter_policy(settings, name, policy),
-        }
+        UserFacts(
+            name=name,
+            spent_cents=spent_cents,
+            daily_cents=user_limits.day_cents(settings, name),
+            running=running,
+            running_limit=user_limits.running(settings, name),
+            waiting=waiting,
+            tokens=of_tokens.count(name),
+            workspaces=list(map(str, user_limits.user_settings(settings, name).workspaces)),
+            roles=None if (roles := user_limits.user_settings(settings, name).roles) is None else list(roles),
+            approval=user_limits.stricter_policy(settings, name, policy),
+        )
         for name, (spent_cents, running, waiting) in sorted(figures.items())
     ]
 
