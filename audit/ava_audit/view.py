@@ -187,6 +187,11 @@ class View:
         where = f"run_id = ? AND +type = ?{only} ORDER BY seq DESC LIMIT 1"
         return next(self._entries(where, run_id, type_name), None)
 
+    def newest_entries(self, run_id: str, types: Sequence[str], limit: int) -> list[Entry]:
+        """Return the newest entries of some types that a run itself wrote, in order; at most `limit`."""
+        only = f"generation IS NOT NULL AND +type IN ({placeholders(types)})"
+        return [*self._entries(f"run_id = ? AND {only} ORDER BY seq DESC LIMIT ?", run_id, *types, limit)][::-1]
+
     def newest(self, types: Iterable[str]) -> int:
         """Return the newest `seq` of an entry of one of these types, 0 without one."""
         sql = "SELECT coalesce(max(seq), 0) FROM events WHERE type = ?"

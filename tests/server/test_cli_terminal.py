@@ -51,12 +51,11 @@ def test_no_line_of_untrusted_text_leaves_its_frame(text: str, width: int) -> No
         assert line.startswith(BAR.rstrip()) and cells(line) <= max(width, 6)
 
 
-def test_a_task_stands_on_the_line_of_its_title_only_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+def test_a_task_stands_on_the_line_of_its_title_only_if_it_fits() -> None:
     task = "Read the notes. Decided: by a person"
-    assert run_screens._block("Task", "Read the notes.") == ["Task: Read the notes."]
-    assert run_screens._block("Task", task) == ["Task:", f"{BAR}{task}"]
+    assert run_screens._block("Task", "Read the notes.", 40) == ["Task: Read the notes."]
+    assert run_screens._block("Task", task, 40) == ["Task:", f"{BAR}{task}"]
+    assert run_screens._block("Task", task, None) == [f"Task: {task}"]
 
 
 @given(LINES)

@@ -22,6 +22,7 @@ from support.model_server import Gate, Say
 from support.runtime import PRICED, hand_over, open_lab
 from support.terminal import COMMAND, CONTROLLED, WITHIN_S, Screen, environment, on_terminal
 
+from ava_audit.events import SpawnDecided
 from ava_server.cli.terminal import cells
 
 pytestmark = pytest.mark.slow
@@ -56,7 +57,7 @@ def root(tmp_path: Path) -> Path:
 def dashboard(root: Path, columns: int = 100, rows: int = 24) -> Generator[Screen]:
     """A dashboard that has shown its first picture."""
     with on_terminal(root, "status", columns=columns, rows=rows) as screen:
-        screen.until("q quits")
+        screen.until("q quit")
         yield screen
 
 
@@ -88,7 +89,7 @@ def test_a_signal_ends_it_and_restores_the_terminal(root: Path, number: signal.S
 
 def test_ctrl_c_typed_at_the_terminal_ends_it(root: Path) -> None:
     with on_terminal(root, "status", command=CONTROLLED) as screen:
-        screen.until("q quits")
+        screen.until("q quit")
         screen.type("\x03")
         assert screen.ended() == 130
         assert_left(screen)
@@ -103,7 +104,7 @@ def test_can_be_suspended_and_resumed(root: Path) -> None:
         assert screen.echoes
         seen = len(screen.text)
         screen.process.send_signal(signal.SIGCONT)
-        screen.until_shown(lambda lines: "q quits" in lines[-1] and ENTERS in screen.text[seen:])
+        screen.until_shown(lambda lines: "q quit" in lines[-1] and ENTERS in screen.text[seen:])
         assert not screen.echoes
         screen.type("q")
         assert screen.ended() == 0
@@ -113,13 +114,13 @@ def test_can_be_suspended_and_resumed(root: Path) -> None:
 def test_ctrl_z_stops_it_and_fg_continues_it(root: Path) -> None:
     with on_terminal(root, command=("sh", "-c", ': <"$(tty)"; exec sh -i'), env={"PS1": "$ "}) as screen:
         screen.type(f"{sys.executable} -m ava_server status; echo status=$?\n")
-        screen.until("q quits")
+        screen.until("q quit")
         screen.type("\x1a")
         screen.until(LEAVES)
         screen.until("Stopped")
         seen = len(screen.text)
         screen.type("fg; echo status=$?\n")
-        screen.until_shown(lambda lines: "q quits" in lines[-1] and ENTERS in screen.text[seen:])
+        screen.until_shown(lambda lines: "q quit" in lines[-1] and ENTERS in screen.text[seen:])
         screen.type("q")
         screen.until("status=0")
         assert_left(screen)
@@ -157,7 +158,7 @@ def until_gone(pids: set[int]) -> None:
 @pytest.mark.parametrize("command", [COMMAND, CONTROLLED], ids=["unnoticed", "with SIGHUP"])
 def test_ends_when_the_terminal_vanishes(root: Path, command: tuple[str, ...]) -> None:
     with on_terminal(root, "status", command=command) as screen:
-        screen.until("q quits")
+        screen.until("q quit")
         children = descendants(screen.process.pid)
         screen.vanish()
         assert screen.process.wait(ENDS_WITHIN_S) == 128 + signal.SIGHUP
@@ -176,7 +177,7 @@ def test_ends_when_its_tmux_session_is_killed(root: Path, tmp_path: Path) -> Non
     try:
         tmux("new-session", "-d", "-s", "other", "cat")  # so that the server outlives the first
         deadline = time.monotonic() + WITHIN_S
-        while "q quits" not in tmux("capture-pane", "-p", "-t", "one"):
+        while "q quit" not in tmux("capture-pane", "-p", "-t", "one"):
             assert time.monotonic() < deadline
         below = descendants(int(tmux("display-message", "-p", "-t", "one", "#{pane_pid}")))
         assert below
@@ -194,7 +195,7 @@ def test_ends_when_only_its_input_vanishes_and_restores_the_screen(root: Path) -
     ours, theirs = pty.openpty()
     with on_terminal(root, "status", stdin=theirs) as screen:
         os.close(theirs)
-        screen.until("q quits")
+        screen.until("q quit")
         os.close(ours)
         begun = time.monotonic()
         assert screen.ended() == 128 + signal.SIGHUP
@@ -233,7 +234,7 @@ def test_stops_although_the_terminal_does_not_read_and_continues(root: Path) -> 
         screen.until(LEAVES)
         seen = len(screen.text)
         screen.process.send_signal(signal.SIGCONT)
-        screen.until_shown(lambda lines: "q quits" in lines[-1] and ENTERS in screen.text[seen:])
+        screen.until_shown(lambda lines: "q quit" in lines[-1] and ENTERS in screen.text[seen:])
         screen.type("q")
         assert screen.ended() == 0
         assert_left(screen)
@@ -242,7 +243,7 @@ def test_stops_although_the_terminal_does_not_read_and_continues(root: Path) -> 
 def test_catches_up_with_a_terminal_that_reads_again(root: Path) -> None:
     with on_terminal(root, "status", columns=300, rows=100) as screen:
         screen.until_full()
-        screen.until_shown(lambda lines: "q quits" in lines[-1] and any("confinement" in line for line in lines))
+        screen.until_shown(lambda lines: "q quit" in lines[-1] and any("confinement" in line for line in lines))
         screen.type("q")
         assert screen.ended() == 0
         assert_left(screen)
@@ -266,7 +267,7 @@ def test_a_signal_ends_a_sandbox_check_that_hangs(root: Path) -> None:
     "fault",
     [
         "import ava_server.cli.dashboard.overview as o; o.OverviewReader.look = lambda self: 1 / 0",
-        "import ava_server.cli.dashboard.page as p; p.Page.live = lambda self, height: 1 / 0",
+        "import ava_server.cli.dashboard.live as p; p.LivePage.live = lambda self, height: 1 / 0",
         "import ava_server.cli.dashboard.app as a; a.StatusApp.compose = lambda self: 1 / 0",
     ],
 )
@@ -292,7 +293,7 @@ def test_quitting_during_the_sandbox_check_leaves_nothing_behind(root: Path, tmp
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     with on_terminal(root, "status", env={"TMPDIR": str(temporary)}) as screen:
-        screen.until("q quits")
+        screen.until("q quit")
         screen.type("q")
         assert screen.ended() == 0
     assert list(temporary.iterdir()) == []
@@ -301,9 +302,9 @@ def test_quitting_during_the_sandbox_check_leaves_nothing_behind(root: Path, tmp
 def test_follows_the_size_of_the_terminal(root: Path) -> None:
     with dashboard(root, columns=80, rows=24) as screen:
         screen.resize(120, 40)
-        large = screen.until_shown(lambda lines: lines[39].endswith("q quits") and len(lines[1]) > 100)
+        large = screen.until_shown(lambda lines: lines[39].endswith("q quit") and len(lines[1]) > 100)
         screen.resize(50, 8)
-        small = screen.until_shown(lambda lines: lines[7].endswith("q quits") and lines[0].startswith("Data root"))
+        small = screen.until_shown(lambda lines: lines[7].endswith("q quit") and lines[0].startswith("Data root"))
         screen.type("q")
         assert screen.ended() == 0
     assert cells(large[1]) == 119 and max(map(cells, large)) <= 120, "a column is the scroll bar's"
@@ -341,7 +342,7 @@ async def test_follows_the_runs_and_shows_in_place_when_the_log_does_not_answer(
             with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
                 screen.until_shown(lambda lines: any("Thinking" in line for line in lines))
                 gate.released.set()
-                screen.until_shown(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
+                screen.until_shown(lambda lines: any(re.match(r"[> ] S-\w{6}  success ", line) for line in lines))
                 assert other.execute("SELECT count(*) FROM runs").fetchone() == (1,)
             screen.type("q")
             assert screen.ended() == 0
@@ -352,17 +353,21 @@ async def test_follows_the_runs_and_shows_in_place_when_the_log_does_not_answer(
 
     def held(root: Path) -> None:
         with dashboard(root, columns=100, rows=30) as screen:
-            screen.until_shown(lambda lines: any(re.match(r"S-\w{6}  success ", line) for line in lines))
+            screen.until_shown(lambda lines: any(re.match(r"[> ] S-\w{6}  success ", line) for line in lines))
             with closing(sqlite3.connect(root / "ava.db", isolation_level=None)) as other:
                 other.execute("SELECT count(*) FROM runs").fetchone()  # it uses the log as all do, and then alone
                 other.execute("PRAGMA locking_mode = EXCLUSIVE")
                 other.execute("BEGIN EXCLUSIVE")
-                shown = screen.until_shown(lambda lines: any(line.startswith("! as of ") for line in lines))
+                shown = screen.until_shown(
+                    lambda lines: (
+                        any(line.startswith("! as of ") for line in lines)
+                        and any(line.startswith("  fault   log ") or "log unreadable" in line for line in lines)
+                    )
+                )
                 other.execute("ROLLBACK")
-            assert any(re.match(r"S-\w{6}  success ", line) for line in shown), "what was there before stays"
+            assert any(re.match(r"[> ] S-\w{6}  success ", line) for line in shown), "what was there before stays"
             trouble = next(line for line in shown if line.startswith("! "))
             assert re.match(r"! as of \d\d:\d\d:\d\d: the log cannot be read: database is locked; ", trouble)
-            assert any(line.startswith("  fault   log ") or "log unreadable" in line for line in shown)
             screen.until_shown(lambda lines: not any(line.startswith("! ") for line in lines))
             screen.type("q")
             assert screen.ended() == 0
@@ -378,3 +383,86 @@ def test_shows_a_data_root_as_soon_as_it_exists(root: Path) -> None:
         screen.type("q")
         assert screen.ended() == 0
     assert any(line.startswith("! ") for line in shown)
+
+
+# -- decisions on a real terminal -------------------------------------------------------------------------------------
+
+
+def named(screen: Screen, words: str) -> list[str]:
+    """Wait until the terminal shows some words, wherever its lines break."""
+    return screen.until_shown(lambda lines: words in " ".join(" ".join(lines).split()))
+
+
+async def test_a_proposal_is_approved_and_a_resize_loses_nothing_that_was_typed(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=PRICED) as lab:
+        proposal = await lab.propose(task="May it?")
+
+        def decide(root: Path) -> str:
+            with dashboard(root, columns=100, rows=30) as screen:
+                named(screen, "to approve")
+                screen.type("a")
+                named(screen, "Start it? [y/N]")
+                screen.type("yes")
+                named(screen, "Start it? [y/N] yes")
+                screen.resize(70, 20)
+                screen.until_shown(lambda lines: "yes" in lines and lines[-2].startswith(("y,", "yes")))
+                screen.type("\r")
+                named(screen, "Approved. It has started.")
+                screen.type("q")
+                assert screen.ended() == 0
+                assert_left(screen)
+                return screen.text
+
+        text = await anyio.to_thread.run_sync(decide, lab.root)
+        assert "at most $0.50 and 10 min" in text
+        [decided] = await lab.facts(proposal.subagent_id, SpawnDecided)
+        assert (decided.decision, decided.channel) == ("approved", "terminal")
+        await lab.ended(proposal.subagent_id)
+
+
+async def test_a_terminal_that_vanishes_over_a_question_decides_nothing(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED) as lab:
+        proposal = await lab.propose(task="May it?")
+
+        def vanish(root: Path) -> int:
+            with dashboard(root, columns=100, rows=30) as screen:
+                named(screen, "to approve")
+                screen.type("a")
+                named(screen, "Start it? [y/N]")
+                screen.type("y")
+                named(screen, "Start it? [y/N] y")
+                children = descendants(screen.process.pid)
+                screen.vanish()
+                code = screen.process.wait(ENDS_WITHIN_S)
+                until_gone(children)
+                return code
+
+        assert await anyio.to_thread.run_sync(vanish, lab.root) == 128 + signal.SIGHUP
+        assert await lab.facts(proposal.subagent_id, SpawnDecided) == []
+        assert (await lab.run(proposal.subagent_id)).state == "awaiting_approval"
+
+
+async def test_ctrl_c_while_a_decision_is_carried_out_says_how_to_see_whether_it_counted(tmp_path: Path) -> None:
+    slow = (
+        "import anyio; from ava_server.cli import approval_client as c;"
+        " c.LocalApprovals.decide = lambda *a, **k: anyio.sleep(60)"
+    )
+    async with open_lab(tmp_path, [], config=PRICED) as lab:
+        proposal = await lab.propose(task="May it?")
+
+        def interrupt(root: Path) -> tuple[int, str]:
+            with on_terminal(root, "status", columns=100, rows=30, command=faulty(slow)) as screen:
+                named(screen, "to approve")
+                screen.type("a")
+                named(screen, "Start it? [y/N]")
+                screen.type("y\r")
+                named(screen, "One moment …")
+                screen.type("\x03")
+                code = screen.ended()
+                assert_left(screen)
+                return code, " ".join(screen.text.rpartition(LEAVES)[2].split())
+
+        code, text = await anyio.to_thread.run_sync(interrupt, lab.root)
+        assert code == 130
+        sentence = f"Approve {proposal.pending_id}: it is not known whether this was done. See: ava show "
+        assert sentence + proposal.subagent_id in text

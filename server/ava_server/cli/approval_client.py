@@ -13,7 +13,7 @@ import anyio.to_thread
 from ava_server.cli.log_access import find_runs
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, connected
-from ava_server.cli.secret_input import unlock_session
+from ava_server.cli.secret_input import ReadPin, read_pin, unlock_session
 from ava_server.cli.service_client import decide
 from ava_server.cli.terminal import tell
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -34,11 +34,18 @@ _MAY_BE_DECIDED = "The decision may still have counted; without an id, all that 
 
 
 class LocalApprovals:
-    """Decides on this machine's data root, in a session at its terminal; `RemoteApprovals` has the same methods."""
+    """Decides on this machine's data root, in a session at its terminal; `RemoteApprovals` has the same methods.
 
-    def __init__(self, runtime: Runtime, session: Session) -> None:
+    Args:
+        runtime: What this process has open.
+        session: The session.
+        read: Returns the approval PIN, where one is needed.
+    """
+
+    def __init__(self, runtime: Runtime, session: Session, read: ReadPin = read_pin) -> None:
         self._runtime = runtime
         self._session = session
+        self._read_pin = read
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
         """Return the proposals with these ids, or all of this user that wait, the oldest first.
@@ -124,11 +131,13 @@ class LocalApprovals:
         if await self._runtime.policy() != "human":
             return
         try:
-            await unlock_session(PinFile(self._runtime.settings.paths.approval_file), self._session)
+            await unlock_session(PinFile(self._runtime.settings.paths.approval_file), self._session, self._read_pin)
         except AvaError as error:
             raise Refused(f"{error} {outcome}") from error
 
-    async def describe_start(self, waiting: Sequence[Pending]) -> str:
+    async def describe_start(
+        self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
+    ) -> str:
         """Return a sentence on whether the approved runs start, after watching for a moment."""
         from ava_audit.rows import QUEUED
 
@@ -140,7 +149,7 @@ class LocalApprovals:
                 seen = self._runtime.store.head
                 rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in ids])
                 if all(row is not None and row.state != QUEUED for row in rows):
-                    return f"{'It has' if len(rows) == 1 else 'They have'} started; `ava status` shows the progress."
+                    return f"{'It has' if len(rows) == 1 else 'They have'} started{then}."
                 await self._runtime.store.wait_for_entry_after(seen)
         return (
             "It starts as soon as a server of this data root is running and has room: a host with Ava in it, or"

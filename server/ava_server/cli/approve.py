@@ -171,7 +171,7 @@ async def _decide_each(client: ApprovalClient, waiting: list[Pending], approve: 
                 refuse_unless_approved(answer, f"{one.pending_id} is not approved")
                 started.append(one)
             else:
-                await _reject_one(client, one)
+                say(await reject_proposal(client, one))
         except (AvaError, AuditError) as error:  # the others can still be decided
             tell(f"ava: {error}")
             refused = True
@@ -185,7 +185,7 @@ async def _decide(client: ApprovalClient, one: Pending, approve: bool) -> None:
     if approve:
         await _start(client, [one], {})
     else:
-        await _reject_one(client, one)
+        say(await reject_proposal(client, one))
 
 
 async def _decide_extension(client: ApprovalClient, one: PendingExtension, approve: bool) -> None:
@@ -244,7 +244,7 @@ async def _reject(opening: AbstractAsyncContextManager[ApprovalClient], ids: lis
                 _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
                 if not someone_there() or not await agrees("Reject it?"):
                     continue
-            await _reject_one(client, one)
+            say(await reject_proposal(client, one))
         _close([*waiting, *asked], ids, "Reject one with: ava reject P-ID")
         return 0
 
@@ -256,12 +256,17 @@ def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], advice
         tell(advice)
 
 
-async def _reject_one(client: ApprovalClient, one: Pending) -> None:
+async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
+    """Reject a proposal, and return what came of it.
+
+    Raises:
+        Refused: It no longer waits; says why.
+    """
     answer = await client.decide([one], "reject")
     refused = [made.refused_because for made in answer.decisions if made.status == "refused"]
     if refused:
         raise Refused(f"Not rejected: {refused[0]}.")
-    say(f"{one.pending_id} is rejected.")
+    return f"{one.pending_id} is rejected."
 
 
 def _show(one: Pending, title: str, show: Callable[[str], None] = say) -> None:
@@ -381,16 +386,21 @@ def group_line(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
     return together_line(waiting, None if cents is None else cap_micros(cents), limits.get("group_timeout"))
 
 
-async def _start(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> None:
-    """Approve, and say whether it starts.
+async def approve_proposals(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> str:
+    """Approve proposals as they were shown, and return what came of it.
 
     Raises:
-        Refused: It may not start; says why.
+        Refused: They may not start; says why.
     """
     lines = [one.approval_line for one in waiting]
     if len(waiting) > 1:
         lines.append(group_line(waiting, limits))
     answer = await client.decide(waiting, "approve", approving=lines, **limits)
     refuse_unless_approved(answer, "Not approved")
-    say("Approved." if len(waiting) == 1 else f"Approved, as the group {answer.group_id}.")
+    return "Approved." if len(waiting) == 1 else f"Approved, as the group {answer.group_id}."
+
+
+async def _start(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> None:
+    """Approve, and say whether it starts."""
+    say(await approve_proposals(client, waiting, limits))
     say(await client.describe_start(waiting))

@@ -43,8 +43,8 @@ def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: lis
     width = columns() if terminal else 200
     names = {run.id: run.name} if run.name else {}
     lines = [f"{label(run)}: {answer.state}", ""]
-    lines += _asked(run, texts, utc)
-    lines += _decided(run, answer.state, entries, utc)
+    lines += asked_lines(run, texts, utc, width if terminal else None)
+    lines += decided_lines(run, answer.state, entries, utc)
     lines += ["", "What happened:"]
     for entry in entries:
         line = entry_line(entry, names=names, utc=utc, width=1_000 if terminal else width)
@@ -52,27 +52,29 @@ def run_screen(run: RunRow, answer: RunAnswer, texts: Texts | None, entries: lis
     return [*lines, "", "Result:" if run.ended else "So far:"]
 
 
-def _asked(run: RunRow, texts: Texts | None, utc: bool) -> list[str]:
+def asked_lines(run: RunRow, texts: Texts | None, utc: bool, width: int | None) -> list[str]:
+    """Return what was asked, when and by whom, for a terminal of so many columns; None is a pipe."""
     asked = f"Asked {format_ts(run.created_us, utc)} by {run.user_id} ({run.session_id})"
     if texts is None:
         return [f"{asked}: (erased)"]
-    lines = _block(asked, texts.task)
+    lines = _block(asked, texts.task, width)
     for title, text in (("Context", texts.context), ("Specialisation", texts.system_prompt), ("Why", texts.rationale)):
         if text:
-            lines += _block(title, text)
+            lines += _block(title, text, width)
     return [*lines, *([f"task_id: {run.task_id}"] if run.task_id else [])]
 
 
-def _block(title: str, text: str) -> list[str]:
+def _block(title: str, text: str, width: int | None) -> list[str]:
     """Return a text under a title, with bars; one line where it is short and the terminal does not wrap it."""
     lines = text.strip().splitlines() or [""]
     line = f"{title}: {lines[0].expandtabs(4)}"
-    if len(lines) == 1 and len(lines[0]) <= 100 and (not sys.stdout.isatty() or cells(line) <= columns()):
+    if len(lines) == 1 and len(lines[0]) <= 100 and (width is None or cells(line) <= width):
         return [line]
     return [f"{title}:", add_bars("\n".join(lines))]
 
 
-def _decided(run: RunRow, state: str, entries: list[Entry], utc: bool) -> list[str]:
+def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) -> list[str]:
+    """Return who decided on a run and how, its caps, and its model."""
     config = config_of(run.config)
     lines: list[str] = []
     raised: list[str] = []

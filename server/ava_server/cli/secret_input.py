@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,21 @@ def read_secret(prompt: str, what: str, command: str) -> str:
         raise BadInput(f"This terminal would show the {what}. Pipe it in instead: {command} < FILE") from None
 
 
-async def unlock_session(pin_file: PinFile, session: Session) -> None:
+ReadPin = Callable[[], Awaitable[str]]
+"""Returns the approval PIN as a person has typed it."""
+
+
+async def read_pin() -> str:
+    """Ask for the approval PIN on the terminal itself.
+
+    Raises:
+        Refused: There is no terminal.
+        BadInput: Nothing was typed.
+    """
+    return await ask_hidden("Approval PIN")
+
+
+async def unlock_session(pin_file: PinFile, session: Session, read: ReadPin = read_pin) -> None:
     """Ask for the approval PIN once per session, so that the session may approve under the policy `human`.
 
     Raises:
@@ -89,11 +103,11 @@ async def unlock_session(pin_file: PinFile, session: Session) -> None:
         ConfigError: The PIN's file cannot be used.
     """
     if not session.pin_given:
-        await ask_pin(pin_file)
+        await ask_pin(pin_file, read)
         session.pin_given = True
 
 
-async def ask_pin(pin_file: PinFile) -> None:
+async def ask_pin(pin_file: PinFile, read: ReadPin = read_pin) -> None:
     """Ask for the approval PIN and check it.
 
     Raises:
@@ -101,7 +115,7 @@ async def ask_pin(pin_file: PinFile) -> None:
         ConfigError: The PIN's file cannot be used.
     """
     await anyio.to_thread.run_sync(pin_file.ready)
-    pin = await ask_hidden("Approval PIN")
+    pin = await read()
     await anyio.to_thread.run_sync(pin_file.check, pin)
 
 

@@ -29,7 +29,7 @@ SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 
 def register(app: typer.Typer) -> None:
     """Add `ava status` to the app."""
-    app.command("status", short_help="A dashboard: runs, today's spending, and how everything is.")(status_command)
+    app.command("status", short_help="A dashboard: runs, spending, health; you also decide in it.")(status_command)
 
 
 def status_command(
@@ -42,7 +42,8 @@ def status_command(
 ) -> None:
     """Show what waits, runs and has ended within the hour, today's spending, and how everything is.
 
-    On a terminal it is kept up to date until q or Ctrl-C. It writes nothing. Of a server of --url, it is shown once.
+    On a terminal it is kept up to date until q or Ctrl-C, and you decide in it: ? explains the keys. Of a server of
+    --url, it is shown once.
     """
     from ava_server.config.settings import load_settings
 

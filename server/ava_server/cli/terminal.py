@@ -169,18 +169,20 @@ def _wrapped_for(text: str, stream: TextIO) -> str:
     return wrapped(text, columns(stream)) if stream.isatty() else text
 
 
-def wrapped(text: str, width: int) -> str:
+def wrapped(text: str, width: int, *, breaks: bool = False) -> str:
     """Return the text in lines of at most `width` columns, broken at blanks; a longer word gets its own line.
+
+    With `breaks`, longer words are broken too.
 
     Continuation lines are indented as the line is, or to the text of a list item, else by two blanks. Untrusted text
     keeps its bar on each line; there, longer words are broken too, because the terminal would continue them without it.
     """
-    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width))
+    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width, breaks))
 
 
-def _wrapped_line(line: str, width: int) -> list[str]:
+def _wrapped_line(line: str, width: int, breaks: bool) -> list[str]:
     if not line.startswith(BAR):
-        return _parts(line, width)
+        return _parts(line, width, breaks=breaks)
     room = width - len(BAR)
     text = line.removeprefix(BAR).expandtabs(4)  # a terminal's own tab stops reach its last column
     indent = len(text) - len(text.lstrip())

@@ -57,14 +57,17 @@ def entry_line(entry: Entry, *, names: Mapping[str, str] = _NO_NAMES, utc: bool 
         utc: Times in UTC.
         width: Characters at most.
     """
-    when = format_ts(entry.ts_us, utc)
+    line = f"[{format_ts(entry.ts_us, utc)}] {_named(entry.who.agent_id, names)} {entry_text(entry, names)}"
+    return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
+
+
+def entry_text(entry: Entry, names: Mapping[str, str] = _NO_NAMES) -> str:
+    """Return an entry's type and what happened, on one line; see `entry_line`."""
     cost = f" {format_usd(entry.cost_micros)}" if entry.cost_micros else ""
     what = _what(entry)
     if entry.who.agent_id == AGENT:  # a run's own text stays as it is
         what = _ID.sub(lambda found: _named(found[0], names), what)
-    what = compact(clean(what)[0], 10_000)
-    line = f"[{when}] {_named(entry.who.agent_id, names)} {entry.type} {what}{cost}".rstrip()
-    return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
+    return f"{entry.type} {compact(clean(what)[0], 10_000)}{cost}".rstrip()
 
 
 def names_of(view: View, entries: Iterable[Entry]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from ava_audit.units import format_usd, iso_second, iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import quoted, task_excerpt
+from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
 from ava_server.runs.extension import asked_of, request_words, wait_words
@@ -160,7 +160,6 @@ def fitting(text: str, room: int) -> int:
 INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""
 ACTIVITY_CHARS = 80
-QUESTION_CHARS = 200
 _NO_SERVER = "no Ava server is running; the next one of this user takes it over"
 _NO_OWNER = "no server is running it"
 
@@ -229,39 +228,35 @@ class Wait:
             case _:
                 return self.blocker or None
 
-    def for_people(self, *, brief: bool = False) -> str:
-        """Return it for a terminal; a brief one leaves out what the state beside it says."""
+    def for_people(self) -> str:
+        """Return it for a terminal."""
         match self.cause:
             case "approval":
                 return f"a person has to approve it ({self.run.pending_id})"
             case "limit":
-                return _joined("" if brief else "paused", pause_words(self.run), "" if self.served else _NO_SERVER)
+                return _joined("paused", pause_words(self.run), "" if self.served else _NO_SERVER)
             case "extension":
                 asked = asked_of(self.run)
                 words = request_words(asked) if asked is not None else "allow it more"
-                if brief:
-                    return f"ava approve {self.run.id}: {words}?"
                 until = iso_second(self.until_us or 0)
                 return f"a person may {words}: `ava approve {self.run.id}`; without an answer it wraps up at {until}"
             case "answer":
                 how = f'`ava send {self.run.id} "…"`'
-                if brief:
-                    return how if self.question is None else f"{how}: {quoted(self.question.text, QUESTION_CHARS)}"
                 return (
                     f"answer its question with {how}; without an answer it goes on at {iso_second(self.until_us or 0)}"
                 )
             case "queue":
-                place = f"number {self.position}" + ("" if brief else " in the queue")
+                place = f"number {self.position} in the queue"
                 return _joined(place, self.blocker if self.served else _NO_SERVER)
             case "owner":
                 why = self.blocker or "the next Ava server of this user resumes it"
-                return why if brief else _joined(_NO_OWNER, why)
+                return _joined(_NO_OWNER, why)
             case "resume":
                 how = f"resume it with `ava resume {self.run.id}`"
-                return how if brief else f"{_NO_OWNER}; {how}"
+                return f"{_NO_OWNER}; {how}"
             case "held":
                 how = f"resume it with `ava resume {self.run.id}`"
-                return how if brief else f"restored from a backup; {how}, or end it with `ava cancel {self.run.id}`"
+                return f"restored from a backup; {how}, or end it with `ava cancel {self.run.id}`"
 
 
 @dataclass(frozen=True)

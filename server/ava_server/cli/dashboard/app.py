@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -16,30 +17,55 @@ from textual import events, work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.widgets import Static
+from textual.geometry import Region
+from textual.widgets import Input, Static
 
-from ava_audit.units import format_ts
+from ava_audit.units import format_ts, now_us
+from ava_server.cli.app import leaves_of
 from ava_server.cli.dashboard.health import health
-from ava_server.cli.dashboard.page import Page, joined
+from ava_server.cli.dashboard.live import LivePage, Row
+from ava_server.cli.dashboard.page import joined
+from ava_server.cli.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
+from ava_server.cli.terminal import tell
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
 
 if TYPE_CHECKING:
     from textual.driver import Driver
 
+    from ava_server.cli.dashboard.decisions import Decision, Kind
     from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
+    from ava_server.service.run_view import RunView
 
 LOOK_EVERY_S = 1.0
 ENDS_WITHIN_S = 2.0
 """A signal, or a terminal that is gone, ends the process within this time whatever hangs."""
 STALLED_S = 3.0
 """A look that takes longer is reported; the screen keeps what was there before."""
+ASKS_WITHIN_S, DECIDES_WITHIN_S = 10.0, 60.0
+"""How long a question may take to be read, and a decision to be carried out."""
 _HUNG_UP = 128 + 1
 """The exit code of a terminal that is gone, whether SIGHUP comes too or not."""
 
 
+class RunList(VerticalScroll):
+    """The list of runs; arrows select."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "app.select(-1)", show=False),
+        Binding("down,j", "app.select(1)", show=False),
+        Binding("pageup", "app.select_page(-1)", show=False),
+        Binding("pagedown", "app.select_page(1)", show=False),
+        Binding("home", f"app.select({-sys.maxsize})", show=False),
+        Binding("end", f"app.select({sys.maxsize})", show=False),
+        Binding("enter", "app.open", show=False),
+        Binding("slash", "app.filter", show=False),
+        Binding("escape", "app.unfilter", show=False),
+    ]
+
+
 class StatusApp(App[int]):
-    """The screen: a head, the runs, which scroll, and a foot. It returns the exit code.
+    """The screen: a head, the runs, which scroll, the selected one, and a foot. It returns the exit code.
 
     Args:
         reader: Looks at the data root, in a thread that nothing waits for.
@@ -47,78 +73,304 @@ class StatusApp(App[int]):
 
     Attributes:
         fault: The error that ended the app.
+        reader: As above.
+        said: What the last key has done, and whether that failed.
+        in_flight: The decision that is being carried out.
     """
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { background: ansi_default; color: ansi_default; overflow: hidden; }
     Static { width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
-    #head, #foot { height: auto; }
-    #runs { height: 1fr; scrollbar-size-vertical: 1; }
+    #head, #foot, .part { height: auto; }
+    VerticalScroll { height: 1fr; scrollbar-size-vertical: 1; }
+    Input, Input:focus { border: none; padding: 0; height: 1; background-tint: ansi_default 0%; }
+    Input > .input--cursor { background: ansi_default; color: ansi_default; text-style: reverse; }
+    #filter { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,Q", "end(0)", show=False),
         Binding("ctrl+c", f"end({128 + signal.SIGINT})", show=False, priority=True),
         Binding("ctrl+z", "suspend_process", show=False, priority=True),
+        Binding("a", "ask('approve')", show=False),
+        Binding("r", "ask('reject')", show=False),
+        Binding("c", "ask('cancel')", show=False),
+        Binding("s", "ask('send')", show=False),
+        Binding("l", "log", show=False),
+        Binding("question_mark", "help", show=False),
     ]
 
     def __init__(self, reader: OverviewReader, probe: SandboxProbe) -> None:
         super().__init__(driver_class=_driver_class(), ansi_color=True)
         self.fault: Exception | None = None
-        self._reader = reader
+        self.reader = reader
+        self.said = ("", False)
+        self.in_flight: Decision | None = None
         self._probe = probe
         self._overview: Overview | None = None
         self._read_us: int | None = None
         self._shown: dict[str, Text] = {}
-        self._ends = False
+        self._ends = self._asking = False
         self._asked_s = time.monotonic()
+        self._look_now = anyio.Event()
+        self._selected: str | None = None
+        self._index = 0
+        self._rows: list[Row] = []
+        self._keys_from_s = 0.0
+        self._main: dict[str, Static] = {}
+        self._ends_when_done = False
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
-        yield Static(id="head", markup=False)
-        with VerticalScroll(id="runs"):
-            yield Static(id="body", markup=False)
-        yield Static(id="foot", markup=False)
+        self._main = {name: Static(id=name, markup=False) for name in ("head", "body", "foot")}
+        self._list = RunList(self._main["body"])
+        hint = "words of the task, role, name, id or state"
+        self._filter = Input(id="filter", placeholder=hint, compact=True)
+        yield self._main["head"]
+        yield self._list
+        yield self._filter
+        yield self._main["foot"]
 
     def on_mount(self) -> None:
         """Begin to look, and to draw."""
+        self.begin_capture_print(self, stdout=False)  # what others write to stderr meanwhile is said, not lost
+        self._list.focus()
         self._draw()
         self._look()
         self.set_interval(LOOK_EVERY_S, self._draw)
 
     def on_resize(self, _event: events.Resize) -> None:
         """Draw for the new size."""
-        self._draw()
+        if self._main:
+            self._draw()
+
+    def on_print(self, event: events.Print) -> None:
+        """Say what was written."""
+        if event.text.strip():
+            self.tell(event.text.strip(), failed=event.stderr)
+
+    async def on_event(self, event: events.Event) -> None:
+        """Drop keys that were typed before a question was drawn."""
+        if isinstance(event, events.Key) and event.time < self._keys_from_s and event.key != "ctrl+c":
+            return
+        await super().on_event(event)
+
+    # -- keys ---------------------------------------------------------------------------------------------------------
 
     def action_end(self, code: int) -> None:
-        """End with an exit code."""
-        self.exit(code)
-
-    def end_soon(self, code: int) -> None:
-        """End the process with an exit code, within `ENDS_WITHIN_S` whatever hangs."""
-        if not self._ends:
-            self._ends = True
-            deadline = threading.Timer(ENDS_WITHIN_S, os._exit, (code,))
-            deadline.daemon = True
-            deadline.start()
+        """End with an exit code; q waits for what is being carried out, a second q and Ctrl-C do not."""
+        if code or self.in_flight is None or self._ends_when_done:
             self.exit(code)
+            return
+        self._ends_when_done = True
+        self.tell("It ends when this is done; q again ends it now.")
+
+    def action_select(self, by: int) -> None:
+        """Move the selection by so many runs."""
+        self._select(self._index + by)
+
+    def action_select_page(self, pages: int) -> None:
+        """Move the selection by so many screens."""
+        self._select(self._index + pages * max(self._list.size.height - 1, 1))
+
+    def action_open(self) -> None:
+        """Open the selected run."""
+        if (run := self._run()) is not None:
+            self._open(RunScreen(self, run.row.id, run.row.id))
+
+    def _open(self, screen: TextScreen) -> None:
+        self.said = ("", False)
+        self.push_screen(screen, lambda _closed: self._draw())
+
+    def action_log(self) -> None:
+        """Open the log of the run that is shown or selected."""
+        run = self._run()
+        if run is not None and not isinstance(self.screen, LogScreen | QuestionScreen):
+            self._open(LogScreen(self, f"Log of {run.row.name or run.row.role} {run.row.id}", run.row.id))
+
+    def action_help(self) -> None:
+        """Explain the keys."""
+        if type(self.screen) is not TextScreen:
+            self._open(TextScreen(self, "Keys of ava status"))
+
+    def action_filter(self) -> None:
+        """Ask for the words that the list is filtered by."""
+        self._filter.display = True
+        self._filter.focus()
+
+    def action_unfilter(self) -> None:
+        """Show all runs again."""
+        self._filter.value = ""
+        self._end_filter()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter by what is typed so far."""
+        if event.input is self._filter:
+            self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keep the filter."""
+        if event.input is self._filter:
+            self._end_filter()
+
+    def on_key(self, event: events.Key) -> None:
+        """Remove the filter with Esc while it is typed."""
+        if event.key == "escape" and self._filter.has_focus:
+            self.action_unfilter()
+
+    def _end_filter(self) -> None:
+        self._filter.display = False
+        self._list.focus()
+        self._draw()
+
+    def action_ask(self, kind: Kind) -> None:
+        """Ask the person about the run that is shown or selected."""
+        run = self._run()
+        if run is None:
+            self.tell("No run is selected.", failed=True)
+        elif self.in_flight is not None:
+            self.tell(f"One moment: {self.in_flight.title} is still being carried out.", failed=True)
+        elif not self._asking and not isinstance(self.screen, QuestionScreen):
+            self._asking = True
+            self._ask(kind, run.row.id)
+
+    @work
+    async def _ask(self, kind: Kind, run_id: str) -> None:
+        reader = self.reader
+
+        def read() -> Decision:
+            from ava_server.cli.dashboard.decisions import ask_about
+
+            return reader.read(lambda view, _alive: ask_about(kind, run_id, reader.settings, reader.user, view))
+
+        try:
+            with anyio.fail_after(ASKS_WITHIN_S):
+                decision = await read_apart(read)
+            self._keys_from_s = math.inf
+            self._open(QuestionScreen(self, decision))
+        except TimeoutError:
+            self.tell(f"The log has not answered for {ASKS_WITHIN_S:.0f} s; nothing was done.", failed=True)
+        except REFUSALS as error:
+            self.tell(str(error), failed=True)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._asking = False
+
+    def accept_keys(self) -> None:
+        """Accept the keys that are typed from now on."""
+        self._keys_from_s = time.monotonic()
+
+    @work
+    async def carry_out(self, decision: Decision, answer: str, pin: str, done: Done) -> None:
+        """Carry out what a person has decided, and pass on what came of it."""
+        from ava_server.cli.dashboard.decisions import carry_out
+
+        self.in_flight = decision
+        try:
+            with anyio.fail_after(DECIDES_WITHIN_S):
+                said = await carry_out(decision, self.reader.settings, answer, pin)
+        except TimeoutError:
+            done("", TimeoutError(unknown(decision)))
+        except Exception as error:
+            first, *more = leaves_of(error)
+            if not isinstance(first, REFUSALS) or more:
+                self.fail(error)
+            else:
+                done("", first)
+        else:
+            done(said, None)
+        self.in_flight = None
+        self._look_now.set()
+        if self._ends_when_done:
+            self.exit(0)
+
+    # -- what is shown ------------------------------------------------------------------------------------------------
+
+    @property
+    def behind(self) -> bool:
+        """Whether the terminal has not read yet what it was sent."""
+        return getattr(self._driver, "behind", False)
 
     @property
     def lost(self) -> bool:
         """Whether the terminal is gone."""
         return getattr(self._driver, "lost", False)
 
+    @property
+    def clock(self) -> str:
+        """The time, as the screen shows it."""
+        return format_ts(now_us())[11:]
+
+    @property
+    def served(self) -> bool:
+        """Whether any Ava process works on the data root."""
+        return self._overview is not None and self._overview.processes > 0
+
+    def tell(self, words: str, *, failed: bool = False) -> None:
+        """Say what a key has done."""
+        self.said = (words, failed)
+        if self._screen_stack and isinstance(self.screen, QuestionScreen):
+            self.screen.say(words, failed=failed)
+        self._draw()
+
+    def page(self, width: int) -> LivePage:
+        """Return what is known, for so many columns."""
+        overview, settings, trouble = self._overview, self.reader.settings, self._trouble()
+        assert overview is not None
+        return LivePage(
+            str(settings.data_root),
+            overview,
+            tuple(health(overview, settings, self._probe.found(), trouble)),
+            width,
+            trouble,
+            self.reader.everybody,
+            selected=self._selected,
+            words=self._filter.value,
+            steps=overview.steps if overview.steps_of == self._selected else (),
+            said=self.said,
+        )
+
+    def _run(self) -> RunView | None:
+        """Return the run that is shown, or else the selected one."""
+        overview, screen = self._overview, self.screen
+        wanted = screen.run_id if isinstance(screen, TextScreen) else self._selected
+        return next((run for run in overview.runs if run.row.id == wanted), None) if overview is not None else None
+
+    def _select(self, index: int) -> None:
+        """Select the run at an index of the list, or the nearest one."""
+        ids = [row.run_id for row in self._rows if row.run_id is not None]
+        if ids:
+            self._index = min(max(index, 0), len(ids) - 1)
+            self._selected = self.reader.selected = ids[self._index]
+            self.said = ("", False)
+            self._look_now.set()
+            self._draw()
+
+    def _keep_selection(self, page: LivePage) -> LivePage:
+        """Keep the selected run, wherever it is now; if it is gone, select what is in its place."""
+        ids = [run.row.id for run in page.listed]
+        if self._selected in ids:
+            self._index = ids.index(self._selected)
+            return page
+        self._index = min(self._index, max(len(ids) - 1, 0))
+        self._selected = self.reader.selected = ids[self._index] if ids else None
+        self._look_now.set()
+        return replace(page, selected=self._selected, steps=())
+
     @work
     async def _look(self) -> None:
         try:
             while True:
                 self._asked_s = time.monotonic()
-                self._take(await read_apart(self._reader.look))
+                self._look_now = anyio.Event()
+                self._take(await read_apart(self.reader.look))
                 self._draw()
                 self._probe.begin()
-                await anyio.sleep(LOOK_EVERY_S)
+                with anyio.move_on_after(LOOK_EVERY_S):
+                    await self._look_now.wait()
         except Exception as error:
-            self._handle_exception(error)
+            self.fail(error)
 
     def _take(self, found: Overview) -> None:
         """Keep what was found; of a log that could not be read, what it had before."""
@@ -132,22 +384,25 @@ class StatusApp(App[int]):
     def _draw(self) -> None:
         if self.lost:
             return self.end_soon(_HUNG_UP)
-        if getattr(self._driver, "behind", False):
+        if self.behind or not self.is_running or not self._screen_stack:  # it ends
             return None
-        settings, trouble = self._reader.settings, self._trouble()
-        head = [joined(f"Data root: {settings.data_root}"), joined(trouble or "Looking …")]
-        body: list[Text] = []
+        if isinstance(self.screen, TextScreen):
+            return self.screen.draw()
+        settings = self.reader.settings
+        head = [joined(f"Data root: {settings.data_root}"), joined(self._trouble() or "Looking …")]
         foot: list[Text] = []
         if self._overview is not None:
-            found = tuple(health(self._overview, settings, self._probe.found(), trouble))
-            width = self.size.width - 1  # the scroll bar's
-            page = Page(str(settings.data_root), self._overview, found, width, trouble, self._reader.everybody)
-            head, body, foot = page.live(self.size.height)
-        for name, lines in (("head", head), ("body", body), ("foot", foot)):
+            page = self._keep_selection(self.page(self.size.width - 1))  # the scroll bar's
+            live = page.live(self.size.height - self._filter.display)
+            head, self._rows, foot = live.head, live.rows, live.foot
+        for name, lines in (("head", head), ("body", [row.line for row in self._rows]), ("foot", foot)):
             text = Text("\n", no_wrap=True).join(lines)
             if self._shown.get(name) != text:
                 self._shown[name] = text
-                self.query_one(f"#{name}", Static).update(text)
+                self._main[name].update(text)
+        at = next((number for number, row in enumerate(self._rows) if row.run_id == self._selected), 0)
+        self.call_after_refresh(self._list.scroll_to_region, Region(0, at, 1, 1), animate=False)
+        return None
 
     def _trouble(self) -> str:
         """Return why what is on the screen is out of date."""
@@ -159,10 +414,29 @@ class StatusApp(App[int]):
             why = f"as of {format_ts(self._read_us)[11:]}: {why}"
         return why
 
-    def _handle_exception(self, error: Exception) -> None:
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def end_soon(self, code: int) -> None:
+        """End the process with an exit code, within `ENDS_WITHIN_S` whatever hangs."""
+        if not self._ends:
+            self._ends = True
+            deadline = threading.Timer(ENDS_WITHIN_S, os._exit, (code,))
+            deadline.daemon = True
+            deadline.start()
+            self.exit(code)
+
+    def fail(self, error: Exception) -> None:
         """End with an error; `show` raises it, for the command line to report."""
         self.fault = self.fault or error
         self.exit()
+
+    def _handle_exception(self, error: Exception) -> None:
+        self.fail(error)
+
+
+def unknown(decision: Decision) -> str:
+    """Return what to say where a decision may have been carried out."""
+    return f"{decision.title}: it is not known whether this was done. See: ava show {decision.run.id}"
 
 
 def _driver_class() -> type[Driver] | None:
@@ -190,4 +464,6 @@ async def show(reader: OverviewReader, probe: SandboxProbe) -> int:
             tasks.cancel_scope.cancel()
     if app.fault is not None and not app.lost:
         raise app.fault
+    if app.in_flight is not None and not app.lost:
+        tell(unknown(app.in_flight))
     return code or 0

@@ -5,17 +5,18 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
+from ava_server.cli.dashboard.steps import Step, recent_steps
 from ava_server.cli.doctor.finding import nearest_folder
 from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
 from ava_server.config.credentials import model_settings
@@ -24,11 +25,15 @@ from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.records import Budget, current_runs
-from ava_server.service.run_view import RunView
+from ava_server.service.run_view import Alive, RunView
 
 if TYPE_CHECKING:
+    from ava_audit.view import View
     from ava_server.config.settings import Settings
 
+T = TypeVar("T")
+STEPS = 18
+"""Actions of the selected run that are read, which is as many as its pane has lines."""
 PROBE_ENDS_S = 5.0
 """How long the end waits for the sandbox probe, so that it leaves no folder behind."""
 
@@ -62,6 +67,8 @@ class Overview:
         runs: The runs, in the order of the screen.
         log: The log; None where there is none yet.
         others: How many unfinished runs of other users are left out.
+        steps_of: The run whose last actions were read.
+        steps: These actions.
     """
 
     at_us: int
@@ -76,6 +83,8 @@ class Overview:
     runs: tuple[RunView, ...] = ()
     log: LogFacts | None = None
     others: int = 0
+    steps_of: str | None = None
+    steps: tuple[Step, ...] = ()
 
 
 class OverviewReader:
@@ -86,6 +95,10 @@ class OverviewReader:
         everybody: The runs of all users.
         most: How many runs are read in full, of those that have not ended and of those that have.
         env: The environment; None is this process's.
+
+    Attributes:
+        user: Whose runs these are.
+        selected: The run whose last actions are read too.
     """
 
     def __init__(self, settings: Settings, *, everybody: bool, most: int, env: Mapping[str, str] | None = None) -> None:
@@ -93,7 +106,8 @@ class OverviewReader:
         self.everybody = everybody
         self._most = most
         self._env = env
-        self._user = os_user()
+        self.user = os_user()
+        self.selected: str | None = None
 
     def look(self) -> Overview:
         """Return what is there now; if the log cannot be read, everything else."""
@@ -109,10 +123,10 @@ class OverviewReader:
         except AvaError as error:
             faults.append(str(error))
         root = self.settings.paths
-        caps = day_caps(self.settings, self._user)
+        caps = day_caps(self.settings, self.user)
         overview = Overview(
             at_us=now_us(),
-            budgets=(Budget(self._user, 0, 0, caps.user_micros), Budget("everybody", 0, 0, caps.installation_micros)),
+            budgets=(Budget(self.user, 0, 0, caps.user_micros), Budget("everybody", 0, 0, caps.installation_micros)),
             processes=sum(map(_is_held, root.instances.glob("*.lock"))),
             keeper=_is_held(root.path / "keeper.lock"),
             free_bytes=_free(root.path),
@@ -120,47 +134,57 @@ class OverviewReader:
             faults=tuple(faults),
         )
         try:
-            return self._read(root.db, overview) if has_log(root) else overview
+            found = self._read(lambda found: self._found(found, overview)) if has_log(root) else None
+            return found or overview
         except (AuditError, AvaError) as error:
             return replace(overview, trouble=error)
 
-    def _read(self, path: Path, overview: Overview, *, again: bool = False) -> Overview:
-        try:
-            return self._read_once(path, overview)
-        except (sqlite3.Error, OSError) as error:
-            if not again and "locked" not in str(error):
-                # A process that started or ended meanwhile has made or removed the files beside it.
-                return self._read(path, overview, again=True)
-            raise StoreUnavailable(
-                f"the log cannot be read: {error}; see that no other program holds ava.db (`ava doctor` tells more)"
-            ) from error
+    def read(self, query: Callable[[View, Alive], T]) -> T:
+        """Return what a query finds in the log now; it is given the state, and what tells whether an instance lives.
 
-    def _read_once(self, path: Path, overview: Overview) -> Overview:
-        with open_snapshot(path) as found:
-            if found.schema == 0 and path.stat().st_size == 0:  # another process is about to make it
-                return overview
-            if found.schema > SCHEMA_VERSION:
-                raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
-            if found.schema == 0:
-                raise DataRootRefused(f"{path} is not a log: its beginning is gone (`ava doctor` tells more)")
-            if found.schema < SCHEMA_VERSION:
-                raise DataRootRefused(
-                    "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
-                )
-            return self._found(found, path, overview)
+        Raises:
+            AvaError: There is no log, or it may not be read.
+            AuditError: It cannot be read.
+        """
+        root = self.settings.paths
+        found = self._read(lambda found: (query(found.view, self._alive()),)) if has_log(root) else None
+        if found is None:
+            raise StoreUnavailable(f"there is no log in {root.path} any more")
+        return found[0]
 
-    def _found(self, found: LogSnapshot, path: Path, overview: Overview) -> Overview:
-        view, at_us = found.view, overview.at_us
-
+    def _alive(self) -> Alive:
         @cache
         def alive(name: str) -> bool:
             return _is_held(self.settings.paths.instances / f"{name}.lock")
 
-        whose = None if self.everybody else self._user
-        others = 0 if self.everybody else view.unended_of_others(self._user)
+        return alive
+
+    def _read(self, use: Callable[[LogSnapshot], T], *, again: bool = False) -> T | None:
+        """Return what a query finds; None where another process is about to make the log."""
+        path = self.settings.paths.db
+        try:
+            with open_snapshot(path) as found:
+                if found.schema == 0 and path.stat().st_size == 0:
+                    return None
+                _refuse_schema(found.schema, path)
+                return use(found)
+        except (sqlite3.Error, OSError) as error:
+            if not again and "locked" not in str(error):
+                # A process that started or ended meanwhile has made or removed the files beside it.
+                return self._read(use, again=True)
+            raise StoreUnavailable(
+                f"the log cannot be read: {error}; see that no other program holds ava.db (`ava doctor` tells more)"
+            ) from error
+
+    def _found(self, found: LogSnapshot, overview: Overview) -> Overview:
+        view, at_us, alive = found.view, overview.at_us, self._alive()
+        path, selected = self.settings.paths.db, self.selected
+
+        whose = None if self.everybody else self.user
+        others = 0 if self.everybody else view.unended_of_others(self.user)
         served = overview.processes > 0
         counts, runs = current_runs(view, whose, alive, at_us, served=lambda: served, most=self._most)
-        scopes = user_scope(self._user, utc_day(at_us)), installation_scope(utc_day(at_us))
+        scopes = user_scope(self.user, utc_day(at_us)), installation_scope(utc_day(at_us))
         head = view.head()
         return replace(
             overview,
@@ -179,6 +203,20 @@ class OverviewReader:
                 mirror_lag=head - view.progress("mirror") if self.settings.mirror else None,
                 partial=found.partial,
             ),
+            steps_of=selected,
+            steps=recent_steps(view, selected, STEPS) if selected is not None else (),
+        )
+
+
+def _refuse_schema(schema: int, path: Path) -> None:
+    """Refuse a log that this version cannot read as it is."""
+    if schema > SCHEMA_VERSION:
+        raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
+    if schema == 0:
+        raise DataRootRefused(f"{path} is not a log: its beginning is gone (`ava doctor` tells more)")
+    if schema < SCHEMA_VERSION:
+        raise DataRootRefused(
+            "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
         )
 
 

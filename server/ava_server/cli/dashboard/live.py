@@ -1,0 +1,226 @@
+"""The live screen of `ava status` as lines of rich text: a row for each run, and the selected run in a pane below."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ava_audit.rows import WAITING
+from ava_audit.units import format_ts, format_usd, now_us
+from ava_server.approval.summary import quoted
+from ava_server.cli.dashboard.page import (
+    ENDED,
+    GAP,
+    NO_RUNS,
+    Page,
+    both_ends,
+    can_write,
+    clock,
+    fitted,
+    joined,
+    plain,
+    state_style,
+    terms,
+    why_ended,
+)
+from ava_server.cli.terminal import cells, cut, wrapped
+from ava_server.core.ids import label
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
+from ava_server.service.records import ORDER
+from ava_server.service.run_view import EXPIRED
+
+if TYPE_CHECKING:
+    from ava_server.cli.dashboard.steps import Step
+    from ava_server.service.run_view import RunView
+
+SHORT = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
+"""States in a few words."""
+KEYS = (
+    "↑↓ select · Enter open · a approve · r reject · c cancel · s send · / filter · l log · ? help · q quit",
+    "a approve  r reject  c cancel  s send  / filter  l log  ? help  q quit",
+    "a r c s act  / filter  l log  ? help  q quit",
+    "? help  q quit",
+    "q quit",
+)
+"""What the keys do, for narrower and narrower screens."""
+BRIEF_FOOT, LEAST_PANE, MOST_PANE = 14, 5, 18
+"""Lines of a terminal from which today's spending and the health are shown, in brief; and lines of the pane."""
+QUESTION_CHARS, TASK_LINES, STATE_CHARS, WIDE = 200, 2, 13, 79
+"""Characters of a question and lines of a task in the pane; and columns of a state on screens narrower than `WIDE`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the list; `run_id` is None for a heading."""
+
+    run_id: str | None
+    line: Text
+
+
+@dataclass(frozen=True)
+class Live:
+    """The parts of the screen from top to bottom; the list may be longer than the room between the others."""
+
+    head: list[Text]
+    rows: list[Row]
+    foot: list[Text]
+
+
+@dataclass(frozen=True)
+class LivePage(Page):
+    """The live screen.
+
+    Attributes:
+        selected: The id of the selected run.
+        words: What the list is filtered by.
+        steps: The last actions of the selected run.
+        said: What the last key has done, and whether that failed.
+    """
+
+    selected: str | None = None
+    words: str = ""
+    steps: tuple[Step, ...] = ()
+    said: tuple[str, bool] = ("", False)
+
+    @cached_property
+    def listed(self) -> list[RunView]:
+        """The runs that the filter leaves, in the order of the list."""
+        wanted = self.words.casefold().split()
+        return [run for run in self.overview.runs if all(word in _searched(run) for word in wanted)]
+
+    def live(self, height: int) -> Live:
+        """Return the parts of a screen of so many lines."""
+        head = [self.root_line(), self._counts(), *self.trouble_lines()]
+        rows = [Row(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
+        keys = [*self._said(), self._keys()]
+        run = next((run for run in self.listed if run.row.id == self.selected), None)
+        pane_lines = min(height // 3, MOST_PANE)
+        pane = self._pane(run, pane_lines) if run is not None and pane_lines >= LEAST_PANE else []
+        foot = [Text(), *self.today_lines(), Text(), *self.health_lines()]
+        if len(head) + min(len(rows), height // 4) + len(pane) + len(foot) + len(keys) > height:
+            foot = [*self.today_lines(brief=True), *self.health_lines(brief=True)] if height >= BRIEF_FOOT else []
+        cut_to_width = [[fitted(line, self.width) for line in part] for part in (head, [*pane, *foot, *keys])]
+        return Live(cut_to_width[0], rows, cut_to_width[1])
+
+    # -- head and foot ------------------------------------------------------------------------------------------------
+
+    def _counts(self) -> Text:
+        counts = self.overview.counts
+        words = [f"{counts[state]} {SHORT.get(state, state)}" for state in (*ORDER, "ended") if counts.get(state)]
+        unlisted = sum(counts.values()) - len(self.overview.runs)
+        words += [f"{unlisted} not listed: ava status --once"] if unlisted > 0 else []
+        if self.words:
+            words = [f"filter {plain(self.words)!r}: {len(self.listed)} of {len(self.overview.runs)}", *words]
+        return both_ends(Text(" · ".join(words) or "nothing is going on"), format_ts(now_us())[11:], self.width)
+
+    def _said(self) -> Iterator[Text]:
+        words, failed = self.said
+        for line in wrapped(plain(words), self.width).split("\n") if words else ():
+            yield joined((line, "bold red" if failed else "bold"))
+
+    def _keys(self) -> Text:
+        found = next((keys for keys in KEYS if cells(keys) <= self.width and can_write(keys)), KEYS[-1])
+        return Text(found, style="dim")
+
+    # -- the list -----------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> Iterator[Row]:
+        runs = self.listed
+        if not runs and not self.trouble:
+            yield Row(None, Text("No run matches the filter; Esc removes it." if self.words else NO_RUNS))
+        for number, run in enumerate(runs):
+            if run.row.ended and (number == 0 or not runs[number - 1].row.ended):
+                yield Row(None, joined((ENDED, "bold")))
+            yield Row(run.row.id, self._row(run))
+        yield from (Row(None, line) for line in self.others_lines())
+
+    @cached_property
+    def _widths(self) -> tuple[int, int]:
+        """The columns of the states and of the figures."""
+        states = max(len(SHORT.get(run.state, run.state)) for run in self.listed)
+        most = states if self.width >= WIDE else STATE_CHARS
+        return min(states, most), max(len(self._figures(run)) for run in self.listed)
+
+    def _row(self, run: RunView) -> Text:
+        """Return a run on one line; its task gets the width that the rest leaves."""
+        row, here = run.row, run.row.id == self.selected
+        state = cut(SHORT.get(run.state, run.state), self._widths[0]).ljust(self._widths[0])
+        owner = f" of {row.user_id}" if self.everybody else ""
+        line = joined(
+            ("> " if here else "  ", "bold"),
+            (f"{row.id}  ", "bold"),
+            (f"{state}  ", state_style(run)),
+            f"{row.name or row.role}{owner} · {run.task}",
+        )
+        line = both_ends(line, self._figures(run).rjust(self._widths[1]), self.width)
+        if here:
+            line.stylize("reverse")
+        return line
+
+    def _figures(self, run: RunView) -> str:
+        """Return what a run has cost or may cost, and where there is room, its time."""
+        row = run.row
+        if run.state in (WAITING, EXPIRED) and run.caps:
+            return "free" if run.free else f"max {format_usd(int(run.caps[-1].most), exact=True)}"
+        if row.started_us is None:
+            queued = run.wait is not None and run.wait.position is not None
+            return clock(row.ended_us) if row.ended else f"number {run.wait.position}" if queued and run.wait else ""
+        cost = "free" if run.free else format_usd(row.cost_micros)
+        time_s = round(run.caps[0].used if run.caps else row.active_us / 1e6)
+        when = clock(row.ended_us) if row.ended else f"{time_s} s" if time_s < 600 else f"{time_s // 60} min"
+        return f"{when} {cost:>7}" if self.width >= WIDE else cost
+
+    # -- the selected run ---------------------------------------------------------------------------------------------
+
+    def _pane(self, run: RunView, most: int) -> list[Text]:
+        """Return the selected run in exactly so many lines, so that the list does not move with the selection."""
+        lines = [self._title(run), *self._about(run)][: most - min(len(self.steps), 1)]
+        lines += [self.step_line(step) for step in self.steps[len(lines) - most :]]
+        return lines + [Text()] * (most - len(lines))
+
+    def _title(self, run: RunView) -> Text:
+        dash = "─" if can_write("─") else "-"
+        group = f", in {run.row.group_id}" if run.row.group_id else ""
+        ended = f", ended {clock(run.row.ended_us)}" if run.row.ended_us is not None else ""
+        words = f"{label(run.row)}: {SHORT.get(run.state, run.state)}{group}, asked {clock(run.row.created_us)}{ended}"
+        line = joined((f"{dash}{dash} ", "dim"), (f"{words} ", "bold"))
+        return line.append(dash * max(self.width - line.cell_len, 0), "dim")
+
+    def _about(self, run: RunView) -> Iterator[Text]:
+        """Yield what there is to say of a run besides its actions."""
+        yield from self._indented(run.task, TASK_LINES)
+        if run.state in (WAITING, EXPIRED):
+            keys = "; a shows all of it and asks, r rejects it" if self.can_decide(run) else ""
+            yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2)
+            return
+        if run.activity:
+            yield joined(f"  {run.activity}")
+        words = run.wait.for_people() if run.wait is not None else why_ended(run)
+        if run.wait is not None and run.wait.question is not None:
+            words = f"It asks: {quoted(run.wait.question.text, QUESTION_CHARS)}; s answers it"
+        yield from self._indented(words, TASK_LINES)
+        if run.row.started_us is not None:
+            yield from self.bars(run.caps)
+
+    def _indented(self, text: str, most: int) -> Iterator[Text]:
+        if text:
+            lines = wrapped(plain(text), self.width - GAP).split("\n")
+            if len(lines) > most:
+                lines = [*lines[: most - 1], " ".join(line.strip() for line in lines[most - 1 :])]
+            yield from (joined(" " * GAP + line.strip()) for line in lines)
+
+    def step_line(self, step: Step) -> Text:
+        """Return an action on one line; a failed one has a colour."""
+        return joined(("  " + step.text, "red" if step.failed else "" if step.outcome else "bold"))
+
+
+def _searched(run: RunView) -> str:
+    """Return the text that a filter is looked for in."""
+    row = run.row
+    parts = (row.id, row.pending_id, row.group_id, row.name, row.role, row.user_id, row.model, run.state)
+    text = " ".join((*(part or "" for part in parts), SHORT.get(run.state, ""), run.task, run.activity))
+    return text.casefold()

@@ -1,0 +1,393 @@
+"""The screens that open over the list: a run, its log, the help, and the questions that a person answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import anyio
+from rich.text import Text
+from textual import work
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.screen import Screen
+from textual.widgets import Input, Static
+
+from ava_audit.errors import AuditError
+from ava_roles.errors import RolesError
+from ava_roles.wrap import clean
+from ava_server.cli.dashboard.page import both_ends, can_write, joined
+from ava_server.cli.terminal import cells, wrapped
+from ava_server.core.errors import AvaError
+from ava_server.core.threads import read_apart
+
+if TYPE_CHECKING:
+    from ava_server.cli.dashboard.decisions import Decision
+    from ava_server.cli.dashboard.detail import LogPart, RunDetail
+    from ava_server.cli.dashboard.live import LivePage
+    from ava_server.cli.dashboard.overview import OverviewReader
+
+LOOK_EVERY_S, BEHIND_S = 1.0, 0.05
+"""Seconds between two looks at a run, and at a terminal that has not read the question yet."""
+_SENDS = ("Enter sends · Esc back · ↑↓ Page Up/Down scroll", "Enter sends · Esc back")
+LEAST_WIDTH, LEAST_ROOM = 40, 3
+"""Columns, and lines of text, without which nothing is decided: the question could not be read."""
+HELP = """\
+The list has your runs: first those that wait for you, then the others, then those that ended within the hour.
+
+Up, Down, Page Up, Page Down, Home, End   select a run, or scroll a text
+Enter   open the selected run: its task, steps, tools, cost and result
+a   approve a proposal, or allow a run near a cap more: it is shown whole, and you are asked
+r   reject a proposal, or decline to allow more: you are asked
+c   cancel a run or withdraw a proposal: you are asked
+s   send a message to a run, or answer its question
+/   filter the list by words: of the task, role, name, id, state or model. Enter keeps the filter, Esc removes it
+l   the run's entries in the log, as they come
+Esc   go back
+?   this help
+q   quit; so does Ctrl-C, and Ctrl-Z suspends
+
+A question counts only when you have typed y or yes, and Enter. Runs continue when you quit.
+
+Bars show time, turns, tool calls, tokens and money against their caps: used, held for the call in progress, and left.
+Where there is no room for a bar that would be true, there are only figures."""
+
+
+Done = Callable[[str, Exception | None], None]
+"""Called with what came of a decision: a sentence, or why it was refused."""
+
+
+class _Status(Protocol):
+    """What the screens use of the app; see `StatusApp`."""
+
+    reader: OverviewReader
+    said: tuple[str, bool]
+
+    @property
+    def behind(self) -> bool: ...
+    @property
+    def clock(self) -> str: ...
+    @property
+    def served(self) -> bool: ...
+    @property
+    def screen(self) -> object: ...
+    def page(self, width: int) -> LivePage: ...
+    def tell(self, words: str, *, failed: bool = False) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+    def accept_keys(self) -> None: ...
+    def carry_out(self, decision: Decision, answer: str, pin: str, done: Done) -> object: ...
+
+
+class TextScreen(Screen[None]):
+    """A text under a title, which scrolls, with a line of keys below.
+
+    Attributes:
+        status: The app.
+        run_id: The run that it shows; None for the help.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "back", show=False),
+        Binding("up", "move('scroll_up')", show=False),
+        Binding("down", "move('scroll_down')", show=False),
+        Binding("pageup", "move('scroll_page_up')", show=False),
+        Binding("pagedown", "move('scroll_page_down')", show=False),
+        Binding("home", "move('scroll_home')", show=False),
+        Binding("end", "move('scroll_end')", show=False),
+    ]
+    keys: ClassVar[tuple[str, ...]] = ("Esc back · ↑↓ scroll · q quit", "Esc back  q quit")
+    AUTO_FOCUS = ""
+
+    def __init__(self, status: _Status, title: str, run_id: str | None = None) -> None:
+        super().__init__()
+        self.status = status
+        self.run_id = run_id
+        self._heading = title
+        self._shown: dict[str, Text] = {}
+        self._parts = {name: Static(markup=False, classes="part") for name in ("top", "text", "note", "keys")}
+        self._room = VerticalScroll(self._parts["text"], can_focus=False)
+
+    def compose(self) -> Iterable[Static | VerticalScroll | Input]:
+        """Lay out the screen."""
+        yield self._parts["top"]
+        yield self._room
+        yield self._parts["note"]
+        yield self._parts["keys"]
+
+    def on_mount(self) -> None:
+        """Draw it."""
+        self.draw()
+
+    def on_resize(self) -> None:
+        """Draw it for the new size."""
+        self.draw()
+
+    def action_back(self) -> None:
+        """Return to what was there before."""
+        self.dismiss()
+
+    def action_move(self, method: str) -> None:
+        """Scroll the text."""
+        getattr(self._room, method)(animate=False)
+
+    def key_lines(self) -> tuple[str, ...]:
+        """Return what the keys do, for narrower and narrower screens."""
+        return self.keys
+
+    def content(self, width: int) -> Iterator[Text]:
+        """Yield the text in lines of at most so many columns."""
+        yield from (joined(line) for line in wrapped(HELP, width).split("\n"))
+
+    def note(self) -> Text:
+        """Return the line below the text: what the last key has done."""
+        words, failed = self.status.said
+        return _wrapped(words, self.size.width, "bold red" if failed else "bold")
+
+    def draw(self) -> None:
+        """Show what is there now, unless the terminal still reads what it was sent before."""
+        if not self.is_mounted or self.status.behind:
+            return
+        width = max(self.size.width - 1, 1)  # the scroll bar's
+        keys = next(
+            (keys for keys in self.key_lines() if cells(keys) <= width and can_write(keys)), self.key_lines()[-1]
+        )
+        text = Text("\n", no_wrap=True).join(self.content(width))  # which may know the heading
+        parts = {
+            "top": both_ends(joined((self._heading, "bold reverse")), self.status.clock, width),
+            "text": text,
+            "note": self.note(),
+            "keys": Text(keys, style="dim"),
+        }
+        for name, text in parts.items():
+            if self._shown.get(name) != text:
+                self._shown[name] = text
+                self._parts[name].update(text)
+
+
+class RunScreen(TextScreen):
+    """A run: its task, steps, tools, cost and result, kept up to date."""
+
+    keys: ClassVar[tuple[str, ...]] = (
+        "Esc back · ↑↓ scroll · a approve · r reject · c cancel · s send · l log · q quit",
+        "Esc back  a approve  r reject  c cancel  s send  l log  q quit",
+        "Esc back  q quit",
+    )
+
+    def __init__(self, status: _Status, title: str, run_id: str) -> None:
+        super().__init__(status, title, run_id)
+        self._detail: RunDetail | None = None
+        self._trouble = ""
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        super().on_mount()
+        self._look()
+
+    @work
+    async def _look(self) -> None:
+        try:
+            while True:
+                try:
+                    await self.look()
+                    self._trouble = ""
+                except (AvaError, AuditError) as error:
+                    self._trouble = str(error)
+                self.draw()
+                await anyio.sleep(LOOK_EVERY_S)
+        except Exception as error:
+            self.status.fail(error)
+
+    async def look(self) -> None:
+        """Read the run."""
+        run_id, reader = self.run_id or "", self.status.reader
+
+        def read() -> RunDetail | None:
+            from ava_server.cli.dashboard.detail import read_detail
+
+            return reader.read(lambda view, alive: read_detail(view, run_id, alive, served=self.status.served))
+
+        self._detail = await read_apart(read)
+
+    def content(self, width: int) -> Iterator[Text]:
+        """Yield the run."""
+        if self._trouble:
+            yield from _lines(f"! {self._trouble}", width, "bold red")
+        if self._detail is None:
+            yield Text("Reading …")
+            return
+        from ava_server.cli.dashboard.detail import detail_lines
+        from ava_server.cli.dashboard.live import SHORT
+        from ava_server.core.ids import label
+
+        run = self._detail.run
+        self._heading = f"{label(run.row)}: {SHORT.get(run.state, run.state)}"
+        yield from detail_lines(self._detail, self.status.page(width))
+
+
+class LogScreen(RunScreen):
+    """A run's entries in the log, the newest last; at its end it follows them."""
+
+    def __init__(self, status: _Status, title: str, run_id: str) -> None:
+        super().__init__(status, title, run_id)
+        self._lines: tuple[tuple[str, bool], ...] = ()
+        self._upto = 0
+
+    async def look(self) -> None:
+        """Read what is new."""
+        run_id, reader = self.run_id or "", self.status.reader
+
+        def read() -> LogPart:
+            from ava_server.cli.dashboard.detail import read_log
+
+            return reader.read(lambda view, _alive: read_log(view, run_id, self._upto))
+
+        found = await read_apart(read)
+        from ava_server.cli.dashboard.detail import ENTRIES
+
+        follows = self._upto == 0 or self._room.scroll_offset.y >= self._room.max_scroll_y
+        self._upto, self._lines = found.upto, (*self._lines, *found.lines)[-ENTRIES:]
+        if follows and found.lines:
+            self.call_after_refresh(self._room.scroll_end, animate=False)
+
+    def content(self, width: int) -> Iterator[Text]:
+        """Yield the entries."""
+        if self._trouble:
+            yield from _lines(f"! {self._trouble}", width, "bold red")
+        if self._upto == 0:
+            yield Text("Reading …")
+            return
+        from ava_server.cli.dashboard.detail import log_lines
+
+        yield from log_lines(self._lines, width)
+
+
+class QuestionScreen(TextScreen):
+    """A question to a person, under everything that it is about; one key alone never answers it."""
+
+    keys: ClassVar[tuple[str, ...]] = (
+        "y or yes and Enter agrees · anything else declines · Esc back · ↑↓ Page Up/Down scroll",
+        "y, Enter: agree · Esc: back · ↑↓: scroll",
+        "Esc back",
+    )
+
+    def __init__(self, status: _Status, decision: Decision) -> None:
+        super().__init__(status, decision.title, decision.run.id)
+        self._decision = decision
+        self._question = Static(markup=False, classes="part")
+        self._input = Input(compact=True, select_on_focus=False)
+        self._asks_pin = self._busy = False
+        self._note, self._failed = "", False
+
+    def compose(self) -> Iterable[Static | VerticalScroll | Input]:
+        """Lay out the screen: the answer is typed below the text."""
+        yield self._parts["top"]
+        yield self._room
+        yield self._parts["note"]
+        yield self._question
+        yield self._input
+        yield self._parts["keys"]
+
+    def on_mount(self) -> None:
+        """Show what the question is about, and then ask: what was typed before does not count."""
+        super().on_mount()
+        self._input.focus()
+        self.call_after_refresh(self._begin)
+
+    def _begin(self) -> None:
+        """Ask once the text is on the terminal, also where that reads slowly."""
+        self.draw()
+        if "text" not in self._shown or self.status.behind:
+            self.set_timer(BEHIND_S, self._begin)
+            return
+        self.status.accept_keys()
+        self._ask()
+
+    def key_lines(self) -> tuple[str, ...]:
+        """Return what the keys do."""
+        return _SENDS if self._decision.words else self.keys
+
+    def content(self, width: int) -> Iterator[Text]:
+        """Yield everything that the question is about."""
+        yield from _lines(self._decision.text, width, "")
+
+    def note(self) -> Text:
+        """Return what is wrong with the answer, or that more is to be read."""
+        return _wrapped(self._note, self.size.width, "bold red" if self._failed else "bold")
+
+    def action_back(self) -> None:
+        """Decline, or leave what is being done to itself."""
+        self.status.said = (f"{self._decision.title}: still being carried out …" if self._busy else "", False)
+        if not self._busy and self._decision.declined:
+            self.status.said = (self._decision.declined, False)
+        self.dismiss()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Take an answer."""
+        answer = event.value.strip()
+        if self._busy:
+            return None
+        if self._decision.words:
+            return self._carry_out(answer, "") if answer else self.say("Nothing is typed yet.")
+        if self._asks_pin:
+            return self._carry_out("", answer) if answer else self.say("No PIN is typed yet.")
+        if not self._decision.agrees(answer):
+            return self.action_back()
+        if self._room.scroll_offset.y < self._room.max_scroll_y:
+            return self.say("Read it to its end first, with Page Down or the arrow keys.", failed=True)
+        if self.size.width < LEAST_WIDTH or self._room.size.height < LEAST_ROOM:
+            return self.say("Make the terminal larger, so that you can read what you decide.", failed=True)
+        if self._decision.pin:
+            self._asks_pin = True
+            return self._ask()
+        return self._carry_out(answer, "")
+
+    def _ask(self) -> None:
+        decision = self._decision
+        question = "Approval PIN (not shown):" if self._asks_pin else decision.question
+        if not decision.words and not self._asks_pin:
+            question += " [y/N]"
+        self._question.update(joined((question, "bold")))
+        self._input.password = self._asks_pin
+        self._input.value = ""
+
+    def say(self, words: str, *, failed: bool = False) -> None:
+        """Say something above the question."""
+        self._note, self._failed = words, failed
+        self.draw()
+
+    def _carry_out(self, answer: str, pin: str) -> None:
+        self._busy = True
+        self.say("One moment …")
+        self._input.disabled = True
+        if self._asks_pin:
+            self._input.value = ""
+        self.status.carry_out(self._decision, answer, pin, self._finish)
+
+    def _finish(self, said: str, error: Exception | None) -> None:
+        """Go back with what came of it; after a refusal, the answer can be corrected and is still there."""
+        if not self.is_attached or self.status.screen is not self:
+            self.status.tell(said or str(error), failed=error is not None)
+            return
+        if error is None:
+            self.status.said = (said, False)
+            self.dismiss()
+            return
+        self._busy = False
+        self._input.disabled = False
+        if not self._decision.words:
+            self._ask()
+        self._input.focus()
+        self.say(str(error), failed=True)
+
+
+REFUSALS = (AvaError, AuditError, RolesError)
+"""What is said to the person; any other exception is a fault of Ava's own."""
+
+
+def _wrapped(text: str, width: int, style: str) -> Text:
+    return Text("\n", no_wrap=True).join(_lines(text, max(width, 1), style)) if text else Text()
+
+
+def _lines(text: str, width: int, style: str) -> Iterator[Text]:
+    """Yield a text in lines of at most so many columns, without leaving out anything."""
+    yield from (joined((line, style)) for line in wrapped(clean(text)[0], width, breaks=True).split("\n"))

@@ -1,0 +1,425 @@
+"""Decisions in the live screen of `ava status`: shown whole, asked for, and checked as in `ava approve`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from support.dashboard import hides, live_app, screen, shows
+from support.extensions import CAP, works
+from support.model_server import Gate, Say
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from textual import events
+
+from ava_audit.events import ExtensionDecided, QuestionAnswered, SpawnDecided, UserMessage
+from ava_server.cli.approval_client import LocalApprovals
+from ava_server.cli.dashboard.app import StatusApp
+from ava_server.cli.dashboard.screens import QuestionScreen
+from ava_server.config.pin import PinFile
+from ava_server.runs.questions import answer_question
+from ava_server.service.access import Access
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+PIN = "a-long-pin-4711"
+NO_WORKER = "background = false\n"
+ASKED = ("ask", {"question": "Which currency is meant?", "options": ["EUR", "USD"]})
+
+
+@asynccontextmanager
+async def proposed(
+    tmp: Path, *, config: str = "", width: int = 100, height: int = 30, **more: Any
+) -> AsyncGenerator[tuple[Lab, Any, StatusApp, Pilot[int]]]:
+    """A proposal that waits, and the screen that shows it."""
+    async with open_lab(tmp, [hand_over()], config=NO_WORKER + config + PRICED) as lab:
+        proposal = await lab.propose(**more)
+        async with live_app(lab, width, height) as (app, pilot):
+            yield lab, proposal, app, pilot
+
+
+def pin_of(lab: Lab) -> PinFile:
+    return PinFile(lab.runtime.settings.paths.approval_file)
+
+
+async def decision(lab: Lab, proposal: Any) -> tuple[str, str | None] | None:
+    """What was decided on a proposal, and over which channel."""
+    found = await lab.facts(proposal.subagent_id, SpawnDecided)
+    return (found[-1].decision, found[-1].channel) if found else None
+
+
+# -- proposals --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_shows_the_whole_proposal_and_starts_it_after_a_yes(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        text = " ".join(" ".join(await shows(app, "Start it? [y/N]")).split())
+        for line in (*proposal.message.split("\n"), proposal.approval_line):
+            assert " ".join(line.split()) in text, line
+        assert await decision(lab, proposal) is None
+        await pilot.press("y", "enter")
+        await shows(app, "Approved. It has started.")
+        assert await decision(lab, proposal) == ("approved", "terminal")
+        assert (await lab.ended(proposal.subagent_id)).state == "success"
+
+
+@pytest.mark.parametrize("keys", [["enter"], ["n", "enter"], ["escape"], ["a", "enter"], ["y", "y", "enter"], ["y"]])
+async def test_anything_but_a_clear_yes_leaves_the_proposal_waiting(tmp_path: Path, keys: list[str]) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        await pilot.press(*keys)
+        if keys != ["y"]:
+            await shows(app, "Nothing was approved; it still waits.")
+        assert await decision(lab, proposal) is None
+        await pilot.press("escape")
+
+
+async def test_keys_typed_before_the_question_was_drawn_do_not_answer_it(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        early = [events.Key("y", "y"), events.Key("enter", "\r")]
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        for key in early:
+            app.post_message(key)
+        await pilot.pause()
+        assert isinstance(app.screen, QuestionScreen)
+        assert app.screen._input.value == ""  # pyright: ignore[reportPrivateUsage]
+        assert await decision(lab, proposal) is None
+
+
+async def test_a_long_proposal_counts_only_once_its_end_was_on_the_screen(tmp_path: Path) -> None:
+    long_task = " ".join(f"word{number}" for number in range(80))
+    async with proposed(tmp_path, width=60, height=12, task=long_task, rationale="It is needed. " * 15) as (
+        lab, proposal, app, pilot,
+    ):  # fmt: skip
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        await pilot.press("y", "enter")
+        await shows(app, "Read it to its end first")
+        assert await decision(lab, proposal) is None
+        for _ in range(10):
+            await pilot.press("pagedown")
+        assert "costs" not in "\n".join(screen(app)[1:3])
+        await pilot.press("enter")
+        await shows(app, "Approved.")
+        assert await decision(lab, proposal) == ("approved", "terminal")
+
+
+async def test_nothing_is_decided_on_a_terminal_too_small_to_read_it(tmp_path: Path) -> None:
+    async with proposed(tmp_path, width=30, height=6) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "Start it?")
+        for _ in range(40):
+            await pilot.press("pagedown")
+        await pilot.press("y", "enter")
+        await shows(app, "Make the terminal larger")
+        assert await decision(lab, proposal) is None
+
+
+@pytest.mark.parametrize("other", ["approve", "reject"])
+async def test_a_proposal_decided_meanwhile_is_refused_with_a_sentence(tmp_path: Path, other: str) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        await lab.call(
+            "confirm_spawn", pending_ids=[proposal.pending_id], decision=other,
+            **({"approving": [proposal.approval_line]} if other == "approve" else {}),
+        )  # fmt: skip
+        await pilot.press("y", "enter")
+        await shows(app, f"{proposal.pending_id} no longer waits")
+        assert len(await lab.facts(proposal.subagent_id, SpawnDecided)) == 1
+
+
+async def test_a_proposal_that_differs_from_what_was_shown_is_refused(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        asked: Any = app.screen
+        shown = asked._decision.shown
+        for changed in ({"digest": "0" * 64}, {"approval_line": "free"}, {"message": "Something harmless."}):
+            asked._decision = replace(asked._decision, shown=shown.model_copy(update=changed))
+            await pilot.press("y", "enter")
+            await shows(app, "has changed since it was shown; look at it again.")
+            assert await decision(lab, proposal) is None
+
+
+async def test_r_rejects_a_proposal_after_a_yes(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("r")
+        await shows(app, "Reject it? [y/N]")
+        assert await decision(lab, proposal) is None
+        await pilot.press("y", "enter")
+        await shows(app, f"{proposal.pending_id} is rejected.")
+        assert await decision(lab, proposal) == ("rejected", "terminal")
+
+
+async def test_an_expired_proposal_is_not_offered(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (_lab, proposal, app, pilot):
+        now = time.time_ns() // 1000
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("ava_server.cli.dashboard.decisions.now_us", lambda: now + 10**10)
+            await pilot.press("a")
+            await shows(app, f"{proposal.pending_id} has expired; have it proposed again.")
+
+
+# -- who may decide ---------------------------------------------------------------------------------------------------
+
+
+async def test_under_the_policy_human_only_the_right_pin_starts_it_and_the_pin_is_never_shown(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], config=NO_WORKER + PRICED) as lab:
+        pin_of(lab).set(PIN)
+        proposal = await lab.propose()
+        async with live_app(lab, 100, 30) as (app, pilot):
+            await pilot.press("a")
+            await shows(app, "Start it? [y/N]")
+            await pilot.press("y", "enter")
+            await shows(app, "Approval PIN (not shown):")
+            await pilot.press(*"wrong-pin", "enter")
+            await shows(app, "That is not the PIN; 4 tries are left.")
+            assert await decision(lab, proposal) is None
+            await pilot.press(*PIN)
+            assert PIN not in "\n".join(screen(app)) and "••••" in "\n".join(screen(app))
+            await pilot.press("enter")
+            await shows(app, "Approved. It has started.")
+        assert await decision(lab, proposal) == ("approved", "terminal")
+        await lab.ended(proposal.subagent_id)
+        assert not any(
+            PIN in str(entry.content)
+            for entry in await lab.store.read(lambda view: [*view.entries(proposal.subagent_id)])
+        )
+
+
+async def test_a_locked_pin_is_said_before_any_question(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=NO_WORKER + PRICED) as lab:
+        pin_of(lab).set(PIN)
+        await lab.propose()
+        for _ in range(5):
+            with pytest.raises(Exception, match="not the PIN"):
+                pin_of(lab).check("another-pin")
+        async with live_app(lab, 100, 30) as (app, pilot):
+            await pilot.press("a")
+            await shows(app, "locked")
+            assert not isinstance(app.screen, QuestionScreen)
+
+
+async def test_a_pin_that_was_set_while_the_question_was_open_is_asked_for(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        pin_of(lab).set(PIN)
+        await pilot.press("y", "enter")
+        await shows(app, "The approval PIN is needed now")
+        assert await decision(lab, proposal) is None
+        await pilot.press("escape", "a")
+        await shows(app, "Start it? [y/N]")
+        await pilot.press("y", "enter", *PIN, "enter")
+        await shows(app, "Approved.")
+        await lab.ended(proposal.subagent_id)
+
+
+@pytest.mark.parametrize("key", ["a", "r", "c", "s"])
+async def test_a_subagent_decides_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        monkeypatch.setenv("AVA_RUN_ID", "S-000001")
+        await pilot.press(key)
+        await shows(app, "ava " + {"a": "approve", "r": "reject", "c": "cancel", "s": "send"}[key])
+        assert not isinstance(app.screen, QuestionScreen)
+        assert await decision(lab, proposal) is None
+
+
+async def test_another_users_run_is_shown_with_all_and_not_decided_on(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=NO_WORKER + PRICED) as lab:
+        proposal = await lab.propose()
+        async with live_app(lab, 100, 30, everybody=True) as (app, pilot):
+            app.reader.user = "another"
+            for key in "arc":
+                await pilot.press(key)
+                await shows(app, f"belongs to {lab.session.user}; only that user decides about it.")
+        assert await decision(lab, proposal) is None
+
+
+# -- a run near a cap -------------------------------------------------------------------------------------------------
+
+
+async def near_its_cap(lab: Lab) -> str:
+    """Start a run that a person has approved and that asks for more."""
+    lab.session.channel = "terminal"
+    run_id = await lab.start(**CAP)
+    lab.session.channel = "host_call"
+    await lab.logged(run_id, "ExtensionAsked", within_s=20)
+    return run_id
+
+
+async def test_a_allows_a_run_near_its_cap_more_after_a_yes_and_r_declines(tmp_path: Path) -> None:
+    for key, question, outcome, decided in (
+        ("a", "Raise the cap?", "it goes on", "approved"),
+        ("r", "Decline it, so that the run hands in what it has?", "wraps up", "declined"),
+    ):
+        (tmp_path / key).mkdir()
+        async with open_lab(tmp_path / key, works, config=NO_WORKER + PRICED, check=False) as lab:
+            run_id = await near_its_cap(lab)
+            async with live_app(lab, 100, 30) as (app, pilot):
+                await shows(app, "asks for more")
+                await pilot.press(key)
+                await shows(app, question)
+                await shows(app, "is near its cost cap of $0.20")
+                assert await lab.facts(run_id, ExtensionDecided) == []
+                await pilot.press("y", "enter")
+                await shows(app, outcome)
+            [fact] = await lab.facts(run_id, ExtensionDecided)
+            assert (fact.decision, fact.channel) == (decided, "terminal")
+            await lab.ended(run_id)
+
+
+async def test_a_changed_request_for_more_is_refused(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, works, config=NO_WORKER + PRICED, check=False) as lab:
+        run_id = await near_its_cap(lab)
+        async with live_app(lab, 100, 30) as (app, pilot):
+            await shows(app, "asks for more")
+            await pilot.press("a")
+            await shows(app, "Raise the cap?")
+            asked: Any = app.screen
+            changed = asked._decision.shown.model_copy(update={"digest": "0" * 64})
+            asked._decision = replace(asked._decision, shown=changed)
+            await pilot.press("y", "enter")
+            await shows(app, "has changed since it was shown")
+            assert await lab.facts(run_id, ExtensionDecided) == []
+        await lab.call("cancel_subagent", subagent_id=run_id)
+
+
+# -- messages, questions and cancelling -------------------------------------------------------------------------------
+
+
+def asks(request: dict[str, Any]) -> Say:
+    tools = [each["content"] for each in request["messages"] if each["role"] == "tool"]
+    return hand_over(output=" | ".join(tools)) if tools else Say(calls=[ASKED])
+
+
+async def test_s_answers_the_question_of_a_run(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, asks, config=NO_WORKER + PRICED) as lab:
+        run_id = await lab.start()
+        await lab.logged(run_id, "QuestionAsked")
+        async with live_app(lab, 100, 30) as (app, pilot):
+            await shows(app, 'It asks: "Which currency is meant?"; s answers it')
+            await pilot.press("s")
+            for words in ("│ Which currency is meant?", "│ - EUR", "give no passwords or keys"):
+                await shows(app, words)
+            await pilot.press("enter")
+            await shows(app, "Nothing is typed yet.")
+            await pilot.press(*"EUR", "space", *"quite", "enter")
+            await shows(app, "has the answer to its question and goes on.")
+        [fact] = await lab.facts(run_id, QuestionAnswered)
+        assert (fact.decision, fact.channel) == ("answered", "terminal")
+        await lab.ended(run_id)
+        assert "EUR quite" in str((await lab.result(run_id))["untrusted_result"]["output"])
+
+
+async def test_an_answer_to_a_question_that_is_gone_is_refused_and_stays_typed(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, asks, config=NO_WORKER + PRICED) as lab:
+        run_id = await lab.start()
+        entry = await lab.logged(run_id, "QuestionAsked")
+        async with live_app(lab, 100, 30) as (app, pilot):
+            await pilot.press("s")
+            await shows(app, "Answer:")
+            access, fact = Access(lab.runtime, lab.session), entry.fact
+            assert fact is not None
+            row, who = await lab.run(run_id), lab.session.who
+            question_id = fact.model_dump()["question_id"]
+            assert await lab.store.do(
+                answer_question(run_id, question_id, "USD", access.agent_of(row), who, "host_call")
+            )
+            await pilot.press(*"EUR", "enter")
+            lines = await shows(app, "no longer waits for this answer; nothing was sent.")
+            assert "EUR" in lines, "what was typed is not lost"
+            access.wake(run_id)
+        await lab.ended(run_id)
+        said = [fact.text for fact in await lab.facts(run_id, UserMessage) if fact.kind in ("answer", "message")]
+        assert said == ["USD"]
+
+
+async def test_s_sends_a_message_and_c_cancels_after_a_yes(tmp_path: Path) -> None:
+    gate = Gate(60)
+    async with open_lab(tmp_path, [Say("so", gate=gate)], config=NO_WORKER + PRICED, check=False) as lab:
+        run_id = await lab.start(task="Goes on")
+        await arrived(gate.arrived)
+        async with live_app(lab, 100, 30) as (app, pilot):
+            await pilot.press("s")
+            await shows(app, "reads the message before its next turn")
+            await pilot.press(*"quick", "enter")
+            await shows(app, "reads it before its next turn. It may steer the work; limits and tools stay.")
+            assert [fact.text for fact in await lab.facts(run_id, UserMessage) if fact.kind == "message"] == ["quick"]
+            await pilot.press("c")
+            await shows(app, "Cancel it? [y/N]")
+            await pilot.press("n", "enter")
+            await shows(app, "Nothing was cancelled.")
+            assert (await lab.run(run_id)).state == "running"
+            await pilot.press("enter")
+            await shows(app, "Steps: turn")
+            await pilot.press("c")
+            await shows(app, "What it has so far is kept as its result.")
+            await pilot.press("y", "enter")
+            await shows(app, "has ended: cancelled.")
+            await hides(app, "Cancel it?")
+            await pilot.press("c")
+            await shows(app, "has ended (cancelled).")
+        assert (await lab.run(run_id)).state == "cancelled"
+        gate.released.set()
+
+
+async def test_c_withdraws_a_proposal(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("c")
+        await shows(app, "Withdraw it? [y/N]")
+        await pilot.press("y", "enter")
+        await shows(app, "has ended: cancelled.")
+        assert (await lab.run(proposal.subagent_id)).state == "cancelled"
+
+
+async def test_a_key_that_does_not_fit_the_run_says_why(tmp_path: Path) -> None:
+    async with proposed(tmp_path) as (_lab, _proposal, app, pilot):
+        await pilot.press("s")
+        await shows(app, "waits for approval; to change it, cancel it and propose it again.")
+        await pilot.press("slash", *"nothing", "enter", "a")
+        await shows(app, "No run is selected.")
+
+
+# -- leaving while something is decided -------------------------------------------------------------------------------
+
+
+async def test_q_waits_for_a_decision_that_is_being_carried_out_and_esc_leaves_it_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = LocalApprovals.describe_start
+
+    go_on = anyio.Event()
+
+    async def slower(*args: Any, **more: Any) -> str:
+        await go_on.wait()
+        return await slow(*args, **more)
+
+    monkeypatch.setattr(LocalApprovals, "describe_start", slower)
+    async with proposed(tmp_path) as (lab, proposal, app, pilot):
+        await pilot.press("a")
+        await shows(app, "Start it? [y/N]")
+        await pilot.press("y", "enter")
+        await shows(app, "One moment …")
+        await pilot.press("escape")
+        await shows(app, "still being carried out …")
+        await pilot.press("c")
+        await shows(app, f"One moment: Approve {proposal.pending_id} is still being carried out.")
+        await pilot.press("q")
+        await shows(app, "It ends when this is done")
+        go_on.set()
+        while app.is_running:
+            await pilot.pause(0.05)
+        assert app.return_value == 0 and app.in_flight is None
+        assert await decision(lab, proposal) == ("approved", "terminal")
+        await lab.ended(proposal.subagent_id)

@@ -1,0 +1,349 @@
+"""The live screen of `ava status`: its keys, and what it shows at each size, of logs that real runs have written."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.dashboard import hides, live_app, look, plain, screen, shows
+from support.model_server import Gate, Say
+from support.repository import REPOSITORY
+from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
+from support.stdio import until
+
+from ava_server.cli.dashboard import app as app_module
+from ava_server.cli.dashboard.app import StatusApp
+from ava_server.cli.dashboard.health import health
+from ava_server.cli.dashboard.live import LivePage
+from ava_server.cli.dashboard.page import LEAST_BAR
+from ava_server.core.data_root import os_user
+
+SNAPSHOTS = REPOSITORY / "tests" / "server" / "snapshots"
+ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
+EVIL = "[red]owned[/red] [@click=app.bell]click[/] \x1b]0;title\x07\x1b[2J\u202e"
+LITERAL = "[red]owned[/red] [@click=app.bell]click[/]"
+LONG = "Go on and on, reading the notes in the folder again and again until somebody releases the answer that is held"
+READS = ("read_file", {"path": "notes.md"})
+FAILS = ("read_file", {"path": "nowhere.md"})
+
+
+@asynccontextmanager
+async def everything(tmp: Path) -> AsyncGenerator[tuple[Lab, Gate]]:
+    """A run that has ended, one that runs, two in the queue, and two that wait for approval."""
+    gate = Gate(120)
+    script = [hand_over(summary="All is **said**."), Say("", [READS, FAILS]), Say("so", gate=gate)]
+    async with open_lab(tmp, [*script, *[hand_over()] * 4], config=ONE_AT_ONCE, check=False) as lab:
+        (lab.workspace / "notes.md").write_text("twelve cents")
+        await lab.outcome(task="All is done here", name="done")
+        await lab.start(task=LONG, name="busy", max_cost_cents=40)
+        await arrived(gate.arrived)
+        await lab.start(task="Comes later", name="patient")
+        await lab.start(task="Comes even later")
+        await lab.propose(task="May it?", name="new")
+        await lab.propose(task="May this one, too?")
+        yield lab, gate
+        gate.released.set()
+
+
+def selected(app: StatusApp) -> str:
+    """The line of the selected run."""
+    return next((line for line in screen(app) if line.startswith("> ")), "")
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_place() -> Generator[Path]:
+    """A folder whose path is as long on every machine: lines are cut by their length."""
+    path = Path(tempfile.mkdtemp(prefix="ava-shot-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def steady(lines: list[str]) -> str:
+    """A screen without what differs from run to run: ids, times, amounts, the user; columns keep their places."""
+    text = "\n".join(lines)
+    text = re.sub(r"ava-shot-\w{8}", "ava-shot-xxxxxxxx", text)
+    text = re.sub(r"\b([SP])-[0-9a-f]{6,8}\b", lambda found: f"{found[1]}-{'0' * (len(found[0]) - 2)}", text)
+    text = text.replace(f"{os_user():<12}", f"{USER:<12}").replace(f"by {os_user()} (sess-", f"by {USER} (sess-")
+    text = re.sub(r"sess-[0-9a-f]{12}", "sess-000000000000", text)
+    text = re.sub(r"\d\d:\d\d", "00:00", re.sub(r":\d\d\b", ":00", text))
+    text = re.sub(r"\d{4}-\d\d-\d\d", "2026-01-01", text)
+    text = re.sub(r"\d+/600 s", "0/600 s", text)
+    text = re.sub(r"\b\d s( +\$)", r"0 s\1", text)
+    text = re.sub(r", \d[\d.]* m?s\b.*", ", 0 s", text)
+    text = re.sub(r"\d+k?/2\.0M", lambda found: "0/2.0M".rjust(len(found[0]), "0"), text)
+    text = re.sub(r"(?<!,)\b\d+ tokens", "0 tokens", text)
+    text = re.sub(r"\$0\.\d+", lambda found: re.sub(r"\d", "0", found[0]), text).replace("▒", "░")
+    text = re.sub(r"(?<=keeper · ).*|[\d.]+ [kMG]B\b.*", "…", text)
+    return re.sub(r"[\d,]+ entries.*", "0 entries", text) + "\n"
+
+
+def compare(name: str, lines: list[str]) -> None:
+    """Compare a screen with its snapshot; AVA_WRITE_SNAPSHOTS=1 writes it instead."""
+    path = SNAPSHOTS / f"{name}.txt"
+    if os.environ.get("AVA_WRITE_SNAPSHOTS"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(steady(lines), encoding="utf-8")
+    assert steady(lines) == path.read_text("utf-8")
+
+
+@pytest.mark.slow
+async def test_the_screen_at_each_size_is_as_its_snapshot(short_place: Path) -> None:
+    async with everything(short_place) as (lab, _gate):
+        for width, height in ((60, 20), (80, 24), (120, 40), (200, 60)):
+            async with live_app(lab, width, height) as (app, pilot):
+                await shows(app, "not confined" if height > 30 else "Health: warning")
+                compare(f"list-{width}x{height}-proposal", screen(app))
+                await pilot.press("down", "down")
+                await shows(app, "nowhere.md: failed")
+                compare(f"list-{width}x{height}-running", screen(app))
+                await pilot.press("q")
+            assert app.return_value == 0
+
+
+@pytest.mark.slow
+async def test_the_other_screens_at_80_columns_are_as_their_snapshots(short_place: Path) -> None:
+    async with everything(short_place) as (lab, _gate), live_app(lab) as (app, pilot):
+        await pilot.press("a")
+        compare("approve-80x24", await shows(app, "Start it?"))
+        await pilot.press("escape", "question_mark")
+        compare("help-80x24", await shows(app, "Keys of ava status"))
+        await pilot.press("escape", "end", "enter")
+        compare("run-80x24", await shows(app, "Tools called"))
+        await pilot.press("l")
+        compare("log-80x24", await shows(app, "SubagentComplete"))
+
+
+# -- what stands where ------------------------------------------------------------------------------------------------
+
+
+async def test_each_size_shows_every_run_within_its_width_and_the_task_gets_what_is_left(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, _gate):
+        settings, overview, few = lab.runtime.settings, await look(lab), await look(lab, most=2)
+        busy = next(run for run in overview.runs if run.row.name == "busy")
+    found = tuple(health(overview, settings, "bubblewrap"))
+    for width in range(40, 201, 7):
+        page = LivePage("/srv/ava", overview, found, width, selected=busy.row.id)
+        for height in (*range(1, 30), 40, 60):
+            live = page.live(height)
+            assert max(line.cell_len for line in [*live.head, *(row.line for row in live.rows), *live.foot]) <= width
+            assert sum(row.run_id is not None for row in live.rows) == 6, "every run is in the list"
+            assert live.head[0].plain == "Data root: /srv/ava" and live.foot[-1].plain.endswith("q quit")
+            assert height < 8 or height - len(live.head) - len(live.foot) >= 3
+            for bars in re.findall(r"[█▒░]+", "\n".join(plain(live.foot))):
+                assert len(bars) >= LEAST_BAR, "a narrower bar would not be true"
+        row = next(row.line.plain for row in page.live(24).rows if row.run_id == busy.row.id)
+        task = re.split(r"…|  +|$", row.partition(" · ")[2])[0]
+        assert (
+            LONG.startswith(task) and (width < 60 or len(task) > min(width - 50, 90)) and (width < 160 or LONG in row)
+        )
+        assert width < 79 or re.search(r"\d+ s +\$0\.\d+$", row)
+    counts = LivePage("/srv/ava", few, found, 120).live(24).head[1].plain
+    assert re.match(r"2 to approve · 1 running · 2 queued · 1 ended · 3 not listed: ava status --once ", counts)
+
+
+async def test_the_selected_run_shows_its_task_its_caps_and_its_last_actions(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
+        assert selected(app).split()[1:4] == [selected(app).split()[1], "to", "approve"]
+        await shows(app, "at most $0.50 and 10 min")
+        await pilot.press("down", "down")
+        lines = await shows(app, "nowhere.md: failed")
+        text = "\n".join(lines)
+        assert "(busy" not in selected(app) and "busy · Go on and on" in selected(app)
+        assert re.search(r"^  \d\d:\d\d:\d\d read_file path=notes.md: success, .*$", text, re.MULTILINE)
+        assert re.search(r"^  \d\d:\d\d:\d\d read_file path=nowhere.md: failed, .*$", text, re.MULTILINE)
+        assert re.search(r"^  \d+/600 s +turn 2/20 +2/40 calls +\d+k?/2\.0M tok +\$0.\d+/\$0.40$", text, re.MULTILINE)
+        assert "until somebody releases the answer that is held" in " ".join(text.split())
+        await pilot.press("down")
+        await shows(app, "number 1 in the queue")
+        gate.released.set()
+
+
+async def test_the_selection_stays_with_its_run_when_others_come_and_when_it_ends(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, gate), live_app(lab, 100, 30) as (app, pilot):
+        await pilot.press("down", "down")
+        assert "busy" in selected(app)
+        await lab.propose(task="A third one", name="third")
+        await shows(app, "3 to approve")
+        assert "busy" in selected(app), "a new row does not move it"
+        gate.released.set()
+        await until(lambda: "success" in selected(app) and "busy" in selected(app))
+        below = [line for line in screen(app) if re.match(r"[> ] S-", line)]
+        assert below.index(selected(app)) >= 3, "it has moved to those that have ended"
+        await pilot.press("home")
+        assert "new" in selected(app)
+
+
+async def test_arrows_pages_home_and_end_select_and_the_list_scrolls_with_them(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], check=False) as lab:
+        names = [f"run{number:02}" for number in range(30)]
+        for name in names:
+            await lab.propose(task=f"Number {name}", name=name)
+        async with live_app(lab, 80, 16) as (app, pilot):
+            assert "run00" in selected(app) and "run29" not in "\n".join(screen(app))
+            for key, name in (
+                ("down", "run01"), ("up", "run00"), ("up", "run00"), ("end", "run29"), ("down", "run29"),
+                ("home", "run00"),
+            ):  # fmt: skip
+                await pilot.press(key)
+                await until(lambda name=name: name in selected(app))  # type: ignore[misc]
+            await pilot.press("pagedown")
+            reached = next(name for name in names if name in selected(app))
+            assert "run00" < reached < "run15"
+            await pilot.press("pageup")
+            assert "run00" in selected(app)
+
+
+async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, _gate), live_app(lab, 100, 30) as (app, pilot):
+
+        async def type_filter(words: str) -> list[str]:
+            await pilot.press("slash", *("space" if char == " " else char for char in words))
+            await pilot.press("enter")
+            return [line for line in screen(app) if re.match(r"[> ] S-\w{6} ", line)]
+
+        for words, names in (
+            ("LATER", ["patient", "researcher"]),
+            ("to approve", ["new", "researcher"]),
+            ("queued even", ["researcher"]),
+            ("researcher success", ["done"]),
+        ):
+            found = await type_filter(words)
+            assert [re.split(r"  +", line[2:])[2].split(" · ")[0] for line in found] == names, words
+            assert selected(app) in found, "one of those that are shown is selected"
+            assert f"filter '{words}': {len(names)} of 6" in screen(app)[1]
+            await pilot.press("escape")
+            await hides(app, "filter '")
+        assert await type_filter("nothing has this") == []
+        assert "No run matches the filter; Esc removes it." in screen(app)
+        await pilot.press("escape", "slash", "q")
+        await shows(app, "filter 'q'")
+        await pilot.press("escape")
+        assert len([line for line in screen(app) if re.match(r"[> ] S-\w{6} ", line)]) == 6
+
+
+async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follows_it(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, gate), live_app(lab, 120, 60) as (app, pilot):
+        await pilot.press("down", "down", "enter")
+        lines = await shows(app, "nowhere.md: failed")
+        text = "\n".join(lines)
+        assert re.match(r"researcher busy \(S-\w{6}\): running +\d\d:\d\d:\d\d$", lines[0])
+        for words in (f"│ {LONG}", "Approved ", "Caps: at most $0.40", "Tools called: read_file 2", "Steps: turn 2"):
+            assert words in text, words
+        assert re.search(r"^Cost: \$0\.\d+ of \$0\.40$", text, re.MULTILINE)
+        gate.released.set()
+        await shows(app, ": success")
+        await pilot.press("end")
+        await shows(app, "│ so")
+        await pilot.press("escape", "end", "enter")
+        lines = await shows(app, "│ All is said.")
+        assert "researcher done" in lines[0]
+
+
+async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(tmp_path: Path) -> None:
+    async with everything(tmp_path) as (lab, gate), live_app(lab) as (app, pilot):
+        await pilot.press("down", "down", "l")
+        lines = await shows(app, "ToolCall read_file path=notes.md")
+        assert re.match(r"Log of busy S-\w{6} ", lines[0])
+        assert not any(re.match(r"\d\d:\d\d:\d\d (CostReserved|RunClaimed)", line) for line in lines)
+        gate.released.set()
+        await shows(app, "SubagentComplete")
+        await pilot.press("escape", "enter")
+        await shows(app, "Steps: turn 2")
+        await pilot.press("l")
+        await shows(app, "Log of busy")
+        await pilot.press("escape", "escape")
+        assert "busy" in selected(app)
+
+
+@pytest.mark.parametrize("keys", [["enter"], ["l"], ["question_mark"], []])
+async def test_q_quits_from_every_screen(tmp_path: Path, keys: list[str]) -> None:
+    async with open_lab(tmp_path, [hand_over()], check=False) as lab:
+        await lab.outcome()
+        async with live_app(lab) as (app, pilot):
+            await pilot.press(*keys)
+            await shows(app, "Esc back" if keys else "q quit")
+            await pilot.press("q")
+        assert app.return_value == 0
+
+
+async def test_model_text_is_literal_on_every_screen(tmp_path: Path) -> None:
+    asks = ("ask", {"question": f"Which {EVIL}?", "options": [f"this {EVIL}"]})
+    script = [Say("", [("read_file", {"path": f"{EVIL}.md"}), asks])]
+    async with open_lab(tmp_path, script, check=False) as lab:
+        run_id = await lab.start(task=f"Runs {EVIL}")
+        await lab.logged(run_id, "QuestionAsked")
+        await lab.propose(task=f"Waits {EVIL}", name="[blink]x[/]")
+        async with live_app(lab, 120, 50) as (app, pilot):
+
+            async def is_literal(*words: str) -> None:
+                for one in words:
+                    await shows(app, one)
+                shown = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
+                for strip in shown:
+                    for segment in strip:
+                        assert not re.search(r"[\x00-\x1f\x7f-\x9f\u202e]", segment.text), segment.text
+                        assert segment.style is None or "@click" not in segment.style.meta
+                        assert "owned" not in segment.text or "red" not in str(segment.style)
+
+            await is_literal(f"Waits {LITERAL}", "[blink]x[/]", f"Runs {LITERAL}")
+            await pilot.press("a")
+            await is_literal(f"Waits {LITERAL}", "Start it?")
+            await pilot.press("escape", "down")
+            if "Runs" not in selected(app):
+                await pilot.press("up")
+            await is_literal(f'It asks: "Which {LITERAL}')
+            await pilot.press("s")
+            await is_literal(f"Which {LITERAL}", f"- this {LITERAL}")
+            await pilot.press("escape", "enter")
+            await is_literal(f"Runs {LITERAL}", f"Which {LITERAL}")
+            await pilot.press("l")
+            await is_literal(f"Which {LITERAL}", f"Runs {LITERAL}")
+
+
+# -- a log that does not answer ---------------------------------------------------------------------------------------
+
+
+async def test_a_log_that_hangs_blocks_no_key_and_a_question_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_module, "ASKS_WITHIN_S", 0.5)
+    async with open_lab(tmp_path, [], check=False) as lab:
+        await lab.propose()
+        async with live_app(lab) as (app, pilot):
+
+            def hangs(*_args: Any) -> Any:
+                time.sleep(600)
+
+            monkeypatch.setattr(app.reader, "look", hangs)
+            monkeypatch.setattr(app.reader, "read", hangs)
+            await pilot.press("a")
+            await shows(app, "The log has not answered for")
+            await pilot.press("enter")
+            await shows(app, "Reading …")
+            await pilot.press("question_mark")
+            await shows(app, "Keys of ava status")
+            await pilot.press("q")
+        assert app.return_value == 0
+
+
+async def test_a_run_that_cannot_be_read_says_why_and_is_shown_as_soon_as_it_can(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()], check=False) as lab:
+        await lab.outcome()
+        async with live_app(lab) as (app, pilot):
+            moved = lab.root.with_name("moved")
+            lab.root.rename(moved)
+            await pilot.press("enter")
+            await shows(app, "! there is no log in")
+            moved.rename(lab.root)
+            await shows(app, "Tools called")

@@ -1,0 +1,73 @@
+"""The live screen of `ava status` over a lab: its page as lines, and the app with a pilot.
+
+async with live_app(lab, 80, 24) as (app, pilot):
+    await pilot.press("a")
+    await shows(app, "Start it?")
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+
+from ava_server.cli.dashboard.app import StatusApp
+from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
+from ava_server.config.settings import Settings
+from support.runtime import Lab
+from support.stdio import until
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+
+def reader_of(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> OverviewReader:
+    settings = of.runtime.settings if isinstance(of, Lab) else of
+    env = {"AVA_MODEL_BASE_URL": of.server.base_url, "AVA_MODEL": "test"} if isinstance(of, Lab) else {}
+    return OverviewReader(settings, everybody=everybody, most=most, env=env)
+
+
+async def look(of: Lab | Settings, *, everybody: bool = False, most: int = 100) -> Overview:
+    return await anyio.to_thread.run_sync(reader_of(of, everybody=everybody, most=most).look)
+
+
+def plain(lines: list[Any]) -> list[str]:
+    return [line.plain.rstrip() for line in lines]
+
+
+@asynccontextmanager
+async def live_app(
+    of: Lab | Settings, width: int = 80, height: int = 24, *, everybody: bool = False
+) -> AsyncGenerator[tuple[StatusApp, Pilot[int]]]:
+    """The app after its first look; a fault of Ava's own in it fails the test."""
+    app = StatusApp(reader_of(of, everybody=everybody), SandboxProbe("none"))
+    async with app.run_test(size=(width, height)) as pilot:
+        await shows(app, "q quit")
+        yield app, pilot
+    if app.fault is not None:
+        raise app.fault
+
+
+def screen(app: StatusApp) -> list[str]:
+    """The lines that the app shows."""
+    strips = app.screen._compositor.render_strips()  # pyright: ignore[reportPrivateUsage]
+    return ["".join(segment.text for segment in strip).rstrip() for strip in strips]
+
+
+async def shows(app: StatusApp, words: str) -> list[str]:
+    """Wait until the screen shows some words, and return its lines."""
+
+    def found() -> list[str]:
+        lines = screen(app)
+        return lines if words in " ".join(" ".join(lines).split()) else []
+
+    lines: list[str] = await until(found)
+    return lines
+
+
+async def hides(app: StatusApp, words: str) -> list[str]:
+    """Wait until the screen no longer shows some words, and return its lines."""
+    lines: list[str] = await until(lambda: found if words not in "\n".join(found := screen(app)) else [])
+    return lines
