@@ -404,7 +404,7 @@ async def test_a_proposal_is_approved_and_a_resize_loses_nothing_that_was_typed(
                 named(screen, "Start it? [y/N]")
                 screen.type("yes")
                 named(screen, "Start it? [y/N] yes")
-                screen.resize(70, 20)
+                screen.resize(70, 24)
                 screen.until_shown(lambda lines: "yes" in lines and lines[-2].startswith(("y,", "yes")))
                 screen.type("\r")
                 named(screen, "Approved. It has started.")
