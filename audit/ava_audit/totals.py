@@ -76,12 +76,14 @@ class Spending:
         spent: Costs by run and day.
         runs: The runs with costs or an end in that time, by id.
         errors: Errors, the most frequent kind first.
+        others: How many runs of other users have costs in that time.
     """
 
     first_us: int | None
     spent: tuple[DaySpending, ...]
     runs: dict[str, RunFacts]
     errors: tuple[ErrorCount, ...]
+    others: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
         tuple(each for each in spent if each.run_id in runs),
         runs,
         tuple(ErrorCount(kind, count, run_id) for kind, count, _seq, run_id in errors),
+        len(of_spent - runs.keys()),
     )
 
 

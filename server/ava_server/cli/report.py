@@ -204,6 +204,8 @@ def _head(report: Report) -> Iterator[str]:
             f"Overrun: {_counted(total.overruns, 'call')} went beyond what was reserved, by {format_usd(total.over)} "
             "in all."
         )
+    if report.others:
+        yield f"Not counted: {_counted(report.others, 'run')} of other users; `ava report --all` counts them."
 
 
 def _counted(count: int, what: str) -> str:

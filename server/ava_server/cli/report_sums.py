@@ -100,6 +100,7 @@ class Report:
     endings: Counter[str]
     reasons: tuple[Reason, ...]
     errors: tuple[ErrorCount, ...]
+    others: int = 0
 
 
 def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
@@ -142,6 +143,7 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
         endings=Counter(run.state for run in ended),
         reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
         errors=found.errors if found is not None else (),
+        others=found.others if found is not None else 0,
     )
 
 
@@ -162,6 +164,7 @@ def report_json(report: Report) -> dict[str, Any]:
     """Return a report as a plain object; money in US cents."""
     return {
         "user": report.user,
+        "runs_of_others": report.others,
         "since": day_of(report.first * DAY_US),
         "through": day_of(report.last * DAY_US),
         "timezone": "UTC",

@@ -12,7 +12,7 @@ import typer
 from ava_server.cli.log_access import has_log
 from ava_server.cli.options import TokenFile, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.terminal import columns, heading, place_json, say_json, write
+from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
 from ava_server.core.data_root import find_data_root
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
         return say_json(overview_json(reader.settings, overview, found, confined))
     from ava_server.cli.dashboard.page import Page
 
-    return _write(Page(str(reader.settings.data_root), overview, found, columns(), everybody=everybody).whole())
+    return _write(Page(named_root(reader.settings.paths), overview, found, columns(), everybody=everybody).whole())
 
 
 async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
@@ -101,16 +101,21 @@ async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> 
         found = await records.get(CurrentRuns, "/runs", all=everybody)
         token = found.token
         if as_json:
-            runs = [run_json(run) for run in found.runs]
-            fields = {"user": token.user, "runs": runs, "today": today_json(found.budgets), "version": token.version}
+            fields = {
+                "user": token.user,
+                "runs": [run_json(run) for run in found.runs],
+                "runs_of_others": found.others,
+                "today": today_json(found.budgets),
+                "version": token.version,
+            }
             return say_json({**place_json(server.address), **fields})
         overview = Overview(
-            found.at_us, found.budgets, 1, True, None, providers={}, counts=found.counts, runs=found.runs
+            found.at_us, found.budgets, 1, True, None, {}, counts=found.counts, runs=found.runs, others=found.others
         )
         text = f"it answers, with Ava {token.version}; the token of {token.user} has {', '.join(token.scopes)}"
         page = Page("", overview, (Health("server", "ok", text, ""),), columns(), everybody=everybody)
         heading(server.address)
-        return _write(page.whole()[1:])
+        return _write(page.whole())
 
 
 def _write(lines: list[Text]) -> None:

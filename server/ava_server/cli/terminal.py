@@ -72,8 +72,13 @@ def heading(place: Place) -> None:
     """Write the first line of a screen: a server, or the data root unless it is the default one; with -v always."""
     if isinstance(place, str):
         write(f"Server: {clean(place)[0]}")
-    elif VERBOSE.get() or place != default_data_root():
-        write(f"Data root: {place.path}")
+    elif root := named_root(place):
+        write(f"Data root: {root}")
+
+
+def named_root(root: DataRoot) -> str:
+    """Return a data root's path for the first line of a screen; empty for the default one, without -v."""
+    return str(root.path) if VERBOSE.get() or root != default_data_root() else ""
 
 
 def place_json(place: Place) -> dict[str, str]:

@@ -161,7 +161,8 @@ class _Reader:
             if self._session.audits:
                 spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
             budgets = (records.Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
-            return records.CurrentRuns(at_us, counts, runs, tuple(budgets), _facts(self._token))
+            others = 0 if user is None else view.unended_of_others(user)
+            return records.CurrentRuns(at_us, counts, runs, tuple(budgets), _facts(self._token), others)
 
         return _json(await self._store.read(query))
 

@@ -64,13 +64,17 @@ class TokenFacts:
 
 @dataclass(frozen=True)
 class CurrentRuns:
-    """What `ava status` shows of a server: the counts of all states, the runs, and today's budgets."""
+    """What `ava status` shows of a server: the counts of all states, the runs, and today's budgets.
+
+    `others` is how many unfinished runs of other users are left out.
+    """
 
     at_us: int
     counts: dict[str, int]
     runs: tuple[RunView, ...]
     budgets: tuple[Budget, ...]
     token: TokenFacts
+    others: int = 0
 
 
 @dataclass(frozen=True)

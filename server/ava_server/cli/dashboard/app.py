@@ -26,7 +26,7 @@ from ava_server.cli.dashboard.health import health
 from ava_server.cli.dashboard.live import LivePage, Row
 from ava_server.cli.dashboard.page import joined
 from ava_server.cli.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
-from ava_server.cli.terminal import tell
+from ava_server.cli.terminal import named_root, tell
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
 
@@ -319,7 +319,7 @@ class StatusApp(App[int]):
         overview, settings, trouble = self._overview, self.reader.settings, self._trouble()
         assert overview is not None
         return LivePage(
-            str(settings.data_root),
+            named_root(settings.paths),
             overview,
             tuple(health(overview, settings, self._probe.found(), trouble)),
             width,
@@ -389,7 +389,8 @@ class StatusApp(App[int]):
         if isinstance(self.screen, TextScreen):
             return self.screen.draw()
         settings = self.reader.settings
-        head = [joined(f"Data root: {settings.data_root}"), joined(self._trouble() or "Looking …")]
+        root = named_root(settings.paths)
+        head = [*([joined(f"Data root: {root}")] if root else []), joined(self._trouble() or "Looking …")]
         foot: list[Text] = []
         if self._overview is not None:
             page = self._keep_selection(self.page(self.size.width - 1))  # the scroll bar's

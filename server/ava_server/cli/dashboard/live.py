@@ -94,7 +94,7 @@ class LivePage(Page):
 
     def live(self, height: int) -> Live:
         """Return the parts of a screen of so many lines."""
-        head = [self.root_line(), self._counts(), *self.trouble_lines()]
+        head = [*self.root_lines(), self._counts(), *self.trouble_lines()]
         rows = [Row(row.run_id, fitted(row.line, self.width)) for row in self._rows()]
         keys = [*self._said(), self._keys()]
         run = next((run for run in self.listed if run.row.id == self.selected), None)

@@ -52,7 +52,7 @@ class Page:
     """What is to be shown, and how wide.
 
     Attributes:
-        root: The data root.
+        root: The data root; empty where the screen does not name it.
         overview: What was found.
         health: The findings.
         width: Columns.
@@ -69,17 +69,19 @@ class Page:
 
     def whole(self) -> list[Text]:
         """Return everything, to be shown once."""
-        head = [joined(f"Data root: {self.root}")]
+        head = [joined(f"Data root: {self.root}")] if self.root else []
         return head + [fitted(line, self.width) for line in [*self.trouble_lines(), *self._body()]]
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
-    def root_line(self) -> Text:
+    def root_lines(self) -> list[Text]:
         """Return the line that names the data root; of a long path the end tells most."""
+        if not self.root:
+            return []
         line = f"Data root: {plain(self.root)}"
         if len(line) > self.width:
             line = "Data root: …" + line[len(line) - self.width + len("Data root: …") :]
-        return joined((line, "bold"))
+        return [joined((line, "bold"))]
 
     def trouble_lines(self) -> list[Text]:
         """Return why what is shown is out of date."""
