@@ -77,10 +77,17 @@ class ClientPerson:
         Raises:
             AnsweredLater: The answer comes with another call.
         """
+        from ava_server.approval.questions import CHOICE, YES, Reply
+
+        if self.fills_forms:
+            return await self._ask(question)
+        reply = await self._ask(question.as_yes_or_no())
+        # An answer without the choice is the client's own.
+        return Reply("decline") if reply.action == "accept" and reply.content.get(CHOICE) != YES else reply
+
+    async def _ask(self, question: Question) -> Reply:
         from ava_server.approval.questions import AnsweredLater, Reply
 
-        if not self.fills_forms:
-            question = question.as_yes_or_no()
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
             seconds = (self._host.question_s if self._host is not None else None) or ASK_S
