@@ -51,6 +51,21 @@ def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
+def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
+    """Tell whether Ava's question can be the only one before a start: the host needs no hint to ask as well.
+
+    Only in the handshake era over stdio, where the connection that lists the tools also calls them. Elsewhere a list may
+    be kept and used by a client that cannot ask.
+    """
+    from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
+    from ava_server.mcp_server.app import HTTP
+
+    client = ctx.session.client_params
+    host = host_of(client.client_info.name if client is not None else None)
+    connected = ctx.session.can_send_request and ctx.lifespan_context.transport != HTTP
+    return host is not None and host.asks_by_hints and connected and can_ask(ctx)
+
+
 class ClientPerson:
     """The person behind one call.
 
