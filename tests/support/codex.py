@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from support.claude_code import COLUMNS, DELEGATE, ROWS, _close, _tmux
+from support.claude_code import COLUMNS, DELEGATE, ROWS, close_window, tmux
 from support.model_server import ModelServer, Say
 from support.real_hosts import HOSTS, SPAWN, data_root, subagents_use
 from support.responses_format import events
@@ -49,12 +49,15 @@ class Orchestrator:
         return Say(calls=[(tool, dict(arguments))])
 
 
-def _texts(value: Any) -> Generator[str]:
+def _texts(value: object) -> Generator[str]:
     """Yield every text in a request; what a tool returned is one, even if it is JSON."""
     if isinstance(value, str):
         yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _texts(part)
+    elif isinstance(value, dict):
+        yield from _texts(list(cast("dict[str, object]", value).values()))
+    elif isinstance(value, list):
+        for part in cast("list[object]", value):
+            yield from _texts(part)
 
 
 def _answer(step: Say, request: Mapping[str, Any]) -> bytes:
@@ -110,7 +113,7 @@ class Codex:
 
     @property
     def screen(self) -> str:
-        return _tmux(self.socket, "capture-pane", "-p").stdout
+        return tmux(self.socket, "capture-pane", "-p").stdout
 
     def delegate(self, within_s: float = 90) -> list[str]:
         """Have a subagent started; say yes to every question, and return the questions in order."""
@@ -124,7 +127,7 @@ class Codex:
                 self._wait_until_changed(screen, deadline)
             elif not self.orchestrator.called:
                 if not typed and "Ask Codex to do anything" in screen:
-                    _tmux(self.socket, "send-keys", "-l", DELEGATE)
+                    tmux(self.socket, "send-keys", "-l", DELEGATE)
                 typed = typed or DELEGATE in screen
                 time.sleep(2)  # an Enter right after text counts as a part of it
                 if typed:
@@ -134,7 +137,7 @@ class Codex:
 
     def _press(self, key: str) -> None:
         time.sleep(0.5)
-        _tmux(self.socket, "send-keys", key)
+        tmux(self.socket, "send-keys", key)
 
     def _wait_until_changed(self, screen: str, deadline: float) -> None:
         question = screen[screen.rfind("Field 1/1") :]
@@ -163,11 +166,11 @@ def at_codex(tmp_path: Path, models: ModelServer, *, mode: str = "", options: Se
         file.write_text(f"{settings}{file.read_text()}\n{rule}")
         socket = Path(folder) / "socket"
         window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
-        _tmux(socket, "-f", os.devnull, *window, str(_program()), *options, env=env)
+        tmux(socket, "-f", os.devnull, *window, str(_program()), *options, env=env)
         try:
             yield Codex(socket, orchestrator, root)
         finally:
-            _close(socket)
+            close_window(socket)
 
 
 def _program() -> Path:

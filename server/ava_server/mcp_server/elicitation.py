@@ -54,8 +54,8 @@ def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
     """Tell whether Ava's question can be the only one before a start: the host needs no hint to ask as well.
 
-    Only in the handshake era over stdio, where the connection that lists the tools also calls them. Elsewhere a list may
-    be kept and used by a client that cannot ask.
+    Only in the handshake era over stdio, where the connection that lists the tools also calls them. Elsewhere, a client
+    that cannot ask may use the list of another.
     """
     from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
     from ava_server.mcp_server.app import HTTP

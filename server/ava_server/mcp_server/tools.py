@@ -56,7 +56,8 @@ async def list_tools(
         if asks_alone(ctx):
             ctx.lifespan_context.asks_alone = True
             more["annotations"] = _UNHINTED
-        listed = [tool.model_copy(update=more) if (tool.meta or {}).keys() >= _ASKED.keys() else tool for tool in listed]
+        asked = _ASKED.keys()
+        listed = [tool.model_copy(update=more) if (tool.meta or {}).keys() >= asked else tool for tool in listed]
     return types.ListToolsResult(tools=listed)
 
 
