@@ -332,13 +332,26 @@ async def test_the_form_of_a_free_run_has_no_cost_field(tmp_path: Path, era: str
 
 
 async def test_the_question_mentions_no_form_where_the_host_shows_none(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), name="codex-mcp-client") as at:
+    async with host(tmp_path, era, accept(decision="Yes"), name="codex-mcp-client") as at:
         made = await at.propose()
         assert (await at.confirm(made))["status"] == "approved"
         [asked] = at.person.asked
-        assert "below" not in asked.message and asked.requested_schema["properties"] == {}
+        assert "below" not in asked.message and asked.requested_schema["required"] == ["decision"]
+        assert asked.requested_schema["properties"] == {
+            "decision": {"type": "string", "title": "Your decision", "enum": ["Yes", "No"]}
+        }
         assert asked.message.endswith("Start it? To lower limits, decline and tell your assistant which.")
         assert (await at.started_once(made)).changes == {}
+
+
+@pytest.mark.parametrize("content", [{}, {"decision": "No"}, {"decision": True}, {"max_minutes": 1}])
+async def test_an_answer_without_the_persons_yes_starts_nothing_where_the_host_shows_a_choice(
+    tmp_path: Path, era: str, content: dict[str, Any]
+) -> None:
+    """With full access, Codex accepts a form without fields by itself; the choice is what a person adds."""
+    async with host(tmp_path, era, accept(**content), name="codex-mcp-client") as at:
+        assert "declined" in reason(await at.confirm(await at.propose()))
+        await at.nothing_started()
 
 
 @pytest.mark.parametrize(
@@ -351,7 +364,7 @@ async def test_the_person_has_longer_where_the_host_waits_longer(
 
     async def thinks(_question: ElicitRequestFormParams) -> ElicitResult:
         await anyio.sleep(1)
-        return ElicitResult(action="accept", content={})
+        return ElicitResult(action="accept", content={"decision": "Yes"})
 
     async with host(tmp_path, "legacy", thinks, name=name) as at:
         answer = await at.confirm(await at.propose())

@@ -270,7 +270,7 @@ async def test_check_asks_the_person_in_the_host(tmp_path: Path, era: str, answe
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_host_with_only_yes_and_no_leaves_the_question_to_its_model(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), asks(), name="codex-mcp-client") as at:
+    async with host(tmp_path, era, accept(decision="Yes"), asks(), name="codex-mcp-client") as at:
         made = await at.propose()
         await at.confirm(made)
         run: dict[str, Any] = {"state": ""}

@@ -175,12 +175,12 @@ class ClaudeCode:
 
     @property
     def screen(self) -> str:
-        return _tmux(self.socket, "capture-pane", "-p").stdout.replace("\xa0", " ")
+        return tmux(self.socket, "capture-pane", "-p").stdout.replace("\xa0", " ")
 
     def press(self, *keys: str) -> None:
         """Press keys, one after the other, as a person does."""
         for key in keys:
-            _tmux(self.socket, "send-keys", key)
+            tmux(self.socket, "send-keys", key)
             time.sleep(0.3)
 
     def type(self, text: str) -> None:
@@ -191,7 +191,7 @@ class ClaudeCode:
 
     def write(self, text: str) -> None:
         """Write text where the cursor is."""
-        _tmux(self.socket, "send-keys", "-l", text)
+        tmux(self.socket, "send-keys", "-l", text)
         time.sleep(0.3)
 
     def until(self, found: Callable[[], T | None], within_s: float = WITHIN_S) -> T:
@@ -268,14 +268,14 @@ def at_claude_code(
         env, project = _prepare(tmp_path, model, models, server, allow)
         socket = Path(folder) / "socket"
         window = ("new-session", "-d", "-x", str(COLUMNS), "-y", str(ROWS), "-c", str(project))
-        _tmux(socket, "-f", os.devnull, *window, str(_program()), env=env)
+        tmux(socket, "-f", os.devnull, *window, str(_program()), env=env)
         host = ClaudeCode(orchestrator, root, socket)
         try:
             host.until_shown("❯")
             host.greet()
             yield host
         finally:
-            _close(socket)
+            close_window(socket)
 
 
 @dataclass(frozen=True)
@@ -360,16 +360,16 @@ def _program() -> Path:
     return next(HOSTS.glob("node_modules/@anthropic-ai/claude-code-*/claude"))
 
 
-def _tmux(socket: Path, *args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def tmux(socket: Path, *args: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command of tmux on a server of its own."""
     command = ["tmux", "-S", str(socket), *args]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=20, check=True)
 
 
-def _close(socket: Path) -> None:
+def close_window(socket: Path) -> None:
     """Close the window, and wait until Claude Code is gone."""
-    pid = int(_tmux(socket, "display-message", "-p", "#{pane_pid}").stdout)
-    _tmux(socket, "kill-server")
+    pid = int(tmux(socket, "display-message", "-p", "#{pane_pid}").stdout)
+    tmux(socket, "kill-server")
     deadline = time.monotonic() + 10
     while lives(pid) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -176,7 +176,7 @@ class Profile:
 
 
 ASKS: Mapping[str, Any] = {"elicitation": {"form": {}, "url": {}}}
-YES: Mapping[str, Any] = {"action": "accept", "content": {}}
+YES: Mapping[str, Any] = {"action": "accept", "content": {"decision": "Yes"}}
 ROOTS: Mapping[str, Any] = {"roots": {"listChanged": True}}
 CLAUDE_CODE = Profile(
     "claude-code", "2.1.328", MODERN, Structured(), leave_like_claude_code, {**ROOTS, **ASKS}, OTHERS_KEYS,

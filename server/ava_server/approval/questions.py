@@ -25,6 +25,7 @@ from ava_server.approval.summary import approval_line, group_line, proposal_mess
 from ava_server.core.errors import BadInput
 
 COST, TIME = "max_cost_dollars", "max_minutes"
+CHOICE, YES, NO = "decision", "Yes", "No"
 LEAST_MINUTES = 0.5
 _LARGEST = 1e15
 """A number above it is refused: infinity, NaN, or an integer that does not fit a float."""
@@ -98,12 +99,18 @@ class Question:
         return self.text + self.invitation
 
     def as_yes_or_no(self) -> Question:
-        """Return the question for a client that shows no form."""
-        return replace(self, fields=(), invitation=self.without_form)
+        """Return the question for a client that shows no form, only a choice.
+
+        The choice is a field, because a client may accept a form without fields by itself (Codex 0.169 does, with full
+        access).
+        """
+        choice = TextField(CHOICE, "Your decision", (YES, NO))
+        return replace(self, fields=(choice,), invitation=self.without_form)
 
     def schema(self) -> dict[str, Any]:
         """Return the form as the JSON schema that a client shows."""
-        return {"type": "object", "properties": {each.name: each.schema() for each in self.fields}}
+        schema: dict[str, Any] = {"type": "object", "properties": {each.name: each.schema() for each in self.fields}}
+        return {**schema, "required": [CHOICE]} if CHOICE in schema["properties"] else schema
 
     def sha(self) -> str:
         """Return the hash of everything that is shown: an answer counts for this question only."""

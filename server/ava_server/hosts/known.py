@@ -147,6 +147,8 @@ class Host:
         element: What the entry refers to elsewhere in the configuration.
         asks: What makes it ask before each `confirm_spawn`: a place, with `{name}` for the server's name, and a value.
             None if that is not part of its configuration.
+        asks_by_hints: It asks before each tool whose hints say that it destroys something or reaches beyond this
+            machine. Where Ava asks as well, the tool is listed without them.
         question_s: Seconds that it waits for a person's answer to Ava's question; None if it is not known to wait
             longer than for any other call.
         wait_s: Seconds that a call may wait for a run; None if it is not known to wait longer than a minute.
@@ -168,6 +170,7 @@ class Host:
     env: str = "env"
     element: Element | None = None
     asks: tuple[tuple[str, ...], str] | None = None
+    asks_by_hints: bool = False
     question_s: float | None = None
     wait_s: float | None = None
     shows_forms: bool = True
@@ -345,14 +348,14 @@ HOSTS: Mapping[str, Host] = {
                 "Or set {variable} before Codex and its background process start (`codex app-server daemon stop` ends"
                 " that): they pass on the variables in the server's `env_vars`."
             ),
-            asks=(("mcp_servers", "{name}", "tools", "confirm_spawn", "approval_mode"), "prompt"),
+            asks_by_hints=True,
             wait_s=LONG_QUESTION_S,
             question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
             shows_forms=False,
             tool_rules=ToolRules(Toml(), lambda _place, config: config, _codex_rules, needed=False),
             quiet=(
-                "Codex asks only before confirm_spawn, and then Ava with the whole proposal. Ava's question always"
-                ' comes, so you may set the approval_mode of confirm_spawn to "approve" yourself.'
+                "Codex asks about none of them, and leaves the question before a start to Ava, unless the approval_mode"
+                ' of confirm_spawn is "prompt".'
             ),
             remote=RemoteForm(
                 lambda url: {"url": url, "bearer_token_env_var": TOKEN},

@@ -51,6 +51,7 @@ class App:
 
     def __init__(self, load: Callable[[], Settings], transport: str, url: str | None = None) -> None:
         self.transport = transport
+        self.asks_alone = False
         self.failed = False
         """The server ends because of a fault of its own."""
         self.url = url

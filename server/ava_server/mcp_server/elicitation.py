@@ -51,6 +51,21 @@ def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
+def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
+    """Tell whether Ava's question can be the only one before a start: the host needs no hint to ask as well.
+
+    Only in the handshake era over stdio, where the connection that lists the tools also calls them. Elsewhere, a client
+    that cannot ask may use the list of another.
+    """
+    from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
+    from ava_server.mcp_server.app import HTTP
+
+    client = ctx.session.client_params
+    host = host_of(client.client_info.name if client is not None else None)
+    connected = ctx.session.can_send_request and ctx.lifespan_context.transport != HTTP
+    return host is not None and host.asks_by_hints and connected and can_ask(ctx)
+
+
 class ClientPerson:
     """The person behind one call.
 
@@ -77,10 +92,17 @@ class ClientPerson:
         Raises:
             AnsweredLater: The answer comes with another call.
         """
+        from ava_server.approval.questions import CHOICE, YES, Reply
+
+        if self.fills_forms:
+            return await self._ask(question)
+        reply = await self._ask(question.as_yes_or_no())
+        # An answer without the choice is the client's own.
+        return Reply("decline") if reply.action == "accept" and reply.content.get(CHOICE) != YES else reply
+
+    async def _ask(self, question: Question) -> Reply:
         from ava_server.approval.questions import AnsweredLater, Reply
 
-        if not self.fills_forms:
-            question = question.as_yes_or_no()
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
             seconds = (self._host.question_s if self._host is not None else None) or ASK_S

@@ -14,7 +14,7 @@ import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
-from ava_server.core.errors import AvaError
+from ava_server.core.errors import AvaError, Refused
 from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.tasks import as_task, declares_tasks
@@ -32,22 +32,32 @@ _LOADED = {"anthropic/alwaysLoad": True}
 _ASKED = {"anthropic/requiresUserInteraction": True}
 """Claude Code then asks a person before every call, whatever its rules allow (from 2.1.199 on). A client that can show
 Ava's own question needs no second one."""
+_UNHINTED = types.ToolAnnotations(
+    read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=False
+)
+"""What makes no host ask. A server that has listed them starts nothing without its own question."""
+NO_QUESTION = (
+    "this connection can no longer show Ava's question, so nothing was decided; a person decides in a terminal, with"
+    " `ava approve P-…`"
+)
 
 
 async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
     """List the six tools; the roles stand in the description of `spawn_subagent`."""
-    from ava_server.mcp_server.elicitation import can_ask
+    from ava_server.mcp_server.elicitation import asks_alone, can_ask
 
     refuse_cursor(params)
     catalog = await roles_now(ctx)
     listed = await anyio.to_thread.run_sync(tools_now, catalog)
     if can_ask(ctx):
-        listed = [
-            tool.model_copy(update={"meta": _LOADED}) if (tool.meta or {}).keys() >= _ASKED.keys() else tool
-            for tool in listed
-        ]
+        more: dict[str, Any] = {"meta": _LOADED}
+        if asks_alone(ctx):
+            ctx.lifespan_context.asks_alone = True
+            more["annotations"] = _UNHINTED
+        asked = _ASKED.keys()
+        listed = [tool.model_copy(update=more) if (tool.meta or {}).keys() >= asked else tool for tool in listed]
     return types.ListToolsResult(tools=listed)
 
 
@@ -75,6 +85,8 @@ async def call_tool(
     try:
         service = await ctx.lifespan_context.service(ctx)
         person = ClientPerson(ctx, params) if can_ask(ctx) else None
+        if person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
+            raise Refused(NO_QUESTION)
         given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
         answer = await service.call(params.name, given, progress, person=person, wakes=wakes)
         if (task := await as_task(ctx, service, answer)) is not None:

@@ -295,7 +295,7 @@ class Resumptions(Operations):
             self._session.who,
             channel,
             self._runtime.spawn_limits_of(run.user_id),
-            line=approving,
+            line=approving if person is None or right else "",  # only what the person was asked about may be right
             anyones=self._session.administers,
         )
         if isinstance(found, NotResumed):

@@ -356,13 +356,16 @@ def test_keeps_opencodes_setting_not_to_ask_and_tells_the_user(tmp_path: Path, t
     assert after == before if isinstance(before, str) else {"ava_confirm_spawn": "ask", **before} == after
 
 
-def test_warns_when_codex_always_approves_ava(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["prompt", "auto", "approve"])
+def test_leaves_the_approval_mode_of_codex_to_the_person(tmp_path: Path, mode: str) -> None:
     host, file = HOSTS["codex"], tmp_path / "config.toml"
     apply(adding(host, "ava", LAUNCH, file))
-    assert adding(host, "ava", LAUNCH, file).notes == ()
-    put(file, file.read_text().replace('approval_mode = "prompt"', 'approval_mode = "approve"'))
+    assert "approval_mode" not in file.read_text(), "Codex asks by itself where Ava cannot"
+    put(file, f'{file.read_text()}\n[mcp_servers.ava.tools.confirm_spawn]\napproval_mode = "{mode}"\n')
     change = adding(host, "ava", LAUNCH, file)
-    assert change.nothing and "approval_mode" in change.notes[0]
+    assert change.nothing and change.notes == ()
+    apply(removing(host, "ava", file))
+    assert not file.exists() or "approval_mode" not in file.read_text()
 
 
 def test_does_not_restore_what_the_user_removed_from_the_entry(tmp_path: Path) -> None:
@@ -376,7 +379,7 @@ def test_does_not_restore_what_the_user_removed_from_the_entry(tmp_path: Path) -
     host, file = HOSTS["codex"], tmp_path / "config.toml"
     put(file, '[mcp_servers.ava]\ncommand = "/opt/ava/bin/ava"\nargs = ["serve"]\n')
     apply(adding(host, "ava", Launch("/opt/ava/bin/ava"), file))
-    assert set(said(host, file)["mcp_servers"]["ava"]) == {"command", "args", "tools"}, "but it asks"
+    assert set(said(host, file)["mcp_servers"]["ava"]) == {"command", "args"}
 
 
 # -- what an edit must not touch --------------------------------------------------------------------------------------

@@ -116,9 +116,7 @@ def test_writes_the_server_in_the_form_each_host_expects() -> None:
     assert {"OPENROUTER_API_KEY", "OPENAI_API_KEY", "GROQ_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_BASE_URL"} < set(
         entries["codex"]["env_vars"]
     )
-    assert HOSTS["codex"].asking("mine") == (
-        ("mcp_servers", "mine", "tools", "confirm_spawn", "approval_mode"), "prompt",
-    )  # fmt: skip
+    assert HOSTS["codex"].asking("mine") is None and HOSTS["codex"].asks_by_hints
     assert HOSTS["opencode"].asking("mine") == (("permission", "mine_confirm_spawn"), "ask")
     # Gemini CLI writes what it makes of "$NAME" back into the file when it adds a server: a key, in the clear.
     assert "$" not in str(entries["gemini"]) and "trust" not in entries["gemini"]
