@@ -142,7 +142,8 @@ def build(args: Sequence[str] = ()) -> typer.Typer:
     """Return the app with the commands that these arguments need; all commands for help and unknown words."""
     app = new_app()
     first = first_word(args)
-    for module in dict.fromkeys([COMMANDS[first]] if first in COMMANDS else COMMANDS.values()):
+    modules = [COMMANDS[first]] if first in COMMANDS else [] if "--version" in args else COMMANDS.values()
+    for module in dict.fromkeys(modules):
         import_module(module).register(app)
     return app
 

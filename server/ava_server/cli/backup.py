@@ -9,18 +9,18 @@ nothing is spent, until a person resumes it.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ava_server.cli.log_access import checked_root, is_held
 from ava_server.cli.options import Json
@@ -43,8 +43,9 @@ _BLOCK = 1 << 20
 _Show = Callable[[str], None]
 
 
-class _Manifest(BaseModel):
-    model_config = ConfigDict(extra="ignore")
+@dataclass(frozen=True)
+class _Manifest:
+    """The list in `backup.json`: the program, the time, the log's size and head, and each file's SHA-256."""
 
     ava: str
     made: str
@@ -253,7 +254,7 @@ def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
         show(f"{len(files):,} files copied")
     manifest = _Manifest(ava=version("ava-subagents"), made=made, entries=report.seq, head=report.head, files=files)
     (partial / MANIFEST).touch(mode=0o600)
-    (partial / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n", "utf-8")
+    (partial / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", "utf-8")
     return manifest
 
 
@@ -289,8 +290,10 @@ def _refuse_faults(report: Report, what: str, then: str) -> None:
 
 
 def _read_manifest(source: Path) -> _Manifest:
+    from pydantic import TypeAdapter, ValidationError
+
     try:
-        manifest = _Manifest.model_validate_json((source / MANIFEST).read_bytes())
+        manifest = TypeAdapter(_Manifest).validate_json((source / MANIFEST).read_bytes())
     except FileNotFoundError:
         raise BadInput(f"{source} is not a backup: it has no {MANIFEST}. `ava backup DIR` makes one.") from None
     except OSError as failed:

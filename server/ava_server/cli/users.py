@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import anyio
 import anyio.to_thread
 import typer
-from pydantic import BaseModel, ValidationError
 
 from ava_audit.units import format_usd, iso_second, micros_from_cents
 from ava_server.cli.log_access import checked_root, open_log, record_setting
@@ -21,14 +20,15 @@ from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.terminal import aligned, present, say, say_json, write
 from ava_server.config import tokens
 from ava_server.config.pin import PinFile
-from ava_server.config.settings import load_settings
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from ava_server.service.users import UserFacts
 
-T = TypeVar("T", bound=BaseModel)
+T = TypeVar("T", bound="BaseModel")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. the machine that has it.")]
 _User = Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")]
@@ -182,7 +182,7 @@ def list_users_command(
     users = anyio.run(_read_users) if server is None else _ask(server, "GET", "/users", ListedUsers).users
     lines = aligned((user.name, _describe_user(user)) for user in users)
     if server is None:
-        return present(load_settings().paths, as_json, {"users": [one.model_dump() for one in users]}, lines)
+        return present(find_data_root(), as_json, {"users": [one.model_dump() for one in users]}, lines)
     return (
         say_json({"url": server.address, "users": [one.model_dump() for one in users]})
         if as_json
@@ -196,6 +196,7 @@ def _ask(server: RemoteServer, method: str, path: str, form: type[T], body: Mapp
     Raises:
         AvaError: It refuses, or does not answer as Ava does.
     """
+    from pydantic import ValidationError
 
     async def ask() -> T:
         async with connected(server) as connection:
@@ -326,6 +327,7 @@ def remove_user_command(
 
 
 async def _read_users() -> list[UserFacts]:
+    from ava_server.config.settings import load_settings
     from ava_server.service.users import list_users
 
     settings = load_settings()

@@ -17,7 +17,6 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.events import Activity
 from ava_roles.wrap import add_bars
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
@@ -206,6 +205,8 @@ class RunWatch:
         """Read the steps that have come since the last look, where they are shown."""
         if len(self._run_ids) > 1 or self.progress.width is None:
             return
+        from ava_audit.events import Activity
+
         new = await self._records.steps(self._run_ids[0], self._steps_upto)
         for entry in new:
             self._steps_upto = entry.seq
