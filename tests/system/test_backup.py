@@ -224,9 +224,10 @@ async def test_a_backup_overwrites_nothing_and_lies_outside_the_data_root(backup
 async def test_a_name_that_no_backup_can_hold_is_named_and_nothing_is_left(backup: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(backup.parent / "data", tmp_path / "data"))
     (root / "roles").mkdir(exist_ok=True)
-    Path(os.fsdecode(bytes(root) + b"/roles/caf\xe9.md")).write_text("x")
+    (root / "roles" / os.fsdecode(b"caf\xe9.md")).write_text("x")
     code, _out, err = await ava(root, "backup", str(tmp_path / "copy"))
-    assert code == 2 and "caf\\xe9.md" in err and "rename it" in err and "Traceback" not in err, err
+    assert code == 2 and "caf\\xe9.md" in err and "rename it" in err, err
+    assert "Traceback" not in err
     assert not (tmp_path / "copy").exists() and nothing_left(tmp_path)
 
 

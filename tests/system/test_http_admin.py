@@ -17,6 +17,7 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.stdio import AVA, environment, logged, made, told, until, using
 
 from ava_audit.store.store import Store
+from ava_server.core.data_root import os_user
 from ava_server.runs.lifecycle import hold
 
 pytestmark = pytest.mark.slow
@@ -283,6 +284,15 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         assert [entry.user for entry in logged(all_of.root, "SettingsChanged") if "dora" in str(entry.content)] == [
             "ops"
         ] * 5
+
+
+async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) -> None:
+    """Over HTTP, that user has the secrets, the MCP servers and the folders of this machine."""
+    async with team(tmp_path) as (all_of, _gate):
+        admin = token(all_of.root, "ops", "admin", name="ops-laptop")
+        answer = await all_of.server.request("POST", f"/users/{os_user()}", admin, json={})
+        assert answer.status_code == 400 and "operator" in answer.text and "avatok_" not in answer.text
+        assert logged(all_of.root, "SettingsChanged") == []
 
 
 async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path) -> None:
