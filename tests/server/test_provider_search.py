@@ -281,6 +281,17 @@ async def test_what_a_search_used_beyond_its_reservation_is_booked_and_ends_the_
     assert len(lab.server.requests) == 1
 
 
+async def test_a_gateway_s_figure_counts_also_where_its_tokens_cannot_be_used(tmp_path: Path) -> None:
+    store(tmp_path, "openrouter")
+    answer = FORMATS["openrouter"].with_usage(prompt_tokens=-1, cost=0.25)
+    with provider(Fail(200, answer), name="openrouter") as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, "openrouter")) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            await lab.ended(run_id)
+            [(settled, micros, _model)] = await settlements(lab, run_id)
+    assert micros == 250_000 > worst("openrouter") and settled.overrun
+
+
 @pytest.mark.parametrize(
     ("answer", "settlement", "micros", "ok"),
     [
