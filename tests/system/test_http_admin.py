@@ -178,7 +178,7 @@ async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(t
         code, _out, err = await all_of.ava("user", "limit", "ana", "--approval", "human")
         assert code == 0, err
         with anyio.fail_after(15):
-            while told(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":
+            while told(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
                 await anyio.sleep(0.5)
         assert 'approval = "human" is set' in await refused(all_of.admin, "confirm_spawn", **right)
         assert 'approval = "human"' in (await all_of.ava("resume", queued))[2]
