@@ -19,6 +19,7 @@ from support.stdio import until
 
 from ava_audit.events import CostReserved, CostUpdate, RunClaimed, SpawnProposed, ToolCall, ToolResult
 from ava_audit.units import format_usd
+from ava_server.approval.proposals import Pending, pending_proposal
 from ava_server.config.keys import key_variables, remove_key, set_key
 from ava_server.models.base import Bound
 from ava_server.models.prices import UserPrice, find_price, reserve_micros
@@ -152,6 +153,18 @@ async def test_a_private_address_among_the_results_is_not_read(tmp_path: Path) -
     assert not opened.success and "Not read" in opened.output
 
 
+async def test_a_free_model_whose_searches_cost_is_not_free_in_a_table(tmp_path: Path) -> None:
+    store(tmp_path)
+    free = '[prices."custom:test"]\ninput = 0\noutput = 0\n'
+    with provider() as server:
+        async with open_lab(tmp_path, [], config=config(server, more=free), runs=False) as lab:
+            made = await lab.propose(role="web_crawler", task=TASK, workspace=None, max_cost_cents=50)
+            run = await lab.run(made.subagent_id)
+            waiting = await lab.store.read(lambda view: pending_proposal(view, run))
+    assert isinstance(waiting, Pending) and waiting.summary is not None
+    assert not waiting.free and waiting.summary.limits.startswith("$0.50, "), waiting.summary
+
+
 # -- caps ---------------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +279,17 @@ async def test_what_a_search_used_beyond_its_reservation_is_booked_and_ends_the_
     assert settled.overrun and micros == cost > worst()
     assert row.state == "cost_exceeded" and row.cost_micros > micros
     assert len(lab.server.requests) == 1
+
+
+async def test_a_gateway_s_figure_counts_also_where_its_tokens_cannot_be_used(tmp_path: Path) -> None:
+    store(tmp_path, "openrouter")
+    answer = FORMATS["openrouter"].with_usage(prompt_tokens=-1, cost=0.25)
+    with provider(Fail(200, answer), name="openrouter") as server:
+        async with open_lab(tmp_path, [LOOK, hand_over()], config=config(server, "openrouter")) as lab:
+            run_id = await lab.start(role="web_crawler", task=TASK, workspace=None)
+            await lab.ended(run_id)
+            [(settled, micros, _model)] = await settlements(lab, run_id)
+    assert micros == 250_000 > worst("openrouter") and settled.overrun
 
 
 @pytest.mark.parametrize(

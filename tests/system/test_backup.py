@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,24 @@ async def test_a_backup_overwrites_nothing_and_lies_outside_the_data_root(backup
     assert code == 2 and "nothing to back up" in err
 
 
+async def test_a_name_that_no_backup_can_hold_is_named_and_nothing_is_left(backup: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(backup.parent / "data", tmp_path / "data"))
+    (root / "roles").mkdir(exist_ok=True)
+    (root / "roles" / os.fsdecode(b"caf\xe9.md")).write_text("x")
+    code, _out, err = await ava(root, "backup", str(tmp_path / "copy"))
+    assert code == 2 and "caf\\xe9.md" in err and "rename it" in err, err
+    assert "Traceback" not in err
+    assert not (tmp_path / "copy").exists() and nothing_left(tmp_path)
+
+
+async def test_a_link_to_an_empty_folder_is_restored_to(backup: Path, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to(tmp_path / "disk")
+    code, _out, err = await ava(tmp_path / "data", "restore", str(backup))
+    assert code == 0 and (tmp_path / "data").is_symlink(), err
+    assert verify(tmp_path / "disk" / "ava.db").ok and nothing_left(tmp_path)
+
+
 async def test_a_full_disk_leaves_no_half_backup(backup: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
@@ -268,10 +286,22 @@ def _cut_manifest(copy: Path) -> None:
     (copy / "backup.json").write_text((copy / "backup.json").read_text()[:100])
 
 
-def _outside(copy: Path) -> None:
-    manifest = json.loads((copy / "backup.json").read_text())
-    manifest["files"]["../../escaped"] = "0" * 64
-    (copy / "backup.json").write_text(json.dumps(manifest))
+OUTSIDE = ("../../escaped", "roles/../../escaped", "/escaped", "", ".", "roles/a\0b", "ava.db/x", "instances/x.lock")
+
+
+def _pipe(copy: Path) -> None:
+    """A pipe that nobody writes to."""
+    (copy / "config.toml").unlink()
+    os.mkfifo(copy / "config.toml")
+
+
+def _names(name: str) -> Callable[[Path], None]:
+    def harm(copy: Path) -> None:
+        manifest = json.loads((copy / "backup.json").read_text())
+        manifest["files"][name] = "0" * 64
+        (copy / "backup.json").write_text(json.dumps(manifest))
+
+    return harm
 
 
 def _changed_log(copy: Path) -> None:
@@ -295,7 +325,8 @@ def _changed_log(copy: Path) -> None:
         (_linked_file, "is missing"),
         (_no_manifest, "is not a backup"),
         (_cut_manifest, "is damaged"),
-        (_outside, "names files that no backup has"),
+        (_pipe, "is missing"),
+        *((_names(name), "names files that no backup has") for name in OUTSIDE),
         (_changed_log, "found a fault"),
     ],
 )

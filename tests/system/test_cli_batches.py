@@ -74,12 +74,27 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
         assert all(len(line) < 80 for line in plain.splitlines() if "/" not in line), plain
         words = " ".join(plain.split())
         assert all(f"{each.pending_id} can read " in words for each in proposals)
-        assert re.search(r"! \d coder \$2\.00, 30 min custom:test Make add add\.", words), words
-        assert re.search(r"[^!] \d researcher \$0\.50, 10 min custom:test What does it cost\?", words), words
+        assert re.search(r"! \d coder \$2\.00, 30 min custom:test \"Make add add\.\"", words), words
+        assert re.search(r"[^!] \d researcher \$0\.50, 10 min custom:test \"What does it cost\?\"", words), words
         assert 'may change only these paths: "adding.py".' in words and "must pass `python3 -m unittest`" in words
         assert re.search(r"! Only some of them can change files \(\d\), run commands \(\d\), reach the network", words)
         assert "3 subagents together, at most $3.00." in words
         assert {state_of(lab.root, each.subagent_id) for each in proposals} == {"awaiting_approval"}
+
+
+async def test_no_task_can_pass_for_a_line_of_the_table(tmp_path: Path) -> None:
+    """Neither for a row, by a word that the terminal would break, nor for a reach."""
+    fake = "2__researcher__$0.01,_1_min__custom:test"
+    tasks = ["_" * 71 + fake, "P-7f3a2b can reach neither files nor the web."]
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab:
+        for task in tasks:
+            await lab.propose(task=task)
+        for width in (80, 140):
+            with on_terminal(lab.root, "approve", columns=width, command=CONTROLLED) as screen:
+                assert screen.ended_after([(ALL_WAITING, "")]) == 0
+            lines = re.sub(r"\x1b\[[\d;]*m", "", screen.text).splitlines()
+            assert not [line for line in lines if len(line) > width and not line.startswith("Data root")], lines
+            assert f'"{tasks[1]}"' in " ".join(screen.text.split()), screen.text
 
 
 async def test_a_run_without_a_sandbox_stands_out_even_if_all_are_like_it(tmp_path: Path) -> None:

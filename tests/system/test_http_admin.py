@@ -17,6 +17,7 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.stdio import AVA, environment, logged, made, told, until, using
 
 from ava_audit.store.store import Store
+from ava_server.core.data_root import os_user
 from ava_server.runs.lifecycle import hold
 
 pytestmark = pytest.mark.slow
@@ -149,6 +150,42 @@ async def test_an_administrator_resumes_a_run_of_another_user(tmp_path: Path) ->
         assert resumed.user == "ops"
 
 
+async def test_an_administrator_starts_nothing_of_its_own_user(tmp_path: Path) -> None:
+    """The same person may hold a token that spawns; the one that administers does not approve what that proposed."""
+    async with team(tmp_path) as (all_of, _gate):
+        text = token(all_of.root, "ops", "spawn", "read", name="spawns")
+        async with all_of.server.client(text) as spawns:
+            proposed, _text = told(await spawns.call_tool("spawn_subagent", SPAWN))
+            approving = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
+            for given in (approving, {"pending_ids": [proposed["pending_id"]], "decision": "reject"}):
+                assert "lacks the scope spawn" in await refused(all_of.admin, "confirm_spawn", **given)
+            assert logged(all_of.root, "SpawnDecided") == []
+            answer, text = told(await spawns.call_tool("confirm_spawn", approving))
+            assert answer["status"] == "approved", text
+
+
+async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(tmp_path: Path) -> None:
+    """The policy of the run's user counts as well as the administrator's own."""
+    config = "[limits]\nrunning_per_user = 1\n"
+    async with team(tmp_path, config=config) as (all_of, gate):
+        await all_of.start(all_of.ana)
+        queued = await all_of.start(all_of.ana)
+        async with Store.open(all_of.root) as store:
+            assert await store.do(hold(queued, frozenset()))
+        wrong = {"pending_ids": [queued], "approving": ["x"]}
+        answer, _text = told(await all_of.admin.call_tool("confirm_spawn", wrong))
+        right = {"pending_ids": [queued], "approving": answer["approval_lines"]}
+        code, _out, err = await all_of.ava("user", "limit", "ana", "--approval", "human")
+        assert code == 0, err
+        with anyio.fail_after(15):
+            while told(await all_of.admin.call_tool("confirm_spawn", wrong))[0]["status"] == "refused":  # noqa: ASYNC110 - another process
+                await anyio.sleep(0.5)
+        assert 'approval = "human" is set' in await refused(all_of.admin, "confirm_spawn", **right)
+        assert 'approval = "human"' in (await all_of.ava("resume", queued))[2]
+        assert logged(all_of.root, "RunResumed", run=queued) == []
+        gate.released.set()
+
+
 async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path: Path) -> None:
     async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n") as (all_of, gate):
         running = await all_of.start(all_of.ana)
@@ -244,6 +281,15 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         assert [entry.user for entry in logged(all_of.root, "SettingsChanged") if "dora" in str(entry.content)] == [
             "ops"
         ] * 5
+
+
+async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) -> None:
+    """Over HTTP, that user has the secrets, the MCP servers and the folders of this machine."""
+    async with team(tmp_path) as (all_of, _gate):
+        admin = token(all_of.root, "ops", "admin", name="ops-laptop")
+        answer = await all_of.server.request("POST", f"/users/{os_user()}", admin, json={})
+        assert answer.status_code == 400 and "operator" in answer.text and "avatok_" not in answer.text
+        assert logged(all_of.root, "SettingsChanged") == []
 
 
 async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path) -> None:

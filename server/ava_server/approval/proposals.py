@@ -24,12 +24,13 @@ from ava_audit.store.store import Command, Outcome
 from ava_audit.units import format_usd
 from ava_audit.view import View
 from ava_server.approval.summary import (
+    TASK_CHARS,
     approval_line,
     group_line,
     minutes,
     powers,
     proposal_message,
-    task_excerpt,
+    quoted,
     warnings,
 )
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
@@ -220,7 +221,7 @@ class ProposalSummary(BaseModel):
 
     Attributes:
         limits: The most that it costs, and its time.
-        task: The beginning of its task.
+        task: The beginning of its task, in quotes.
         reach: What it may read, reach and change.
         powers: The same in words that are the same for each proposal.
         warnings: What else a person has to know.
@@ -283,12 +284,12 @@ def pending_proposal(view: View, run: RunRow) -> Pending | str:
 def _summary(config: RunConfig, texts: Texts) -> ProposalSummary:
     from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
 
-    cost = "free" if config.price.free else format_usd(config.max_cost_micros, exact=True)
+    cost = "free" if config.free else format_usd(config.max_cost_micros, exact=True)
     return ProposalSummary(
         role=f"{config.role} without {' and '.join(config.lacks)}" if config.lacks else config.role,
         model=config.model,
         limits=f"{cost}, {minutes(config.timeout_s)}",
-        task=task_excerpt(texts.task),
+        task=quoted(texts.task, TASK_CHARS),
         reach=config.reach,
         powers=powers(config, specs_of(config.tools, {})),
         warnings=warnings(config, texts),

@@ -323,19 +323,23 @@ def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
     beside = max(map(cells, heads)) + 2 if width - max(map(cells, heads)) - 2 >= TASK_COLUMNS else 0
     lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
     for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
-        first, *more = wrapped(row.task, width - beside).split("\n") if beside else ("",)
+        first, *more = _whole(row.task, width - beside) if beside else ("",)
         below = [*([] if beside else [row.task]), f"{one.pending_id} {row.reach}."]
         below += [line for line in row.warnings if line not in common]
         texts = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
         texts += [indent + line for line in below]
-        lines += [(part, number in striking) for text in texts for part in wrapped(text, width).split("\n")]
+        lines += [(part, number in striking) for text in texts for part in _whole(text, width)]
     after = [f"Each of them: {line}" for line in common]
     if everyone := [power for power, held in holders.items() if power in SERIOUS and len(held) == len(rows)]:
         after.append(f"! All of them can {', '.join(everyone)}.")
     if some:
         apart = (f"{power} ({', '.join(map(str, held))})" for power, held in some.items())
         after.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
-    return [*lines, ("", False), *((part, False) for text in after for part in wrapped(text, width).split("\n"))]
+    return [*lines, ("", False), *((part, False) for text in after for part in _whole(text, width))]
+
+
+def _whole(text: str, width: int) -> list[str]:
+    return wrapped(text, width, breaks=True).split("\n")
 
 
 async def choose(

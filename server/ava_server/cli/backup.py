@@ -8,16 +8,18 @@ nothing is spent, until a person resumes it.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import anyio
 import typer
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 MANIFEST = "backup.json"
 LOG = "ava.db"
 _PARTS = ("config.toml", "keys.toml", "secrets", "roles", "memory", "artifacts")
+_LINKED = ("config.toml", "keys.toml", "roles")
+"""Where a link to a file counts as that file, because only the person writes there."""
 _OUTPUTS = "scratch"
 """Of a run's scratch folder, only the files in it: long tool outputs that it may still read."""
 _LEFT_OUT = frozenset({"local_token"})
@@ -179,6 +183,7 @@ def _prepared(target: Path, what: str) -> Generator[Path]:
     Raises:
         ConfigError: It cannot be written.
     """
+    target = target.resolve()  # where the target is a link, the folder that it names
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,21 +215,44 @@ def _place(folder: Path, name: str) -> Path:
     return folder / _last
 
 
-def _copy_file(source: Path, target: Path) -> str:
+def _opened(path: Path, *, links: bool) -> BinaryIO:
+    """Open a file and then check it, so that nobody can replace it in between; a pipe does not block.
+
+    Raises:
+        FileNotFoundError: There is no file, or it is something else.
+        OSError: It cannot be read.
+    """
+    follow = 0 if links else getattr(os, "O_NOFOLLOW", 0)
+    try:
+        fd = os.open(path, os.O_RDONLY | follow | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except OSError as failed:
+        if failed.errno == errno.ELOOP:
+            raise FileNotFoundError(errno.ENOENT, "it is a link", str(path)) from None
+        raise
+    file = os.fdopen(fd, "rb")
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        file.close()
+        raise FileNotFoundError(errno.ENOENT, "it is not a file", str(path))
+    return file
+
+
+def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
     """Copy a file with its mode, and return its SHA-256.
 
     Raises:
+        FileNotFoundError: There is no file; with `links`, a link to one will do.
         OSError: It cannot be read or written.
     """
     digest = hashlib.sha256()
-    with source.open("rb") as read, target.open("xb") as written:
+    with _opened(source, links=links) as read, target.open("xb") as written:
         target.chmod(0o600)
         while block := read.read(_BLOCK):
             digest.update(block)
             written.write(block)
         written.flush()
         os.fsync(written.fileno())
-    target.chmod(source.stat().st_mode & 0o700)
+        mode = os.fstat(read.fileno()).st_mode
+    target.chmod(mode & 0o700)
     return digest.hexdigest()
 
 
@@ -248,7 +276,13 @@ def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
         name = path.relative_to(root.path).as_posix()
         target = _place(partial, name)
         try:
-            files[name] = _copy_file(path, target)
+            name.encode()
+            files[name] = _copy_file(path, target, links=Path(name).parts[0] in _LINKED)
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise BadInput(
+                f"{root.path / shown}: the name is not UTF-8, so no backup can list it; rename it. Nothing was kept."
+            ) from None
         except FileNotFoundError:  # erased meanwhile
             target.unlink(missing_ok=True)
         show(f"{len(files):,} files copied")
@@ -259,10 +293,7 @@ def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
 
 
 def _files_of(root: Path) -> Iterator[Path]:
-    """Yield the files of a data root that a backup has, without the log.
-
-    A link to a file counts as that file where only the person writes. Elsewhere a subagent may have made it.
-    """
+    """Yield the files of a data root that a backup has, without the log."""
     for part in (*_PARTS, _OUTPUTS):
         place = root / part
         if place.is_file():
@@ -272,7 +303,7 @@ def _files_of(root: Path) -> Iterator[Path]:
                 folders.clear()  # the copies of workspaces
             for name in sorted(names):
                 path = Path(folder, name)
-                if name not in _LEFT_OUT and path.is_file() and (part == "roles" or not path.is_symlink()):
+                if name not in _LEFT_OUT and path.is_file() and (part in _LINKED or not path.is_symlink()):
                     yield path
 
 
@@ -307,7 +338,8 @@ def _read_manifest(source: Path) -> _Manifest:
 
 def _is_inside(name: str) -> bool:
     path = Path(name)
-    return not path.is_absolute() and ".." not in path.parts and path.parts[0] in (LOG, *_PARTS, _OUTPUTS)
+    inside = not path.is_absolute() and "\0" not in name and ".." not in path.parts
+    return inside and (name == LOG or next(iter(path.parts), "") in (*_PARTS, _OUTPUTS))
 
 
 def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _Restored:
@@ -318,7 +350,7 @@ def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _
         show(f"{done:,} of {len(manifest.files):,} files copied")
         target = _place(partial, name)
         try:
-            found = _copy_file(source / name, target) if not (source / name).is_symlink() else ""
+            found = _copy_file(source / name, target)
         except FileNotFoundError:
             found = ""
         if found != digest:

@@ -181,7 +181,6 @@ def resume_command(
 
     Answers that it already has are not requested again. Its previous owner can no longer write or spend.
     """
-    from ava_server.config.pin import policy_in_force
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide
 
@@ -190,21 +189,23 @@ def resume_command(
     settings = load_settings()
     if not settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-    if policy_in_force(settings) == "human" and not someone_there():
-        raise Refused('approval = "human": only a person at a terminal, with the approval PIN, resumes a subagent')
     raise typer.Exit(anyio.run(_resume, settings, subagent, force, as_json))
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
+    from ava_server.budget.user_limits import stricter_policy
     from ava_server.cli.secret_input import ask_pin
     from ava_server.config.pin import PinFile, policy_in_force
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
         run = await find_run(log, given)
+    policy = stricter_policy(settings, run.user_id, await anyio.to_thread.run_sync(policy_in_force, settings))
+    if policy == "human" and not someone_there():
+        raise Refused('approval = "human": only a person at a terminal, with the approval PIN, resumes a subagent')
     if not as_json:
         heading(settings.paths)
     # Ask before this process has a runtime, which would take over interrupted runs while a person still types.
-    if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
+    if policy == "human":
         await ask_pin(PinFile(settings.paths.approval_file))
     async with open_service(settings, "ava resume", asked=someone_there(), runs=True) as (runtime, service):
         await _take_over(runtime, service.session, run, force)

@@ -180,7 +180,8 @@ def wrapped(text: str, width: int, *, breaks: bool = False) -> str:
     With `breaks`, longer words are broken too.
 
     Continuation lines are indented as the line is, or to the text of a list item, else by two blanks. Untrusted text
-    keeps its bar on each line; there, longer words are broken too, because the terminal would continue them without it.
+    keeps its bar on each line; there, and with `breaks`, longer words are broken too, because the terminal would
+    continue them at the start of a row, where they can pass for a line of Ava's.
     """
     return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width, breaks))
 

@@ -1,7 +1,7 @@
 """`/users`: the users of the data root and their limits, for tokens of the scope `admin`.
 
-What opens the server's own folders or grants roles (`workspaces`, `roles`), and tokens that approve or administer, are
-set only in a terminal on the server.
+What opens the server's own folders or grants roles (`workspaces`, `roles`), and tokens of the operator or that approve
+or administer, are set only in a terminal on the server.
 """
 
 from __future__ import annotations
@@ -84,7 +84,12 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
         return Response(status_code=405, headers={"Allow": ", ".join(allowed)})
     if not name:
         return _json(ListedUsers(users=await list_users(settings, app.runtime.store)))
-    user, changed = user_name(name), _recorder(app, token)
+    if (user := user_name(name)) == app.runtime.user and request.method == "POST":
+        raise BadInput(
+            f"{user} is the operator, who may use the server's secrets, MCP servers and folders: a person on the server"
+            f" makes a token of that user, with `ava token create NAME --user {user}`"
+        )
+    changed = _recorder(app, token)
     if request.method == "DELETE":
         revoked, limited = await remove_user(root, user, changed)
         return _json(RemovedUser(revoked=[one.name for one in revoked], limited=limited))

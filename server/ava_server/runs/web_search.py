@@ -134,11 +134,12 @@ class PaidSearches:
         self, reserved: Reservation, settlement: Settlement, began: float, completion: Completion | None = None
     ) -> None:
         """Settle a search, unless the run has settled it as lost by now."""
-        held, price, reported = reserved.held, self._call.price, None
+        held, price = reserved.held, self._call.price
+        reported = completion.cost_micros if completion is not None else None
         if completion is not None and completion.usage is not None:
             price = with_fee(price, self._call.fee * (searches_in(completion) - 1))
-            if completion.cost_micros:  # a gateway's figure may leave out the fee of the search: the higher one counts
-                reported = max(completion.cost_micros, cost_micros(price, completion.usage))
+            if reported:  # a gateway's figure may leave out the fee of the search: the higher one counts
+                reported = max(reported, cost_micros(price, completion.usage))
         event = settlement_event(
             self._log.fence, self._log.run.id, self._log.who, self._call.model, price, held, settlement,
             usage=completion.usage if completion is not None else None,

@@ -114,15 +114,20 @@ class Access:
         self.session = session
         self.store = runtime.store
 
-    async def refuse_without_pin(self, why: str) -> None:
+    async def refuse_without_pin(self, why: str, *, of: str | None = None) -> None:
         """Refuse a decision where only the approval PIN may decide and this session does not have it.
+
+        Args:
+            why: The text of the refusal.
+            of: The user of the run, where that may be another one, whose policy counts too.
 
         Raises:
             Refused: This session may not decide; the text is `why`.
             ConfigError: It is not known whether there is a PIN.
         """
-        if await self.runtime.policy(self.session.user) == "human" and not self.session.pin_given:
-            raise Refused(why)
+        for user in {self.session.user, of or self.session.user}:
+            if await self.runtime.policy(user) == "human" and not self.session.pin_given:
+                raise Refused(why)
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
         """Refuse a call whose scope the session's token lacks; an auditor may read.

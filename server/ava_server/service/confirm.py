@@ -66,6 +66,7 @@ class Confirmations(Operations):
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
             return answer
+        self._access.refuse_without("spawn")  # the scope admin only resumes
         ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
         if args.decision == "approve":
             self._runtime.closing.refuse_new()
@@ -267,7 +268,7 @@ class Resumptions(Operations):
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
         only_there = ONLY_THERE.format(run_id=run.id)
-        await self._access.refuse_without_pin(only_there)
+        await self._access.refuse_without_pin(only_there, of=run.user_id)
         decision = OneDecision(
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
@@ -289,7 +290,8 @@ class Resumptions(Operations):
                 )
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
             channel = "elicitation"
-            await self._access.refuse_without_pin(only_there)  # a PIN may have been set while the question was open
+            # A PIN may have been set while the question was open.
+            await self._access.refuse_without_pin(only_there, of=run.user_id)
         found = await self._runtime.manager.control.resume(
             run.id,
             self._session.who,
