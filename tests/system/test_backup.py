@@ -239,6 +239,21 @@ async def test_a_link_to_an_empty_folder_is_restored_to(backup: Path, tmp_path: 
     assert verify(tmp_path / "disk" / "ava.db").ok and nothing_left(tmp_path)
 
 
+async def test_restores_into_an_empty_folder_that_cannot_be_replaced(backup: Path, tmp_path: Path) -> None:
+    """Such as the mount point of a container's volume."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system")
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    if (await anyio.run_process(["mount", "-t", "tmpfs", "tmpfs", str(volume)], check=False)).returncode:
+        pytest.skip("this machine mounts no file system")
+    try:
+        code, _out, err = await ava(volume, "restore", str(backup))
+        assert code == 0 and verify(volume / "ava.db").ok and nothing_left(volume), err
+    finally:
+        await anyio.run_process(["umount", str(volume)])
+
+
 async def test_a_full_disk_leaves_no_half_backup(backup: Path, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")

@@ -178,21 +178,30 @@ def _refuse_used(root: DataRoot) -> None:
 
 @contextmanager
 def _prepared(target: Path, what: str) -> Generator[Path]:
-    """Give a folder beside the target that takes the target's name when the block ends, and is removed if it fails.
+    """Give a folder to fill, which becomes the target when the block ends, and is removed if it fails.
+
+    It lies beside the target; in it where that exists, because an empty mount point can be neither replaced nor left.
+    The log is moved last: without it, a folder is no data root.
 
     Raises:
         ConfigError: It cannot be written.
     """
     target = target.resolve()  # where the target is a link, the folder that it names
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    there = target.is_dir()
+    partial = (target if there else target.parent) / f".{target.name}.{os.getpid()}.partial"
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial.mkdir(mode=0o700)
         try:
             yield partial
-            if target.exists():
-                target.rmdir()  # it is empty; if somebody has filled it meanwhile, this fails
-            partial.rename(target)
+            if not there:
+                partial.rename(target)
+                return
+            if list(target.iterdir()) != [partial]:
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+            for part in sorted(partial.iterdir(), key=lambda each: (each.name in (LOG, MANIFEST), each.name)):
+                part.rename(target / part.name)
+            partial.rmdir()
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise

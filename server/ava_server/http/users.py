@@ -18,8 +18,9 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.store.store import append
-from ava_server.config.settings import Policy, read_users
-from ava_server.config.tokens import expiry, user_name
+from ava_server.budget.user_limits import STRICTEST_FIRST
+from ava_server.config.settings import Policy, UserSettings, read_users
+from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_server.config.tokens import Token
+    from ava_server.core.data_root import DataRoot
 
 CLIENT = "ava user"
 BODY_BYTES = 10_000
@@ -91,6 +93,7 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
         )
     changed = _recorder(app, token)
     if request.method == "DELETE":
+        await anyio.to_thread.run_sync(_refuse_removal, root, user)
         revoked, limited = await remove_user(root, user, changed)
         return _json(RemovedUser(revoked=[one.name for one in revoked], limited=limited))
     given = await _body(request)
@@ -101,10 +104,40 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
         return _json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
     if not limits:
         raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
+    await anyio.to_thread.run_sync(_refuse_looser, root, user, given.approval)
     await limit_user(root, user, limits, changed)
     fresh = settings.model_copy(update={"users": await anyio.to_thread.run_sync(read_users, root.config)})
     [facts] = [one for one in await list_users(fresh, app.runtime.store) if one.name == user]
     return _json(LimitedUser(user=facts))
+
+
+_ONLY_THERE = "that can be changed only on the server, in a terminal there"
+
+
+def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
+    """Refuse a weaker policy than the user has. Blocking.
+
+    Raises:
+        BadInput: It is weaker.
+    """
+    own = read_users(root.config).get(user, UserSettings()).approval
+    if own is not None and approval is not None and STRICTEST_FIRST.index(approval) > STRICTEST_FIRST.index(own):
+        raise BadInput(f"approval: {user} has {own}, which is stricter than {approval}; {_ONLY_THERE}")
+
+
+def _refuse_removal(root: DataRoot, user: str) -> None:
+    """Refuse to remove a user whose tokens or policy only a person on the server may take away. Blocking.
+
+    Raises:
+        BadInput: There is such a token or policy.
+    """
+    for token in read_tokens(root.tokens_file).values():
+        if token.user == user and set(token.scopes) - {"spawn", "read"}:
+            raise BadInput(
+                f"{user} has the token {token.name} with the scopes {', '.join(token.scopes)}; {_ONLY_THERE}"
+            )
+    if (own := read_users(root.config).get(user, UserSettings()).approval) is not None:
+        raise BadInput(f"{user} has approval = {own}; {_ONLY_THERE}")
 
 
 def _recorder(app: App, token: Token) -> Change:

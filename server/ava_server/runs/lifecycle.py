@@ -171,7 +171,7 @@ _TABLE = (
     Transition("cancel unanswered", RUNNING_SITUATIONS, None, (CostUpdate, RunClaimed, *_ENDED)),
     Transition("cancel unanswered", _QUEUED, None, (CostUpdate, RunClaimed, *_ENDED), cancel_asked=True),
     Transition("give up", (*_QUEUED, "running here"), None, (CostUpdate, RunClaimed, *_ENDED)),
-    Transition("group timeout", (*_QUEUED, "interrupted"), "timeout", (CostUpdate, *_ENDED)),
+    Transition("group timeout", (*_UNHELD, "interrupted"), "timeout", (CostUpdate, *_ENDED)),
     Transition("abandon", ("queued", "interrupted"), "abandoned", (CostUpdate, *_ENDED)),
 )
 TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
