@@ -27,7 +27,7 @@ _NEAR_WORDS = 3
 _BEGINNING = 3
 """Letters that a word and its stem have in common."""
 _MAX_KNOWN = 1_000_000
-_MAX_STEMMED, _MAX_STEMMED_CHARS = 40_000, 40
+_MAX_STEMMED, _MAX_STEMMED_CHARS = 10_000, 40
 """A hostile text has many words that begin like one of the question: no more of them than that are stemmed."""
 _SCRIPTS = {"russian": re.compile("[а-яё]"), "greek": re.compile("[α-ω]"), "korean": re.compile("[가-힣]")}
 
