@@ -26,7 +26,7 @@ _NO_SYMBOL = re.compile(r"[\w\s.,;:!?'\"()\u2010-\u2027\u3000-\u303f\uff00-\uff6
 _ENTRY = re.compile(r"(?<![\w.])\d+(?:\.\d+)+\.?\s")
 _ENTRY_CHARS = 150
 """A table of contents has an entry at least every so many characters."""
-_RECORDS = re.compile(r"(?:^|/)(?:changelog|copyright)[^/]*$", re.IGNORECASE)
+_RECORDS = re.compile(r"(?:^|/)(?:changelog|changes|copyright|news|todo)[^/]*$", re.IGNORECASE)
 _RECORD_FACTOR = 0.6
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
@@ -103,8 +103,7 @@ class PassageRanking:
 
     def _rank(self, each: _Candidate, weigh: Weighing) -> float:
         counts = [here + min(there, 1) for here, there in zip(each.matches.counts, each.in_path, strict=True)]
-        factor = _RECORD_FACTOR if _RECORDS.search(each.path) else 1
-        return weigh(each.matches._replace(counts=counts)) * factor
+        return weigh(each.matches._replace(counts=counts)) * record_factor(each.path)
 
 
 def weights_of(spread: Sequence[int], total: int) -> list[float]:
@@ -143,6 +142,11 @@ class Weighing:
         whole = sum(self.weights)
         had = sum(weight for weight, count in zip(self.weights, counts, strict=True) if count)
         return had / whole if whole else 0.0
+
+
+def record_factor(path: str) -> float:
+    """Return 1, and less for records of what was done or is to do, which mention everything and explain little."""
+    return _RECORD_FACTOR if _RECORDS.search(path) else 1.0
 
 
 def prose_factor(text: str) -> float:

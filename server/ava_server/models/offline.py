@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from ava_roles.passages import Weighing, prose_factor, weights_of
+from ava_roles.passages import Weighing, prose_factor, record_factor, weights_of
 from ava_roles.words import Query
 from ava_roles.words import filler_words as stopwords
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
@@ -27,7 +27,7 @@ QUOTE_CHARS = 800
 FAR_BELOW = 1 / 3
 """A passage whose rank is below this share of the best rank is not shown."""
 LEAST_COVERAGE = 0.55
-"""The share of the question, by the weight of its words, that a passage needs to count as an answer."""
+"""The share of the question, by the weight of its words, that one sentence needs for its passage to be an answer."""
 LEAST_TOGETHER = 0.3
 """The same where none of its words is missing: a task may list several subjects."""
 AROUND = 0.5
@@ -64,6 +64,7 @@ _WEB_HEAD = re.compile(
 _FAILED_PAGE = re.compile(r"^# (\S+)\nNot read: ([^\n]*)$", re.MULTILINE)
 _MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow below\]\s*$")
 _PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+_HEADING = re.compile(r"^(?:#{1,6}\s|[^\S\n]*\d+(?:\.\d+)+\.?\s+\w)[^\n]*", re.MULTILINE)
 # A sentence ends at its mark, and before a line that begins a list entry, a heading, a row or code.
 _SENTENCE = re.compile(
     r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
@@ -168,7 +169,7 @@ def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
 
 
 def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> tuple[list[Passage], float]:
-    """Return the pieces that answer a question best, best first, and how much of it one of them has around it.
+    """Return the pieces that answer a question best, best first, and how much of it one sentence there has.
 
     Each page gives one place; a further one only where too few pages fit. Pieces far below the best are left out.
     """
@@ -183,11 +184,18 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
         for piece in _pieces(passage):
             matches = query.matches(piece.text)
             own = weigh(matches)
-            rank = (own - AROUND * around) * prose_factor(piece.text) if own else 0.0
-            ranked.append((rank * _FENCED if piece.fenced else rank, weigh.coverage(matches.counts), piece))
+            together = _together(piece.text, query, weigh) if own else 0.0
+            rank = (own - AROUND * around) * together * prose_factor(piece.text) * record_factor(piece.source)
+            ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
     ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
     chosen = _spread_out([piece for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
-    return chosen, max((coverage for _, coverage, piece in ranked if piece in chosen), default=0.0)
+    return chosen, max((together for _, together, piece in ranked if piece in chosen), default=0.0)
+
+
+def _together(text: str, query: Query, weigh: Weighing) -> float:
+    """Return the share of the question that one sentence has."""
+    sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(text))
+    return max(map(weigh.coverage, sentences), default=0.0)
 
 
 def _spread_out(ranked: Sequence[Passage], most: int) -> list[Passage]:
@@ -269,22 +277,33 @@ def _bodies(output: str) -> list[str]:
 def _pieces(passage: Passage) -> Iterator[Passage]:
     """Yield what can be quoted: from each paragraph, and each sentence of a long one, as much as fits a quote.
 
-    So pieces overlap; a heading or a short line comes with what follows it.
+    So pieces overlap; a heading or a short line comes with what follows it, and the next section with its own pieces.
     """
     starts: list[int] = []
     ends: list[int] = []
+    sections = list(_sections(passage.text))
     for paragraph in _PARAGRAPH.finditer(passage.text):
         sentences = [found.span() for found in _SENTENCE.finditer(passage.text, *paragraph.span())]
         is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
         starts += [start for start, _ in (sentences if is_long else sentences[:1])]
         ends += [end for _, end in sentences]
     for start in starts:
-        fitting = [end for end in ends if start < end <= start + QUOTE_CHARS]
+        limit = next((section for section in sections if section > start), len(passage.text))
+        fitting = [end for end in ends if start < end <= min(start + QUOTE_CHARS, limit)]
         end = fitting[-1] if fitting else _cut_at(passage.text, start)
         yield from _piece(passage, start, end)
         while not fitting and end < min(each for each in ends if each > start):  # a sentence that is longer
             start, end = end, _cut_at(passage.text, end)
             yield from _piece(passage, start, end)
+
+
+def _sections(text: str) -> Iterator[int]:
+    """Yield where sections begin: at each heading, but for one directly below another."""
+    before = 0
+    for heading in _HEADING.finditer(text):
+        if text[before : heading.start()].strip():
+            yield heading.start()
+        before = heading.end()
 
 
 def _cut_at(text: str, start: int) -> int:

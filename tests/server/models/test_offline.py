@@ -334,6 +334,33 @@ async def test_rare_words_that_no_passage_has_together_are_no_answer(tmp_path: P
     assert result["summary"].startswith("No answer found") and result["findings"] == []
 
 
+async def test_rare_words_that_no_sentence_has_together_are_no_answer(tmp_path: Path) -> None:
+    page = "A zebra came. Some marzipan fell. The glacier melts. An anvil rang. It was cold."
+    others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
+    question = "Does the zebra eat marzipan on the glacier beside the anvil?"
+    assert (await asked(tmp_path, question, page__txt=page, **others))["findings"] == []
+    together = "The zebra eats marzipan on the glacier."
+    result = await asked(tmp_path, question, page__txt=f"{page} {together}", **others)
+    assert together in result["findings"][0]["quote"]
+
+
+@pytest.mark.parametrize("headings", [("## The rent", "## The heating"), ("3.1. The rent", "3.2. The heating")])
+async def test_a_quote_comes_with_its_heading_and_ends_before_the_next(
+    tmp_path: Path, headings: tuple[str, str]
+) -> None:
+    rent, heating = "Mira pays the rent on the third of each month.", "The heating is read in May, and Noah pays it."
+    text = f"# The flat\n\n{headings[0]}\n\n{rent}\n\n{headings[1]}\n\n{heating}\n"
+    result = await asked(tmp_path, "When does Mira pay the rent?", flat__md=text)
+    assert result["findings"][0]["quote"].endswith(f"{headings[0]}\n\n{rent}")
+
+
+async def test_a_page_that_explains_ranks_above_a_list_of_changes(tmp_path: Path) -> None:
+    done, page = "The cache is flushed when the disk is full.", "If the disk is full, the cache is flushed at once."
+    files = {"CHANGES__txt": done, "NEWS__md": f"News: {done}", "todo__txt": f"Check: {done}", "z__txt": page}
+    result = await asked(tmp_path, "When is the cache flushed to a full disk?", **files)
+    assert result["findings"][0]["source_url"] == "z.txt:1"
+
+
 async def test_prose_ranks_above_code_and_lists_of_files(tmp_path: Path) -> None:
     prose = "The cache is flushed when the disk is full, so that the logs can be written."
     code = "```\ncache.flush(disk, full=True)\nif disk.full:\n    cache.flush(logs)\n```\n"
