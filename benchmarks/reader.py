@@ -1,6 +1,6 @@
 """How often the offline reader quotes the right passage: questions over documentation that Debian packages install.
 
-    python benchmarks/reader.py [--set tuning|held-out] [--only WORD] [--show]
+    python benchmarks/reader.py [--set tuning|held-out|held-out-2] [--only WORD] [--show]
 
 Each question of `reader.toml` is one real run: `ava run researcher` with the offline reader over the folder of a
 package. A finding is right if its file is one of those named and its quote contains one of the phrases. The questions
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+SETS = ("tuning", "held-out", "held-out-2")
 FIRST = 5
 NO_ANSWER = "no answer found"
 SECONDS = 300
@@ -74,15 +75,13 @@ def share(part: int, whole: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--set", choices=["tuning", "held-out"], help="only these questions, and none without an answer"
-    )
+    parser.add_argument("--set", choices=SETS, help="only these questions")
     parser.add_argument("--only", default="", metavar="WORD", help="only questions with this text")
     parser.add_argument("--show", action="store_true", help="show the findings of questions that went wrong")
     given = parser.parse_args()
     asked = tomllib.loads((HERE / "reader.toml").read_text(encoding="utf-8"))
     questions = [each for each in asked["question"] if given.set in (None, each["set"]) and given.only in each["ask"]]
-    without = [each for each in asked["unanswerable"] if given.set is None and given.only in each["ask"]]
+    without = [each for each in asked["unanswerable"] if given.set in (None, each["set"]) and given.only in each["ask"]]
     missing: set[str] = set()
     counts: Counter[tuple[str, str]] = Counter()
     seconds: list[float] = []
@@ -97,30 +96,29 @@ def main() -> None:
             seconds.append(time.monotonic() - began)
             findings, summary = result["untrusted_result"]["findings"], result["untrusted_result"]["summary"]
             refuses = NO_ANSWER in summary.lower()
-            kind = question.get("set", "without an answer")
+            kind = question["set"] if "file" in question else f"{question['set']}, without"
             counts[kind, "asked"] += 1
             counts[kind, "no answer"] += refuses
-            wrong = not refuses
+            wrong, said = not refuses, "an answer"
             if "file" in question:
                 place = place_of(question, findings)
                 counts[kind, "first"] += place == 1
                 counts[kind, "first five"] += place is not None
-                wrong = place != 1
-            said = "no answer" if refuses else f"place {place}" if "file" in question else "an answer"
-            print(f"{kind:18} {said:10} {question['ask']}", flush=True)
+                wrong, said = place != 1, f"place {place}"
+            print(f"{kind:19} {'no answer' if refuses else said:10} {question['ask']}", flush=True)
             if wrong and given.show:
                 print(
                     f"    {summary}\n" + "".join(f"    {each['source_url']}: {each['quote']!r}\n" for each in findings)
                 )
     print()
-    for kind in ("tuning", "held-out"):
+    for kind in SETS:
         if whole := counts[kind, "asked"]:
             print(f"{kind}: among the first five {share(counts[kind, 'first five'], whole)}, first")
             print(
                 f"  {share(counts[kind, 'first'], whole)}, `no answer found` {share(counts[kind, 'no answer'], whole)}"
             )
-    if whole := counts["without an answer", "asked"]:
-        print(f"without an answer: no claim {share(counts['without an answer', 'no answer'], whole)}")
+        if whole := counts[f"{kind}, without", "asked"]:
+            print(f"  without an answer: no claim {share(counts[f'{kind}, without', 'no answer'], whole)}")
     if seconds:
         print(f"seconds a question: median {sorted(seconds)[len(seconds) // 2]:.1f}, most {max(seconds):.1f}")
     if missing:
