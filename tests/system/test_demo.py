@@ -57,7 +57,7 @@ def test_quotes_come_from_the_given_folder(
     assert asked is not None
     assert set(asked.groups()) <= set(words)
     quotes = quotes_of(done.stdout)
-    assert len(quotes) >= 2
+    assert quotes, "one of each file that has a word, and all three may be in one"
     for quote in quotes:
         assert quote in text_in(folder)
         assert any(word in quote.lower() for word in asked.groups())

@@ -24,12 +24,13 @@ from ava_server.models.selection import SET_A_MODEL
 __all__ = ["answer", "stopwords"]
 
 QUOTE_CHARS = 800
-FAR_BELOW = 1 / 3
+FAR_BELOW = 1 / 8
 """A passage whose rank is below this share of the best rank is not shown."""
 LEAST_COVERAGE = 0.55
 """The share of the question, by the weight of its words, that one sentence needs for its passage to be an answer."""
 LEAST_TOGETHER = 0.3
 """The same where none of its words is missing: a task may list several subjects."""
+FEW_PASSAGES = 20
 AROUND = 0.5
 """How much the passage around a quote counts in its rank."""
 SAME_WORDS = 0.8
@@ -140,8 +141,8 @@ class Spread:
 
     @property
     def weights(self) -> list[float]:
-        """How much each word tells."""
-        return weights_of(self.counts, self.total)
+        """How much each word tells; the same for all where too few passages say which are rare."""
+        return weights_of(self.counts, self.total) if self.total >= FEW_PASSAGES else [1.0] * len(self.counts)
 
 
 def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:

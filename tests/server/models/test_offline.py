@@ -318,6 +318,15 @@ async def test_words_found_nowhere_are_named_beside_what_was_found(tmp_path: Pat
     assert "xylophone" not in result["findings"][0]["claim"]
 
 
+async def test_in_a_few_notes_a_missing_word_does_not_outweigh_those_found(tmp_path: Path) -> None:
+    notes = {
+        "otter__md": "Otter charges 1.4 % of each payment, and nothing a month.",
+        "heron__md": "For a payment, Heron has the following charge: thirty cents.",
+    }
+    result = await asked(tmp_path, "What does each provider charge for a payment?", **notes)
+    assert len(result["findings"]) == 2 and "Found nowhere: provider." in result["summary"]
+
+
 async def test_without_the_rare_words_there_is_no_answer_and_no_claim(tmp_path: Path) -> None:
     text = "The server keeps the messages of the mail queue for five days."
     result = await asked(tmp_path, "How do I connect the server to Kubernetes or Zulip?", mail__txt=text)
