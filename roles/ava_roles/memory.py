@@ -11,14 +11,15 @@ import os
 import re
 import stat
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, PassageIndex, query_words, split_passages
+from ava_roles.passages import FileMatch, PassageRanking, split_passages
 from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root
+from ava_roles.words import Query
 
 NOTE_BYTES = 100_000
 MAX_NOTES = 500
@@ -224,14 +225,14 @@ def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str
         most: The most notes to return.
         hide: Replaces secrets in a whole note, before it is split into passages.
     """
-    words = query_words(query)
+    words = Query(query)
     names = {file.path for file in _ranked(notes, words, most)}
     # Secrets are searched only in matching notes: a whole memory would take seconds.
     return _ranked([replace(note, text=hide(note.text)) for note in notes if note.name in names], words, most)
 
 
-def _ranked(notes: Sequence[Note], words: Sequence[str], most: int) -> tuple[FileMatch, ...]:
-    with closing(PassageIndex()) as index:
-        for note in notes:
-            index.add(note.name, split_passages(note.text))
-        return index.best(words, most)
+def _ranked(notes: Sequence[Note], query: Query, most: int) -> tuple[FileMatch, ...]:
+    ranking = PassageRanking(query)
+    for note in notes:
+        ranking.add(note.name, split_passages(note.text))
+    return ranking.best(most)

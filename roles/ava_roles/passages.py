@@ -1,22 +1,34 @@
-"""Passages of texts that match some words best, ranked by BM25 in a full-text index in memory."""
+"""Passages of texts that match the words of a question best, ranked by BM25."""
 
 from __future__ import annotations
 
+import math
 import re
-import sqlite3
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+
+from ava_roles.words import Matches, Query, filler_words
 
 _PASSAGE_CHARS = 1_200
 _PASSAGES_PER_FILE = 3
-_MAX_WORDS = 30
-_COMMON_WORDS = """
-    a about all also an and any are as at be been but by can could did do does find for from
-    get give had has have how i if in into is it its list me my no not of on or our please
-    read show so some tell than that the their them then there these they this to us was we
-    were what when where which who why will with would you your
-"""
-_COMMON = frozenset(_COMMON_WORDS.split())
+_MAX_RANKED = 1_000
+_MAX_WEIGHT = 5.0
+_PAIR_SHARE = 0.7
+_SATURATION, _LENGTH_SHARE = 1.2, 0.5
+"""BM25's k1 and b."""
+_PROSE_FILLERS = 0.2
+"""The share of filler words from which a text counts as prose; lists of files and code have hardly any."""
+_SYMBOL_SHARE = 0.12
+_LEAST_PROSE = 0.4
+_WORD = re.compile(r"[^\W\d_]+")
+_NO_SYMBOL = re.compile(r"[\w\s.,;:!?'\"()\u2010-\u2027\u3000-\u303f\uff00-\uff65-]+")
+_ENTRY = re.compile(r"(?<![\w.])\d+(?:\.\d+)+\.?\s")
+_ENTRY_CHARS = 150
+"""A table of contents has an entry at least every so many characters."""
+_RECORDS = re.compile(r"(?:^|/)(?:changelog|changes|copyright|news|todo)[^/]*$", re.IGNORECASE)
+_RECORD_FACTOR = 0.6
+_WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
 
 
 @dataclass(frozen=True)
@@ -34,56 +46,121 @@ class Passage:
 
 @dataclass(frozen=True)
 class FileMatch:
-    """A file that matches, with its best passages in their order in the file."""
+    """A file that matches, with its best passages, the best first."""
 
     path: str
     passages: tuple[Passage, ...]
 
 
-class PassageIndex:
-    """Passages in memory, found by their words."""
+@dataclass(frozen=True)
+class _Candidate:
+    path: str
+    passage: Passage
+    position: int
+    matches: Matches
+    in_path: Sequence[int]
 
-    def __init__(self) -> None:
-        self._db = sqlite3.connect(":memory:")
-        self._db.execute(
-            "CREATE VIRTUAL TABLE passages USING fts5"
-            "(path, text, place UNINDEXED, tokenize = 'porter unicode61 remove_diacritics 2')"
-        )
 
-    def close(self) -> None:
-        """Free the index."""
-        self._db.close()
+class PassageRanking:
+    """The passages that have words of a question. Texts are counted once and then forgotten, as the question is known.
+
+    Attributes:
+        spread: In how many passages each word of the question is.
+        total: How many passages there are.
+    """
+
+    def __init__(self, query: Query) -> None:
+        self.spread = [0] * len(query.words)
+        self.total = 0
+        self._length = 0
+        self._query = query
+        self._found: list[_Candidate] = []
 
     def add(self, path: str, passages: Iterable[Passage]) -> None:
         """Add the passages of a file, in their order in the file."""
-        self._db.executemany(
-            "INSERT INTO passages VALUES (?, ?, ?)",
-            ((_storable(path), _storable(each.text), each.where) for each in passages),
+        in_path = self._query.matches(path).counts
+        for passage in passages:
+            matches = self._query.matches(passage.text)
+            self.total += 1
+            self._length += matches.length
+            for number, count in enumerate(matches.counts):
+                self.spread[number] += count > 0
+            if any(matches.counts) or any(in_path):
+                self._found.append(_Candidate(path, passage, self.total, matches, in_path))
+
+    def best(self, max_files: int) -> tuple[FileMatch, ...]:
+        """Return the best files, each ranked by its best passage; a word in the path counts as once in the text."""
+        weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
+        matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
+        prose = [(rank * prose_factor(each.passage.text), position, each) for rank, position, each in matching]
+        ranked = [each for _, _, each in sorted(prose)]
+        by_file: dict[str, list[_Candidate]] = {}
+        for each in ranked:
+            if each.path in by_file or len(by_file) < max_files:
+                by_file.setdefault(each.path, []).append(each)
+        most = _PASSAGES_PER_FILE if len(by_file) > 1 else 3 * _PASSAGES_PER_FILE
+        return tuple(FileMatch(path, tuple(each.passage for each in found[:most])) for path, found in by_file.items())
+
+    def _rank(self, each: _Candidate, weigh: Weighing) -> float:
+        counts = [here + min(there, 1) for here, there in zip(each.matches.counts, each.in_path, strict=True)]
+        return weigh(each.matches._replace(counts=counts)) * record_factor(each.path)
+
+
+def weights_of(spread: Sequence[int], total: int) -> list[float]:
+    """Return how much each word tells, by the number of passages that have it (BM25's idf)."""
+    return [math.log(1 + (total - count + 0.5) / (count + 0.5)) for count in spread]
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """Ranks texts by BM25; those with more of the question's words, or with two of them together, rank higher.
+
+    Attributes:
+        weights: How much each word tells.
+        average: The average length of the texts, in words.
+    """
+
+    weights: Sequence[float]
+    average: float
+
+    def __call__(self, matches: Matches) -> float:
+        """Return the rank of a text."""
+        norm = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * matches.length / max(self.average, 1))
+        # A very rare word ranks no higher than a rare one: it may be only the asker's.
+        weights = [min(weight, _MAX_WEIGHT) for weight in self.weights]
+        rank = sum(
+            w * count * (_SATURATION + 1) / (count + norm) for w, count in zip(weights, matches.counts, strict=True)
         )
+        for number, count in enumerate(matches.pairs):
+            if count:
+                rank += _PAIR_SHARE * min(weights[number : number + 2]) * count * (_SATURATION + 1) / (count + norm)
+        had = sum(weight for weight, count in zip(weights, matches.counts, strict=True) if count)
+        return rank * (0.25 + 0.75 * had / max(sum(weights), 0.001))
 
-    def best(self, words: Sequence[str], max_files: int) -> tuple[FileMatch, ...]:
-        """Return the best files, each ranked by its best passage; a match in the path counts three times."""
-        if not words:
-            return ()
-        rows: list[tuple[str, str, str, int]] = self._db.execute(
-            "SELECT path, place, text, rowid FROM passages WHERE passages MATCH ? "
-            "ORDER BY bm25(passages, 3.0, 1.0), rowid LIMIT 2000",
-            (" OR ".join(f'"{word}"' for word in words),),
-        ).fetchall()
-        by_file: dict[str, list[tuple[int, Passage]]] = {}
-        for path, where, text, position in rows:
-            if path in by_file or len(by_file) < max_files:
-                by_file.setdefault(path, []).append((position, Passage(where, text)))
-        return tuple(
-            FileMatch(path, tuple(each for _, each in sorted(ranked[:_PASSAGES_PER_FILE], key=lambda pair: pair[0])))
-            for path, ranked in by_file.items()
-        )
+    def coverage(self, counts: Sequence[int]) -> float:
+        """Return the share of the question that a text has, from 0 to 1: rare words count more than common ones."""
+        whole = sum(self.weights)
+        had = sum(weight for weight, count in zip(self.weights, counts, strict=True) if count)
+        return had / whole if whole else 0.0
 
 
-def query_words(query: str) -> list[str]:
-    """Return the words of a query that distinguish one text from another; all of its words if none does."""
-    words = list(dict.fromkeys(word for word in re.findall(r"\w+", query.lower()) if len(word) > 1))
-    return ([word for word in words if word not in _COMMON] or words)[:_MAX_WORDS]
+def record_factor(path: str) -> float:
+    """Return 1, and less for records of what was done or is to do, which mention everything and explain little."""
+    return _RECORD_FACTOR if _RECORDS.search(path) else 1.0
+
+
+def prose_factor(text: str) -> float:
+    """Return 1 for prose, and less the more a text looks like code or a list of names."""
+    words = [word.lower() for word in _WORD.findall(text)]
+    if not words:
+        return _LEAST_PROSE
+    fillers = filler_words()
+    filling = sum(word in fillers for word in words) / len(words) / _PROSE_FILLERS
+    if len(_WIDE.findall(text)) > len(words):  # scripts without spaces
+        filling = 1.0
+    signs = sum(map(len, _NO_SYMBOL.sub("", text))) / len(text)
+    listing = _LEAST_PROSE if len(_ENTRY.findall(text)) > max(len(text) / _ENTRY_CHARS, 2) else 1.0
+    return max(min(filling, 1.0) * min(_SYMBOL_SHARE / max(signs, 0.001), 1.0) * listing, _LEAST_PROSE)
 
 
 def split_lines(text: str) -> list[str]:
@@ -137,11 +214,6 @@ def _split_line(line: str) -> Generator[str]:
         if piece := line[start:end].strip():
             yield piece
         start = end
-
-
-def _storable(text: str) -> str:
-    """Replace lone surrogates, which file names may contain and SQLite refuses."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _lines(first: int, last: int) -> str:

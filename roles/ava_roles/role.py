@@ -210,6 +210,7 @@ class _Keys(BaseModel):
     max_tool_calls: _Whole = 25
     estimated_minutes: _Minutes = (2, 8)
     needs: _Names = ()
+    needs_model: bool = False
     network: bool = False
     hosts: Annotated[tuple[Annotated[str, AfterValidator(bound_host)], ...], BeforeValidator(_names)] = ()
     secrets: Annotated[tuple[_Secret, ...], BeforeValidator(_names)] = ()
@@ -237,6 +238,7 @@ class Role(_Keys):
         max_tool_calls: Tool calls of the whole run.
         estimated_minutes: An estimate of how long a run takes, from and to.
         needs: Tools without which no run starts.
+        needs_model: It judges or computes, so passages that the offline reader quotes are no result of it.
         network: Its commands may reach the network.
         hosts: The only hosts that its tools may read from the web; none means every public one.
         secrets: Names of the secrets that its tool calls may use.

@@ -19,8 +19,6 @@ ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
 WRITERS = {f"ava_audit/{name}.py" for name in ("projections", "store/schema", "store/writer")}
-IN_MEMORY = {"ava_roles/passages.py", "ava_server/models/offline.py"}
-"""Rank texts in a database that is in memory, and nowhere else."""
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"
 WRITING = re.compile(
@@ -93,8 +91,6 @@ def faults_of(name: str, source: str) -> list[str]:
     opened = list(connections(source))
     if name in WRITERS:
         return []
-    if name in IN_MEMORY:
-        return [f"{name}:{each.line} is not in memory" for each in opened if "connect(':memory:')" not in each.text]
     return [
         *(f"{name}:{statement.line} writes: {statement.text[:80]!r}" for statement in writing_sql(source)),
         *(
@@ -111,8 +107,8 @@ def test_only_five_files_contain_sql_that_writes() -> None:
 
 def test_the_listed_files_still_contain_sql_that_writes() -> None:
     names = {name_of(path) for path in SOURCES}
-    assert names >= WRITERS | IN_MEMORY
-    assert all(writing_sql(path.read_text("utf-8")) for path in SOURCES if name_of(path) in WRITERS | IN_MEMORY)
+    assert names >= WRITERS
+    assert all(writing_sql(path.read_text("utf-8")) for path in SOURCES if name_of(path) in WRITERS)
 
 
 @pytest.mark.parametrize(

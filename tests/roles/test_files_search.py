@@ -1,6 +1,8 @@
 """Searching the workspace: lines, and the passages that fit a question."""
 
+import gzip
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,10 +10,11 @@ import anyio
 import pytest
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.passages import query_words, split_passages
+from ava_roles.passages import split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools import grep
+from ava_roles.tools.documents import ReadFile, ReadFileArgs
 from ava_roles.tools.search import (
     FindFiles,
     FindFilesArgs,
@@ -20,7 +23,8 @@ from ava_roles.tools.search import (
     SearchArgs,
     SearchCodebase,
 )
-from ava_roles.tools.text_files import patterns
+from ava_roles.tools.text_files import patterns, without_tags
+from ava_roles.words import Query
 
 
 @pytest.fixture
@@ -254,7 +258,7 @@ async def test_searches_documents_too(at: ToolContext, tmp_path: Path) -> None:
 async def test_reports_the_search_words_when_nothing_matches(at: ToolContext) -> None:
     got = await ask(at, "what is the zymurgy?")
     assert (got.count, got.success) == (0, True)
-    assert "looked for: zymurgy" in got.text
+    assert "passages have: zymurgy 0" in got.text
     assert (await ask(at, '"*^ OR NEAR(')).count == 0
     assert (await ask(at, "???")).count == 0
 
@@ -275,8 +279,8 @@ def test_passages_consist_of_whole_lines_and_lose_no_text() -> None:
 
 
 def test_ignores_common_words_unless_there_are_no_others() -> None:
-    assert query_words("What is the filter?") == ["filter"]
-    assert query_words("to be or not to be") == ["to", "be", "or", "not"]
+    assert Query("What is the filter?").words == ("filter",)
+    assert Query("to be or not to be").words == ("to", "be", "or", "not")
 
 
 async def test_finds_and_quotes_words_deep_inside_one_long_line(at: ToolContext, tmp_path: Path) -> None:
@@ -300,3 +304,76 @@ def test_splits_a_long_line_without_losing_words_or_the_lines_around_it() -> Non
         *("line 1", "line 2", "line 3", "line 4")
     ]
     assert max(len(passage.text) for passage in found) <= 1_200
+
+
+@pytest.mark.parametrize("regex", [False, True])
+async def test_searches_compressed_text(at: ToolContext, tmp_path: Path, regex: bool) -> None:
+    (tmp_path / "notes.gz").write_bytes(gzip.compress(b"first\nthe zeppelin lands\n"))
+    assert "notes.gz:2: the zeppelin lands" in (await search(at, "zeppelin", regex=regex)).text
+    assert "the zeppelin lands" in (await ask(at, "zeppelin")).text
+
+
+async def test_reads_compressed_text_and_says_where_it_goes_on(at: ToolContext, tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(9_000)]
+    (tmp_path / "long.txt.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    got = await ReadFile()(ReadFileArgs(path="long.txt.gz", offset=8_000), at)
+    assert got.text.startswith("long.txt.gz (text, 88,889 bytes): lines 8,000 to 9,000 of 9,000\n\nline 7999\n")
+
+
+async def test_a_compressed_bomb_is_not_unpacked_beyond_the_limit(at: ToolContext, tmp_path: Path) -> None:
+    (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0" * 200_000_000))
+    (tmp_path / "members.gz").write_bytes(gzip.compress(b"") * 90_000)
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(b"zeppelin " * 9_000)[:-40])
+    tracemalloc.start()
+    got = await ask(at, "zeppelin")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert got.count == 0 and "2 too large or damaged" in got.text and peak < 30_000_000
+    assert "binary (more than 20,000,000 bytes" in (await ReadFile()(ReadFileArgs(path="bomb.gz"), at)).text
+
+
+async def test_secrets_in_compressed_text_are_hidden_before_a_part_of_it_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"The zeppelin opens\nwith OPEN-\nSESAME today\n"))
+    root = Root.open(tmp_path)
+    at = ToolContext(files=root, hide=lambda text: text.replace("OPEN-\nSESAME", "[hidden]\n"))
+    shown = [
+        await ask(at, "zeppelin"), await ask(at, "sesame"), await search(at, "sesame"), await search(at, "today"),
+        await search(at, "S.SAME", regex=True), await ReadFile()(ReadFileArgs(path="a.gz"), at),
+    ]  # fmt: skip
+    root.close()
+    assert [got.count for got in shown[:5]] == [1, 0, 0, 1, 0]
+    assert all("SESAME" not in got.text for got in shown if got.count) and "[hidden]" in shown[-1].text
+
+
+async def test_html_is_searched_and_quoted_without_its_tags(at: ToolContext, tmp_path: Path) -> None:
+    page = (
+        "<html><!-- zeppelin -->\n<style>zeppelin</style>\n<p class='zeppelin'>An <b>air</b>ship &amp; a\nballoon</p>"
+    )
+    (tmp_path / "page.html").write_text(page)
+    assert "lines 3 to 4:\n An airship & a\nballoon" in (await ask(at, "airship")).text
+    assert (await ask(at, "zeppelin")).count == 0
+    began = time.monotonic()
+    for hostile in ("<script" * 200_000, "<!--" * 300_000, "<a " * 300_000, "</script " * 200_000):
+        without_tags(hostile)
+    assert time.monotonic() - began < 5
+
+
+async def test_says_how_many_files_were_not_searched_and_why(
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "large.txt").write_bytes(b"pump\n" * 500_000)
+    got = await ask(at, "pump")
+    assert got.text.startswith("1 files fit best (")
+    assert "; not searched: 1 too large or damaged, 1 not text, or unreadable\n" in got.text
+    monkeypatch.setattr("ava_roles.tools.search._MAX_TOTAL_BYTES", 100)
+    assert "beyond the limits of one search: give a path" in (await ask(at, "pump")).text
+
+
+def test_a_text_full_of_words_that_begin_alike_is_counted_soon() -> None:
+    text = " ".join(f"refund{'abcdefghij'[number % 10] * (number % 30)}x{number}" for number in range(300_000))
+    letters = " ".join(
+        "refund" + "".join("abcdefghij"[int(digit)] for digit in str(number)) for number in range(300_000)
+    )
+    began = time.monotonic()
+    assert Query("refunds").matches(f"refunding {text} {letters}").counts >= [1]
+    assert time.monotonic() - began < 30

@@ -42,7 +42,8 @@ def test_a_missing_data_root_is_a_note_and_is_not_created(tmp_path: Path) -> Non
     findings = doctor(tmp_path / "new")
     assert findings["data root"]["state"] == findings["log"]["state"] == "note"
     assert "created at the first start" in findings["data root"]["text"]
-    assert "can run now: code_reviewer, data_extractor, researcher, custom" in findings["roles"]["text"]
+    assert "can run now: data_extractor, researcher, custom" in findings["roles"]["text"]
+    assert "no language model is set up" in findings["role code_reviewer"]["text"]
     coder = findings["role coder"]["text"]
     assert "no language model is set up" in coder or "cannot be confined here" in coder
     assert "ava key set openrouter" in findings["providers"]["what_to_do"]

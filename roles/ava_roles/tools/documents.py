@@ -15,7 +15,7 @@ from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools.parser_process import read_docx, read_pdf, read_xlsx
 from ava_roles.tools.parsers import hide_pages, is_pdf, read_csv
-from ava_roles.tools.text_files import decode_text, take_lines
+from ava_roles.tools.text_files import decode_text, read_unpacked, take_lines
 
 _MAX_BYTES = 20_000_000
 _MAX_ENTRIES = 500
@@ -60,7 +60,7 @@ def _read(root: Root, args: ReadFileArgs, room: int, hide: Callable[[str], str])
     name = "/".join(root.parts(args.path))
     if root.kind(args.path) == "folder":
         return _list_folder(name, root.entries(args.path), args)
-    data, more = root.read(args.path, _MAX_BYTES)
+    data, more = read_unpacked(root, args.path, _MAX_BYTES)
     size = f"{len(data):,} bytes" if not more else f"more than {_MAX_BYTES:,} bytes, only the first are read"
     suffix = PurePosixPath(name).suffix.lower()
     if is_pdf(data):

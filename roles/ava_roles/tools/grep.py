@@ -15,7 +15,7 @@ from ava_roles.errors import ToolFailed
 from ava_roles.passages import split_lines
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools import child
-from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
+from ava_roles.tools.text_files import WalkFilter, decode_text, patterns, read_unpacked
 
 MAX_FILE_BYTES = 2_000_000
 MAX_ENTRIES = 20_000
@@ -106,7 +106,7 @@ def _read_text(root: Root, name: str, size: int) -> str | None:
     if size > MAX_FILE_BYTES:
         return None
     try:
-        data, more = root.read(name, MAX_FILE_BYTES)
+        data, more = read_unpacked(root, name, MAX_FILE_BYTES)
     except ToolFailed:
         return None
     return None if more else decode_text(data)

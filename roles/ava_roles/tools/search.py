@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,7 +18,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, Passage, PassageIndex, query_words, split_passages
+from ava_roles.passages import FileMatch, Passage, PassageRanking, split_passages
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
@@ -27,14 +27,14 @@ from ava_roles.tools import grep, parser_process
 from ava_roles.tools.child import HEAD_BYTES, message
 from ava_roles.tools.child import command as child_command
 from ava_roles.tools.parsers import hide_pages, is_pdf
-from ava_roles.tools.text_files import WalkFilter, decode_text, patterns
+from ava_roles.tools.text_files import WalkFilter, decode_text, patterns, read_unpacked, without_tags
+from ava_roles.words import Query
 
 _MAX_FILE_BYTES = 2_000_000
 _MAX_DOCUMENT_BYTES = 10_000_000
 _MAX_DOCUMENTS = 20
 _MAX_TOTAL_BYTES = 40_000_000
 _MAX_ENTRIES = 20_000
-
 
 _MAX_FILES = 200
 
@@ -242,12 +242,9 @@ class SearchAndRead:
         """Search, rank and quote."""
         root = need_files(at)
         found = await run_sync(search_passages, root, args.query, args.path, args.max_files, at.hide, check_cancelled)
-        head = f"{len(found.files)} files fit best ({found.searched:,} searched)"
-        if found.cut:
-            head += "; not all files were searched, there are too many: give a path"
+        head = f"{len(found.files)} files fit best ({found.searched:,} searched){_not_searched(found)}{_spread(found)}"
         if not found.files:
-            words = ", ".join(found.words) or "no word to look for"
-            return ToolOutput(f"{head}; looked for: {words}. Try other words.", count=0)
+            return ToolOutput(f"{head}\n\nTry other words.", count=0)
         parts = [head]
         room = self.spec.max_chars - len(head) - 200
         for number, file in enumerate(found.files):
@@ -257,6 +254,20 @@ class SearchAndRead:
             parts.append(text)
         sources = tuple(Source(file.path) for file in found.files)
         return ToolOutput("\n\n".join(parts), count=len(sources), sources=sources)
+
+
+def _not_searched(found: SearchResult) -> str:
+    """Return how many files were not searched, and why."""
+    reasons = [f"{count:,} {why}" for why, count in found.left_out.items() if count]
+    if found.more:
+        reasons.append(f"all after the first {_MAX_ENTRIES:,} entries: give a path")
+    return f"; not searched: {', '.join(reasons)}" if reasons else ""
+
+
+def _spread(found: SearchResult) -> str:
+    """Return in how many passages each word is."""
+    words = [f"{word} {count:,}" for word, count in zip(found.words, found.spread, strict=True)]
+    return f"\nOf {found.passages:,} passages have: {', '.join(words) or 'no word to look for'}"
 
 
 def _quote(file: FileMatch, share: int) -> str:
@@ -270,6 +281,13 @@ def _quote(file: FileMatch, share: int) -> str:
     return text
 
 
+_NOT_TEXT, _TOO_LARGE, _BEYOND = (
+    "not text, or unreadable",
+    "too large or damaged",
+    "beyond the limits of one search: give a path",
+)
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The files that match a query best.
@@ -277,24 +295,30 @@ class SearchResult:
     Attributes:
         files: The best first.
         words: The words that were searched for.
+        spread: In how many passages each of them is.
+        passages: How many passages there are.
         searched: How many files were read.
-        cut: Some files were not read: there are too many, or they are too large together.
+        left_out: How many files were not, by reason.
+        more: There are more files than entries of a folder that are looked at.
     """
 
     files: tuple[FileMatch, ...]
     words: tuple[str, ...]
+    spread: tuple[int, ...]
+    passages: int
     searched: int
-    cut: bool
+    left_out: Mapping[str, int]
+    more: bool
 
 
 def search_passages(
-    root: Root, query: str, path: str, max_files: int, hide: Callable[[str], str], check: Callable[[], None]
+    root: Root, question: str, path: str, max_files: int, hide: Callable[[str], str], check: Callable[[], None]
 ) -> SearchResult:
-    """Return the files whose passages match a query's words best. Blocks.
+    """Return the files whose passages match a question's words best. Blocks.
 
     Args:
         root: The workspace.
-        query: Words or a question.
+        question: Words or a question.
         path: The folder to search.
         max_files: The most files to return.
         hide: Replaces secrets in a whole file, and keeps its number of lines.
@@ -303,29 +327,31 @@ def search_passages(
     Raises:
         ToolFailed: The path cannot be searched.
     """
-    words = query_words(query)
+    query = Query(question)
     walk = WalkFilter(root, check)
     searched = size = read_documents = 0
-    cut = False
-    with closing(PassageIndex()) as index:
-        for entry in root.walk(path, limit=_MAX_ENTRIES, keep=walk):
-            if size > _MAX_TOTAL_BYTES:
-                cut = True
-                break
-            read_documents += _is_document(entry.name)
-            if not words or read_documents > _MAX_DOCUMENTS:
-                cut = cut or bool(words)
-                continue
-            if found := _passages_of(root, entry.name, entry.size):
-                searched += 1
-                size += sum(len(passage.text) for passage in found)
-                index.add(entry.name, found)
-        files = tuple(_hidden(root, file, words, hide) for file in index.best(words, max_files))
+    left_out: Counter[str] = Counter()
+    ranking = PassageRanking(query)
+    for entry in root.walk(path, limit=_MAX_ENTRIES, keep=walk):
+        if size > _MAX_TOTAL_BYTES or (_is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
+            left_out[_BEYOND] += 1
+            continue
+        read_documents += _is_document(entry.name)
+        found = _passages_of(root, entry.name, entry.size)
+        size += entry.size
+        if isinstance(found, str):
+            left_out[found] += 1
+            continue
+        searched += 1
+        size += sum(len(passage.text) for passage in found)
+        ranking.add(entry.name, found)
+    files = tuple(_hidden(root, file, query, hide) for file in ranking.best(max_files))
     files = tuple(file for file in files if file.passages)
-    return SearchResult(files, tuple(words), searched, cut or walk.asked >= _MAX_ENTRIES)
+    more = walk.asked >= _MAX_ENTRIES
+    return SearchResult(files, query.words, tuple(ranking.spread), ranking.total, searched, left_out, more)
 
 
-def _hidden(root: Root, file: FileMatch, words: Sequence[str], hide: Callable[[str], str]) -> FileMatch:
+def _hidden(root: Root, file: FileMatch, query: Query, hide: Callable[[str], str]) -> FileMatch:
     """Return a file's best passages with secrets hidden; none if the words match only in secrets."""
     changed = False
 
@@ -338,27 +364,39 @@ def _hidden(root: Root, file: FileMatch, words: Sequence[str], hide: Callable[[s
     found = _passages_of(root, file.path, 0, noted)
     if not changed:
         return file
-    with closing(PassageIndex()) as index:
-        index.add(file.path, found)
-        return next(iter(index.best(words, 1)), FileMatch(file.path, ()))
+    ranking = PassageRanking(query)
+    ranking.add(file.path, found if not isinstance(found, str) else ())
+    return next(iter(ranking.best(1)), FileMatch(file.path, ()))
 
 
-def _passages_of(root: Root, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage]:
-    """Return the passages of a file; none if it cannot be read."""
+def _passages_of(root: Root, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage] | str:
+    """Return the passages of a file; why not, if it cannot be read."""
     is_document = _is_document(name)
     limit = _MAX_DOCUMENT_BYTES if is_document else _MAX_FILE_BYTES
     if size > limit:
-        return []
+        return _TOO_LARGE
     try:
-        data, more = root.read(name, limit)
         if not is_document:
-            return list(split_passages(hide((None if more else decode_text(data)) or "")))
+            return _text_passages(root, name, hide)
+        data, _more = root.read(name, limit)
         if not is_pdf(data):
             return list(split_passages(parser_process.read_docx(data, hide)))
         pages = hide_pages(parser_process.read_pdf(data, count=100).pages, hide)
         return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
     except ToolFailed:
-        return []
+        return _NOT_TEXT
+
+
+def _text_passages(root: Root, name: str, hide: Callable[[str], str]) -> list[Passage] | str:
+    data, more = read_unpacked(root, name, _MAX_FILE_BYTES)
+    if more:
+        return _TOO_LARGE
+    text = decode_text(data)
+    if text is None:
+        return _NOT_TEXT
+    if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in (".html", ".htm", ".xhtml"):
+        text = without_tags(text)
+    return list(split_passages(hide(text)))
 
 
 def _is_document(name: str) -> bool:

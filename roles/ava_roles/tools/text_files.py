@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import io
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from gzip import GzipFile
+from html import unescape
 from typing import TYPE_CHECKING, NamedTuple
 
 from ava_roles.errors import ToolFailed
@@ -17,6 +21,29 @@ if TYPE_CHECKING:
 
 
 _MAX_LINE_CHARS = 4_000
+_GZIP = b"\x1f\x8b\x08"
+_PIECE = 65_536
+
+
+def read_unpacked(root: Root, name: str, cap: int) -> tuple[bytes, bool]:
+    """Return the first `cap` bytes of a file, of a `.gz` file its unpacked bytes, and whether there is more. Blocks.
+
+    A damaged file has more, too. zlib holds only a window and what was asked for: no child process need bound it.
+
+    Raises:
+        AccessRefused, ToolFailed: As `Root.read` does.
+    """
+    data, more = root.read(name, cap)
+    if not data.startswith(_GZIP):
+        return data, more
+    unpacked = bytearray()
+    try:
+        with GzipFile(fileobj=io.BytesIO(data)) as file:
+            while len(unpacked) <= cap and (piece := file.read1(min(_PIECE, cap + 1 - len(unpacked)))):
+                unpacked += piece
+    except (OSError, EOFError, zlib.error):
+        more = True
+    return bytes(unpacked[:cap]), more or len(unpacked) > cap
 
 
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
@@ -39,6 +66,18 @@ def decode_text(data: bytes, *, cut: bool = False) -> str | None:
         if cut and error.start > len(data) - 4:
             return data.decode("utf-8", "ignore")
         return data.decode("cp1252", "replace")
+
+
+_UNSEEN = re.compile(r"<!--.*?(?:-->|\Z)|<(script|style)\b[^<>]*>.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?([A-Za-z!][A-Za-z0-9]*)[^<>]*>")
+_INLINE = frozenset(re.split(" ", "a abbr b cite code dfn em font i kbd q s samp small span strong sub sup tt u var"))
+
+
+def without_tags(html: str) -> str:
+    """Return the words of an HTML page with the number of its lines unchanged; the tags, scripts and styles go."""
+    text = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), html)
+    text = _TAG.sub(lambda found: "\n" * found[0].count("\n") or " " * (found[1].lower() not in _INLINE), text)
+    return "\n".join(line.rstrip() for line in unescape(text).replace("\xa0", " ").split("\n"))
 
 
 class LineWindow(NamedTuple):
@@ -99,7 +138,7 @@ def find_private_key_files(root: Root, check: Callable[[], None] = lambda: None)
     for entry in root.walk(limit=_MAX_KEY_ENTRIES, keep=keep):
         if len(_PRIVATE_KEYS[0]) < entry.size <= _MAX_KEY_FILE:
             with suppress(ToolFailed):
-                data, _more = root.read(entry.name, _MAX_KEY_FILE)
+                data, _more = read_unpacked(root, entry.name, _MAX_KEY_FILE)
                 likely = data[:1] in b"\xff\xfe" or any(mark.encode() in data for mark in _PRIVATE_KEYS)
                 text = decode_text(data) if likely else None
                 if text is not None and any(mark in text for mark in _PRIVATE_KEYS):

@@ -358,14 +358,19 @@ def _refuse_offline(
     """Refuse what the offline reader cannot do.
 
     Raises:
-        BadInput: The call names results of earlier runs.
-        Refused: The role changes files, or there is nothing to read.
+        BadInput: The call names results of earlier runs, or a form of the answer.
+        Refused: The role needs a language model, or there is nothing to read.
     """
-    if found.coding is not None:
+    if found.coding is not None or role.needs_model:
+        does = "changes files" if found.coding is not None else "needs a language model"
+        local = "give a key, or a local endpoint such as Ollama's in AVA_MODEL_BASE_URL with AVA_MODEL"
         raise Refused(
-            f"{role.name} changes files, and no language model is used (the offline reader only reads); set a model",
+            f"{role.name} {does}, and no language model is used (the offline reader only finds and quotes passages);"
+            f" set a model: {local if needs_key else 'leave `model` out, or name one that is configured'}",
             needs_key=needs_key,
         )
+    if args.output_schema is not None:
+        raise BadInput("output_schema: the offline reader only quotes passages; set a model, or leave it out")
     if args.context_from:
         raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
     if not found.scope.workspace and not _names_pages(args):

@@ -330,23 +330,30 @@ def question_about(folder: Path) -> str:
 
 def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     """Return the question about a heading whose best passages read best, or empty text."""
-    from ava_server.models.offline import Passage, best_passages, quotes, salient
+    from ava_roles.passages import split_passages
+    from ava_roles.words import Query
+    from ava_server.models.offline import LEAST_COVERAGE, Passage, best_passages, spread_in
 
     prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
     asked: dict[str, float] = {}
     for _, text in prose:
         for found in _SECTION.finditer(text):
             topic = " ".join((found["heading"] or found["title"]).split())
-            if salient(topic) and not _NO_TOPIC.match(topic):
+            if Query(topic).telling and not _NO_TOPIC.match(topic):
                 asked.setdefault(_question(topic), worth_reading(found["below"]))
     likely = sorted(asked, key=lambda question: -asked[question])[:QUESTIONS_MOST]
     share = SIMULATED_CHARS // max(len(prose), 1)
-    pieces = quotes(Passage(name, "", text[: max(share, QUOTED_CHARS)]) for name, text in prose[:FILES_MOST])
+    passages = [
+        Passage(name, each.where, each.text)
+        for name, text in prose[:FILES_MOST]
+        for each in split_passages(text[: max(share, QUOTED_CHARS)])
+    ]
     best, most = "", 0.0
     for question in likely:
-        answer = best_passages(pieces, salient(question), most=2, per_source=2)
+        query = Query(question)
+        answer, coverage = best_passages(passages, query, spread_in(query, passages), most=2)
         value = sum(worth_reading(piece.text) / place for place, piece in enumerate(answer, 1))
-        if answer and worth_reading(answer[0].text) and value > most:
+        if coverage >= LEAST_COVERAGE and worth_reading(answer[0].text) and value > most:
             best, most = question, value
     return best
 
@@ -364,7 +371,7 @@ def _question(topic: str) -> str:
 
 def worth_reading(text: str) -> float:
     """Return how much a passage tells a person who reads it alone: whole sentences, with facts; 0 for no prose."""
-    text = text.strip()[:QUOTED_CHARS]
+    text = re.sub(r"^#+ .*\n+", "", text.strip(), flags=re.MULTILINE)[:QUOTED_CHARS]
     letters = sum(char.isalpha() or char.isspace() for char in text)
     if len(text) < 60 or letters < 0.8 * len(text) or _NO_PROSE.search(text):
         return 0.0

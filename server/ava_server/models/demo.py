@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.resources import files
 
+from ava_roles.words import Query
 from ava_server.core.errors import ModelError
 from ava_server.models import offline
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
@@ -37,9 +38,9 @@ def _filled_in(step: str, request: Request) -> str:
     """Return a step, as JSON, with `{words}`, `{source}` and `{findings}` replaced."""
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
-    words = offline.salient(task)[:8]
-    pieces = offline.quotes(piece for turn in results for piece in offline.passages(turn.name, turn.text))
-    best = offline.best_passages(pieces, words, most=4, per_source=2)
+    query = Query(task)
+    found = [piece for turn in results for piece in offline.passages(turn.name, turn.text)]
+    best, _ = offline.best_passages(found, query, offline.spread_of(query, results), most=4)
     findings = [
         {
             "claim": f"{piece.source} has a passage about it",
@@ -49,7 +50,7 @@ def _filled_in(step: str, request: Request) -> str:
         }
         for piece in best
     ]
-    step = step.replace("{words}", _inside(" ".join(words) or task[:80]))
+    step = step.replace("{words}", _inside(" ".join(query.words[:8]) or task[:80]))
     step = step.replace("{source}", _inside(best[0].source if best else "no file"))
     return step.replace('"{findings}"', json.dumps(findings))
 

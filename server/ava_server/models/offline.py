@@ -7,34 +7,53 @@ their sources. It is a pure function of the request, so an interrupted run resum
 from __future__ import annotations
 
 import re
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from heapq import nsmallest
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
+from ava_roles.passages import Weighing, prose_factor, record_factor, weights_of
+from ava_roles.words import Query
+from ava_roles.words import filler_words as stopwords
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
 from ava_server.models.local import answers_before, complete
 from ava_server.models.selection import SET_A_MODEL
 
-QUOTE_CHARS = 300
-FAR_BELOW = 1 / 3
+__all__ = ["answer", "stopwords"]
+
+QUOTE_CHARS = 800
+FAR_BELOW = 1 / 8
 """A passage whose rank is below this share of the best rank is not shown."""
-_WORDS_MOST = 30
+LEAST_COVERAGE = 0.55
+"""The share of the question, by the weight of its words, that one sentence needs for its passage to be an answer."""
+LEAST_TOGETHER = 0.3
+"""The same where none of its words is missing: a task may list several subjects."""
+FEW_PASSAGES = 20
+AROUND = 0.5
+"""How much the passage around a quote counts in its rank."""
+SAME_WORDS = 0.8
+"""Two passages with this share of their words in common are the same page in two formats or versions."""
+APART_LINES = 40
+"""Passages of one page that are shown are at least so far apart."""
+SEARCH = "search_and_read"
+_FENCED = 0.5
+_CUT_MOST = 40
+_QUOTE_WORDS = 60
 
 _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
 _PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
 _FILE_HEAD = re.compile(rf"^## (?P<path>[^\n]+)\n\n(?={_PLACE}:\n)", re.MULTILINE)
 _PASSAGE_HEAD = re.compile(rf"^(?P<place>{_PLACE}):\n", re.MULTILINE)
-_FOUND_HEAD = re.compile(r"\s*(?P<files>\d+) files fit best \([\d,]+ searched\)(?P<note>[^\n]*)")
+_FOUND_HEAD = re.compile(
+    r"\s*(?P<files>\d+) files fit best \((?P<searched>[\d,]+) searched\)(?:; not searched: (?P<left>[^\n]*))?"
+    r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
+)
+_WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
 _PLAIN_PATH = re.compile(r"[\w./@+-]+")
 _READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*\n\n")
 _PAGE = re.compile(r"^\[(page \d+)\]\n", re.MULTILINE)
-_HEADING = re.compile(r"#{1,6} [^\n]*")
 _GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
 _WEB_HEAD = re.compile(
     r"^# (?:The rest of (?P<rest>\S+)\n"
@@ -46,6 +65,7 @@ _WEB_HEAD = re.compile(
 _FAILED_PAGE = re.compile(r"^# (\S+)\nNot read: ([^\n]*)$", re.MULTILINE)
 _MORE_BELOW = re.compile(r"\n\n\[[\d,]+ more characters of this page follow below\]\s*$")
 _PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+_HEADING = re.compile(r"^(?:#{1,6}\s|[^\S\n]*\d+(?:\.\d+)+\.?\s+\w)[^\n]*", re.MULTILINE)
 # A sentence ends at its mark, and before a line that begins a list entry, a heading, a row or code.
 _SENTENCE = re.compile(
     r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
@@ -62,6 +82,7 @@ class Passage:
         text: The words.
         line: The number of its first line, if known.
         title: The source's own title.
+        fenced: It is inside a code fence.
     """
 
     source: str
@@ -69,6 +90,7 @@ class Passage:
     text: str
     line: int | None = None
     title: str = ""
+    fenced: bool = False
 
     @property
     def location(self) -> str:
@@ -76,12 +98,6 @@ class Passage:
         if self.line is not None:
             return f"{self.source}:{self.line}"
         return f"{self.source}, {self.place}" if self.place else self.source
-
-
-def salient(text: str) -> list[str]:
-    """Return the words of a text that are worth searching for, in order, 30 at most."""
-    words = list(dict.fromkeys(word for word in re.findall(r"\w+", text.lower()) if len(word) > 1))
-    return ([word for word in words if word not in stopwords()] or words)[:_WORDS_MOST]
 
 
 def passages(tool: str, output: str) -> list[Passage]:
@@ -108,50 +124,102 @@ def left_out(tool: str, output: str) -> list[str]:
     notes: list[str] = []
     for body in _bodies(output):
         searched = _FOUND_HEAD.match(body) if tool == "search_and_read" else None
-        if searched and "not all files were searched" in searched["note"]:
-            notes.append("Not all files were searched because there are too many: give a smaller folder as workspace.")
+        if searched and searched["left"]:
+            notes.append(f"Files searched: {searched['searched']}. Not searched: {searched['left']}.")
         read = _READ_HEAD.match(body) if tool == "read_file" else None
         if read and _GOES_ON.search(body):
             notes.append(f"{read['path']} was not read to its end: only {read['place']}.")
     return notes
 
 
-def quotes(found: Iterable[Passage]) -> list[Passage]:
-    """Cut passages into pieces of at most 300 characters: whole sentences of one paragraph where possible."""
-    return list(dict.fromkeys(piece for passage in found for piece in _pieces(passage)))
+@dataclass(frozen=True)
+class Spread:
+    """In how many passages of everything that was searched or read each word of the question is."""
+
+    counts: tuple[int, ...]
+    total: int
+
+    @property
+    def weights(self) -> list[float]:
+        """How much each word tells; the same for all where too few passages say which are rare."""
+        return weights_of(self.counts, self.total) if self.total >= FEW_PASSAGES else [1.0] * len(self.counts)
 
 
-def best_passages(pieces: Sequence[Passage], words: Sequence[str], most: int, per_source: int) -> list[Passage]:
-    """Return the pieces that match the words best, best first, and at most `per_source` of one source. Blocks.
+def spread_of(query: Query, results: Iterable[ToolTurn]) -> Spread:
+    """Return the spread of a question's words: as a search counted them, and in the other texts that were read."""
+    counts = [0] * len(query.words)
+    total = 0
+    for result in results:
+        said = next(filter(None, map(_FOUND_HEAD.match, _bodies(result.text))), None) if result.name == SEARCH else None
+        if said:
+            total += _number(said["total"])
+            by_word = {word: _number(count) for word, count in _WORD_COUNT.findall(said["words"])}
+            counts = [count + by_word.get(word, 0) for count, word in zip(counts, query.words, strict=True)]
+        for passage in passages(result.name, result.text) if result.name != SEARCH else ():
+            total += 1
+            counts = [
+                count + (here > 0) for count, here in zip(counts, query.matches(passage.text).counts, strict=True)
+            ]
+    return Spread(tuple(counts), total)
 
-    Pieces far below the best are left out, and so are bare headings, unless there is nothing else.
+
+def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
+    """Return the spread of a question's words in some passages."""
+    counted = [query.matches(passage.text).counts for passage in passages]
+    return Spread(tuple(sum(count > 0 for count in counts) for counts in zip(*counted, strict=True)), len(passages))
+
+
+def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> tuple[list[Passage], float]:
+    """Return the pieces that answer a question best, best first, and how much of it one sentence there has.
+
+    Each page gives one place; a further one only where too few pages fit. Pieces far below the best are left out.
     """
-    pieces = [piece for piece in pieces if not _HEADING.fullmatch(piece.text)] or pieces
-    if not pieces or not words:
-        return []
-    with closing(sqlite3.connect(":memory:")) as index:
-        index.execute("CREATE VIRTUAL TABLE pieces USING fts5(text, tokenize = 'porter unicode61 remove_diacritics 2')")
-        index.executemany(
-            "INSERT INTO pieces (rowid, text) VALUES (?, ?)",
-            ((number, piece.text.encode("utf-8", "replace").decode()) for number, piece in enumerate(pieces)),
-        )
-        rows: list[tuple[int, float]] = index.execute(  # a lower bm25 is better; all are negative
-            "SELECT rowid, bm25(pieces) FROM pieces WHERE pieces MATCH ? ORDER BY bm25(pieces), rowid",
-            (" OR ".join(f'"{word}"' for word in words),),
-        ).fetchall()
-    return _spread((pieces[row] for row, rank in rows if rank <= rows[0][1] * FAR_BELOW), most, per_source)
+    weigh = Weighing(spread.weights, _QUOTE_WORDS)
+    likely: list[tuple[float, int, Passage]] = []
+    for number, passage in enumerate(found):
+        matches = query.matches(passage.text)
+        around = Weighing(spread.weights, max(matches.length, 1))(matches)
+        likely.append((-around, number, passage))
+    ranked: list[tuple[float, float, Passage]] = []
+    for around, _, passage in nsmallest(_CUT_MOST, likely):
+        for piece in _pieces(passage):
+            matches = query.matches(piece.text)
+            own = weigh(matches)
+            together = _together(piece.text, query, weigh) if own else 0.0
+            rank = (own - AROUND * around) * together * prose_factor(piece.text) * record_factor(piece.source)
+            ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
+    ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
+    chosen = _spread_out([piece for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
+    return chosen, max((together for _, together, piece in ranked if piece in chosen), default=0.0)
 
 
-def _spread(ranked: Iterable[Passage], most: int, per_source: int) -> list[Passage]:
+def _together(text: str, query: Query, weigh: Weighing) -> float:
+    """Return the share of the question that one sentence has."""
+    sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(text))
+    return max(map(weigh.coverage, sentences), default=0.0)
+
+
+def _spread_out(ranked: Sequence[Passage], most: int) -> list[Passage]:
+    """Return one piece of each page, then more that are far apart; no text twice."""
     chosen: list[Passage] = []
-    for piece in ranked:
-        if any(piece.text == other.text for other in chosen):
-            continue
-        if sum(piece.source == other.source for other in chosen) < per_source:
-            chosen.append(piece)
-        if len(chosen) == most:
-            break
+    words: list[frozenset[str]] = []
+    for again in (False, True):
+        for piece in ranked:
+            if len(chosen) == most:
+                return chosen
+            if any(piece.source == other.source and not (again and _apart(piece, other)) for other in chosen):
+                continue
+            own = frozenset(piece.text.lower().split())
+            if all(len(own & other) < SAME_WORDS * min(len(own), len(other)) for other in words):
+                chosen.append(piece)
+                words.append(own)
     return chosen
+
+
+def _apart(piece: Passage, other: Passage) -> bool:
+    if piece.line is not None and other.line is not None:
+        return abs(piece.line - other.line) >= APART_LINES
+    return piece.place != other.place or not piece.place
 
 
 def _found(body: str) -> Iterator[Passage]:
@@ -208,26 +276,42 @@ def _bodies(output: str) -> list[str]:
 
 
 def _pieces(passage: Passage) -> Iterator[Passage]:
-    """Yield a passage's paragraphs: long ones in groups of sentences, long sentences cut after a line or word."""
-    text = passage.text
-    for paragraph in _PARAGRAPH.finditer(text):
-        start = paragraph.start()
-        end = start
-        for sentence in _SENTENCE.finditer(text, start, paragraph.end()):
-            if sentence.end() - start > QUOTE_CHARS and end > start:
-                yield from _piece(passage, start, end)
-                start = end
-            end = sentence.end()
-            while end - start > QUOTE_CHARS:
-                cut = _cut_at(text, start)
-                yield from _piece(passage, start, cut)
-                start = cut
+    """Yield what can be quoted: from each paragraph, and each sentence of a long one, as much as fits a quote.
+
+    So pieces overlap; a heading or a short line comes with what follows it, and the next section with its own pieces.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    sections = list(_sections(passage.text))
+    for paragraph in _PARAGRAPH.finditer(passage.text):
+        sentences = [found.span() for found in _SENTENCE.finditer(passage.text, *paragraph.span())]
+        is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
+        starts += [start for start, _ in (sentences if is_long else sentences[:1])]
+        ends += [end for _, end in sentences]
+    for start in starts:
+        limit = next((section for section in sections if section > start), len(passage.text))
+        fitting = [end for end in ends if start < end <= min(start + QUOTE_CHARS, limit)]
+        end = fitting[-1] if fitting else _cut_at(passage.text, start)
         yield from _piece(passage, start, end)
+        while not fitting and end < min(each for each in ends if each > start):  # a sentence that is longer
+            start, end = end, _cut_at(passage.text, end)
+            yield from _piece(passage, start, end)
+
+
+def _sections(text: str) -> Iterator[int]:
+    """Yield where sections begin: at each heading, but for one directly below another."""
+    before = 0
+    for heading in _HEADING.finditer(text):
+        if text[before : heading.start()].strip():
+            yield heading.start()
+        before = heading.end()
 
 
 def _cut_at(text: str, start: int) -> int:
     """Return where to cut a sentence that is too long: after a line or a word, else anywhere."""
     reach = text[start : start + QUOTE_CHARS]
+    if start + QUOTE_CHARS >= len(text):
+        return len(text)
     at = max(reach.rfind("\n"), 0) or max(reach.rfind(" "), 0)
     return start + (at + 1 if at else QUOTE_CHARS)
 
@@ -240,28 +324,30 @@ def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:
     if any(char.isalnum() for char in text):
         line = None if passage.line is None else passage.line + passage.text.count("\n", 0, start)
         place = passage.place if line is None else f"line {line}"
-        yield Passage(passage.source, place, text, line, passage.title)
+        fenced = passage.text.count("\n```", 0, start) % 2 == 1 or text.startswith("```")
+        yield Passage(passage.source, place, text, line, passage.title, fenced)
 
 
 def _line(place: str) -> int | None:
     number = re.match(r"lines? (\d[\d,]*)", place)
-    return int(number[1].replace(",", "")) if number else None
+    return _number(number[1]) if number else None
 
 
-@cache
-def stopwords() -> frozenset[str]:
-    """Return the words that are too common to search for."""
-    return frozenset(files("ava_server.models").joinpath("stopwords.txt").read_text(encoding="utf-8").split())
+def _number(digits: str) -> int:
+    return int(digits.replace(",", ""))
 
 
 SUBMIT = "submit_result"
 QUOTES_MOST = 5
-PER_SOURCE = 3
 _NAMED_MOST = 5
+_FILES_MOST = 8
+_QUERY_CHARS = 1_000
+NO_CONFIDENCE = 0.1
 
 _URL = re.compile(r"https?://[^\s<>\"'`|]+")
 _FILE = re.compile(r"(?<![\w/:.@-])(?:[\w.-]+/)*[\w-][\w.-]*\.[A-Za-z][A-Za-z0-9]{0,7}(?![\w/])")
 _NO_FILE = re.compile(r"\w\.\w|[^/]+\.(?:com|org|net|io|ai|eu|de|app)")  # e.g., i.e., a site's name
+_MATERIAL = re.compile(r"\b(?:these|this|those) (?:files?|folders?|documents?|texts?|pages?|docs)\b", re.IGNORECASE)
 _CONTEXT = re.compile(r"^## Task context\n\n(.*)^## Capabilities$", re.DOTALL | re.MULTILINE)
 _LAST_TURN = re.compile(r"\bonly submit_result\b", re.IGNORECASE)
 
@@ -279,10 +365,19 @@ def answer(request: Request) -> Completion:
     ends = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
     calls = [] if answers_before(request) or ends else _first_calls(task, request)
     if calls:
-        words = ", ".join(salient(task)[:8]) or "what the task names"
+        words = ", ".join(_query(task).words[:8]) or "what the task names"
         return complete(f"Looking for {words}.", calls, request)
     result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
     return complete(result["summary"], [(SUBMIT, result)], request)
+
+
+def _query(task: str) -> Query:
+    """Return the words of a task, without the pages and files that it names."""
+    return Query(_MATERIAL.sub(" ", _FILE.sub(_unnamed, _URL.sub(" ", task))))
+
+
+def _unnamed(path: re.Match[str]) -> str:
+    return path[0] if _NO_FILE.fullmatch(path[0]) else " "
 
 
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
@@ -297,67 +392,99 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
         calls.append(("read_webpages", {"urls": urls}))
     if "read_file" in offered:
         calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
-    if "search_and_read" in offered:
-        words = salient(_URL.sub(" ", task)) or salient(named)
-        calls.append(("search_and_read", {"query": " ".join(words)[:1000] or task[:1000].strip() or "readme"}))
+    if SEARCH in offered:
+        words = " ".join(
+            _MATERIAL.sub(" ", _FILE.sub(_unnamed, _URL.sub(" ", task))).split()
+        )  # with filler words, which tell the language
+        if len(words) > _QUERY_CHARS or not Query(words).telling:
+            texts = (words, _URL.sub(" ", task), named)
+            words = " ".join(next((query.words for query in map(Query, texts) if query.telling), ()))
+        calls.append((SEARCH, {"query": words[:_QUERY_CHARS] or "readme", "max_files": _FILES_MOST}))
     return calls
 
 
 def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     """Return the arguments of `submit_result`."""
-    read = {result: quotes(passages(result.name, result.text)) for result in results}
-    words = salient(_URL.sub(" ", task))
-    pieces = list(dict.fromkeys(piece for found in read.values() for piece in found))
-    chosen = best_passages(pieces, words, QUOTES_MOST, PER_SOURCE)
-    fits = bool(chosen)
-    if not fits:
-        # A source that the task names is worth showing even without a matching word.
-        named = [piece for result, found in read.items() if result.name != "search_and_read" for piece in found]
-        chosen = _spread(named, QUOTES_MOST, 2)  # how each of them begins
-    return _found_answer(chosen, words, results, fits=fits) if chosen else _nothing(words, results)
+    query = _query(task)
+    read: dict[str, list[Passage]] = {}
+    for result in results:
+        read.setdefault(result.name, []).extend(passages(result.name, result.text))
+    spread = spread_of(query, results)
+    found = [passage for each in read.values() for passage in each]
+    chosen, coverage = best_passages(found, query, spread, QUOTES_MOST) if query.telling else ([], 0.0)
+    least = LEAST_COVERAGE if _missing(query, spread) else LEAST_TOGETHER
+    if chosen and coverage >= least:
+        return _found_answer(chosen, query, spread, results)
+    named = [piece for tool, each in read.items() if tool != SEARCH for passage in each for piece in _pieces(passage)]
+    if named and not query.telling:  # how each of them begins
+        return _found_answer(_spread_out(named, QUOTES_MOST), query, spread, results)
+    return _nothing(chosen, query, spread, results)
 
 
-def _found_answer(chosen: list[Passage], words: list[str], results: list[ToolTurn], *, fits: bool) -> dict[str, Any]:
-    by_source: dict[str, list[Passage]] = {}
-    for piece in chosen:
-        by_source.setdefault(piece.source, []).append(piece)
-    counts = f"{len(chosen)} passage{_s(chosen)} in {len(by_source)} source{_s(by_source)}"
-    why = f"about {', '.join(words[:8])}" if fits else "from the beginning of what the task names"
+def _found_answer(chosen: list[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
+    sources = dict.fromkeys(piece.source for piece in chosen)
+    counts = f"{len(chosen)} passage{_s(chosen)} in {len(sources)} source{_s(sources)}"
+    had = [word for word, count in zip(query.words, spread.counts, strict=True) if count]
+    why = f"about {', '.join(had[:8])}" if query.telling else "from the beginning of what the task names"
     best = " ".join(chosen[0].text.split())
-    summary = f"{counts} {why}, found without a language model. The best, from {chosen[0].location}: {best}"
-    parts = [f"**{source}**\n\n" + "\n\n".join(map(_shown, found)) for source, found in by_source.items()]
+    missing = _missing(query, spread) if query.telling else []
+    lacks = f" Found nowhere: {', '.join(missing[:8])}." if missing else ""
+    summary = f"{counts} {why}, found without a language model.{lacks} The best, from {chosen[0].location}: {best}"
     return {
         "summary": summary[:500],
-        "output": "\n\n".join(parts),
+        "output": _listed(chosen),
         "confidence": None,
-        "caveats": [f"{NOT_READ} {FOR_A_MODEL}", *_failures(results)],
-        "findings": [_finding(piece, words) for piece in chosen],
+        "caveats": [f"{NOT_READ} {FOR_A_MODEL}", *_lacking(missing), *_failures(results)],
+        "findings": [_finding(piece, query) for piece in chosen],
     }
 
 
-def _nothing(words: list[str], results: list[ToolTurn]) -> dict[str, Any]:
-    sought = f" for {', '.join(words[:8])}" if words else ""
-    looked = f"looked{sought} with {_tools(results)}" if results else "had no tool to read with"
-    summary = f"No language model read this; the offline reader {looked} and found nothing."
+def _nothing(chosen: list[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
+    missing = _missing(query, spread)
+    if not results:
+        why = "the offline reader had no tool to read with"
+    elif missing:
+        why = f"what was searched nowhere has {', '.join(missing[:8])}"
+    elif query.words:
+        why = f"no passage has enough of {', '.join(query.words[:8])} together"
+    else:
+        why = "the task has no words to look for"
+    near = f"No answer was found in these passages; they only come nearest.\n\n{_listed(chosen)}" if chosen else None
     return {
-        "summary": f"{summary} {FOR_A_MODEL}"[:500],
-        "output": None,
-        "confidence": None,
+        "summary": f"No answer found: {why}. No language model read this. {FOR_A_MODEL}"[:500],
+        "output": near,
+        "confidence": NO_CONFIDENCE,
         "caveats": [
-            f"No language model read this. {FOR_A_MODEL}",
+            f"No answer found; this does not mean that there is none. No language model read this. {FOR_A_MODEL}",
             "The offline reader can only look for the task's words, in the files of a workspace and on pages "
             "whose URLs stand in the task, and quote them. Name a workspace, a file or a URL, or use words "
             "that stand there.",
+            *_lacking(missing),
             *_failures(results),
         ],
         "findings": [],
     }
 
 
-def _finding(piece: Passage, words: list[str]) -> dict[str, Any]:
+def _missing(query: Query, spread: Spread) -> list[str]:
+    """Return the words that nothing has, where something was searched."""
+    return [word for word, count in zip(query.words, spread.counts, strict=True) if spread.total and not count]
+
+
+def _lacking(missing: list[str]) -> list[str]:
+    return [f"Found nowhere: {', '.join(missing)}."] if missing else []
+
+
+def _listed(chosen: list[Passage]) -> str:
+    by_source: dict[str, list[Passage]] = {}
+    for piece in chosen:
+        by_source.setdefault(piece.source, []).append(piece)
+    return "\n\n".join(f"**{source}**\n\n" + "\n\n".join(map(_shown, found)) for source, found in by_source.items())
+
+
+def _finding(piece: Passage, query: Query) -> dict[str, Any]:
     """Return a finding; its claim only says which words the quote contains."""
-    text = piece.text.lower()
-    seen = [word for word in words if word in text]
+    seen = [word for word, count in zip(query.words, query.matches(piece.text).counts, strict=True) if count]
     name = piece.title or piece.source
     if not piece.title and urlsplit(piece.source).scheme not in ("http", "https"):
         name = PurePosixPath(piece.source).name or piece.source
@@ -382,9 +509,5 @@ def _failures(results: list[ToolTurn]) -> list[str]:
     return [*partly, *[line for lines in said for line in lines][:_NAMED_MOST]]
 
 
-def _tools(results: list[ToolTurn]) -> str:
-    return " and ".join(dict.fromkeys(result.name for result in results))
-
-
-def _s(things: list[Passage] | dict[str, list[Passage]]) -> str:
+def _s(things: Collection[object]) -> str:
     return "" if len(things) == 1 else "s"

@@ -41,7 +41,7 @@ _FIX_SERVER = (
     "Correct [mcp_servers.{name}] in config.toml, start its program by hand to see its output, then try again."
 )
 _NEEDS_MODEL = (
-    "cannot run: no language model is set up, and changing files needs one",
+    "cannot run: no language model is set up, and this role needs one",
     "Set one up: see providers above.",
 )
 _UNCONFINED = "Use another role, or follow the advice on confinement."
@@ -57,7 +57,7 @@ def roles(setup: Setup) -> Iterator[Finding]:
         choice = models[role.name]
         offline = choice is not None and choice.wire == "offline"
         why = _missing_tools(role, tools, servers)
-        if why := why or (_NEEDS_MODEL if offline and changes_files(role.needs) else None):
+        if why := why or (_NEEDS_MODEL if offline and (role.needs_model or changes_files(role.needs)) else None):
             held[role.name] = why
     without_model = [name for name, choice in models.items() if choice is None]
     if able := [role.name for role in catalog.roles if role.name not in (*held, *without_model)]:

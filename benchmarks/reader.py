@@ -1,0 +1,129 @@
+"""How often the offline reader quotes the right passage: questions over documentation that Debian packages install.
+
+    python benchmarks/reader.py [--set tuning|held-out|held-out-2] [--only WORD] [--show]
+
+Each question of `reader.toml` is one real run: `ava run researcher` with the offline reader over the folder of a
+package. A finding is right if its file is one of those named and its quote contains one of the phrases. The questions
+without an answer must end as "no answer found". Nothing is installed: a question whose file is missing is skipped, and
+the packages to install are named at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SETS = ("tuning", "held-out", "held-out-2")
+FIRST = 5
+NO_ANSWER = "no answer found"
+SECONDS = 300
+"""The longest time for one question."""
+
+
+def folder_of(question: dict[str, Any]) -> Path | None:
+    """Return the folder of a question; None if it, or the file with the answer, is not installed."""
+    for folder in sorted(Path("/").glob(question["folder"].lstrip("/")), reverse=True):
+        wanted = set(question.get("file", ()))
+        if not wanted or any(path.name in wanted for path in folder.rglob("*")):
+            return folder
+    return None
+
+
+def ask(question: str, folder: Path, data_root: Path) -> dict[str, Any]:
+    """Run a researcher with the offline reader, and return its result."""
+    command = [sys.executable, "-m", "ava_server", "run", "researcher", question, "--workspace", str(folder)]
+    done = subprocess.run(
+        [*command, "--model", "offline", "--yes", "--max-cost", "0.01", "--json"],
+        env={**os.environ, "AVA_DATA_ROOT": str(data_root)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    if not done.stdout.startswith("{"):
+        raise SystemExit(f"no result for {question!r}: {done.stderr[-500:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    unfound = [quote for quote in result.get("quotes_checked", ()) if quote["verdict"] != "found"]
+    if unfound:
+        raise SystemExit(f"a quote was not found in its source for {question!r}: {unfound}")
+    return result
+
+
+def place_of(question: dict[str, Any], findings: list[dict[str, Any]]) -> int | None:
+    """Return the place of the first right finding, from 1; None if none of the first five is right."""
+    for place, finding in enumerate(findings[:FIRST], 1):
+        name = Path(str(finding["source_url"]).partition(":")[0].partition(", ")[0]).name
+        quote = " ".join(str(finding["quote"]).lower().split())
+        if name in question["file"] and any(phrase.lower() in quote for phrase in question["phrase"]):
+            return place
+    return None
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part} of {whole} ({part / whole:.0%})" if whole else "none asked"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=SETS, help="only these questions")
+    parser.add_argument("--only", default="", metavar="WORD", help="only questions with this text")
+    parser.add_argument("--show", action="store_true", help="show the findings of questions that went wrong")
+    given = parser.parse_args()
+    asked = tomllib.loads((HERE / "reader.toml").read_text(encoding="utf-8"))
+    questions = [each for each in asked["question"] if given.set in (None, each["set"]) and given.only in each["ask"]]
+    without = [each for each in asked["unanswerable"] if given.set in (None, each["set"]) and given.only in each["ask"]]
+    missing: set[str] = set()
+    counts: Counter[tuple[str, str]] = Counter()
+    seconds: list[float] = []
+    with tempfile.TemporaryDirectory() as data_root:
+        for question in [*questions, *without]:
+            folder = folder_of(question)
+            if folder is None:
+                missing.add(question["package"])
+                continue
+            began = time.monotonic()
+            result = ask(question["ask"], folder, Path(data_root))
+            seconds.append(time.monotonic() - began)
+            findings, summary = result["untrusted_result"]["findings"], result["untrusted_result"]["summary"]
+            refuses = NO_ANSWER in summary.lower()
+            kind = question["set"] if "file" in question else f"{question['set']}, without"
+            counts[kind, "asked"] += 1
+            counts[kind, "no answer"] += refuses
+            wrong, said = not refuses, "an answer"
+            if "file" in question:
+                place = place_of(question, findings)
+                counts[kind, "first"] += place == 1
+                counts[kind, "first five"] += place is not None
+                wrong, said = place != 1, f"place {place}"
+            print(f"{kind:19} {'no answer' if refuses else said:10} {question['ask']}", flush=True)
+            if wrong and given.show:
+                print(
+                    f"    {summary}\n" + "".join(f"    {each['source_url']}: {each['quote']!r}\n" for each in findings)
+                )
+    print()
+    for kind in SETS:
+        if whole := counts[kind, "asked"]:
+            print(f"{kind}: among the first five {share(counts[kind, 'first five'], whole)}, first")
+            print(
+                f"  {share(counts[kind, 'first'], whole)}, `no answer found` {share(counts[kind, 'no answer'], whole)}"
+            )
+        if whole := counts[f"{kind}, without", "asked"]:
+            print(f"  without an answer: no claim {share(counts[f'{kind}, without', 'no answer'], whole)}")
+    if seconds:
+        print(f"seconds a question: median {sorted(seconds)[len(seconds) // 2]:.1f}, most {max(seconds):.1f}")
+    if missing:
+        print(f"skipped, not installed: apt-get install {' '.join(sorted(missing))}")
+
+
+if __name__ == "__main__":
+    main()

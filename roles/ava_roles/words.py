@@ -1,0 +1,193 @@
+"""The words of a question: which ones count, and where a text has them in any form.
+
+Words are compared by their stems (Snowball), in the language that the question's filler words tell. Chinese, Japanese
+and Thai have no spaces: ICU cuts the question into words, and they are looked for anywhere in a text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+_MAX_WORDS = 30
+_WORD = re.compile(r"[^\W_]+")
+_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
+_UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
+_HIRAGANA = re.compile(r"[\u3040-\u309f\u30fc]+")
+_BROKEN = re.compile(f"(?<=[{_UNSPACED}])\\s+(?=[{_UNSPACED}])")
+"""White space inside text without spaces: lines are broken anywhere there."""
+_PARTICLE = re.compile(r"(?<=[가-힣]{2})(?:에서|으로|까지|부터|에게|은|는|이|가|을|를|에|의|로|와|과|도)$")
+_ENDING = re.compile(_PARTICLE.pattern + r"|(?<=[\u4e00-\u9fff]{2})[\u3040-\u309f]+$")
+_LANGUAGES_MOST = 3
+_NEAR_WORDS = 3
+_BEGINNING = 3
+"""Letters that a word and its stem have in common."""
+_MAX_KNOWN = 1_000_000
+_MAX_STEMMED, _MAX_STEMMED_CHARS = 10_000, 40
+"""A hostile text has many words that begin like one of the question: no more of them than that are stemmed."""
+_SCRIPTS = {"russian": re.compile("[а-яё]"), "greek": re.compile("[α-ω]"), "korean": re.compile("[가-힣]")}
+
+
+@cache
+def filler_words() -> frozenset[str]:
+    """Return the filler words of all languages."""
+    return frozenset[str]().union(*_fillers().values())
+
+
+@cache
+def _fillers() -> dict[str, frozenset[str]]:
+    """Return the filler words by language."""
+    found: dict[str, set[str]] = {}
+    for line in files("ava_roles").joinpath("filler_words.txt").read_text(encoding="utf-8").splitlines():
+        language, colon, words = line.partition(":")
+        if colon and not line.startswith("#"):
+            found.setdefault(language, set()).update(words.split())
+    return {language: frozenset(words) for language, words in found.items()}
+
+
+class Matches(NamedTuple):
+    """Where a text has the words of a question.
+
+    Attributes:
+        counts: How often it has each.
+        pairs: How often each is followed closely by the next one of the question.
+        length: The words of the text.
+    """
+
+    counts: list[int]
+    pairs: list[int]
+    length: int
+
+
+class Query:
+    """The words of a question that count, at most 30.
+
+    Attributes:
+        words: As they are written there, in lower case. Filler words count only where there are no others.
+        telling: They are more than filler words.
+    """
+
+    def __init__(self, text: str) -> None:
+        written = list(dict.fromkeys(_split(_fold_width(text).lower())))
+        languages = _languages(written)
+        fillers = frozenset[str]().union(*(_fillers()[language] for language in languages))
+        counting = [word for word in written if word not in fillers and _is_telling(word)]
+        self.telling = bool(counting)
+        counting = counting or written
+        self._stems = _Stems(_stemmers(languages))
+        self._parts: dict[int, str] = {}
+        words: list[str] = []
+        for word in counting:
+            if len(words) < _MAX_WORDS and (len(word) > 1 or len(counting) == 1):
+                if _UNSPACED_RUN.search(word) or _PARTICLE.search(word):
+                    self._parts[len(words)] = _ENDING.sub("", word)
+                    words.append(word)
+                elif self._stems.learn(word, len(words)):
+                    words.append(word)
+        self.words = tuple(words)
+
+    def matches(self, text: str) -> Matches:
+        """Return where a text has the words, in any form."""
+        text = _fold_width(text).lower()
+        counts, pairs = [0] * len(self.words), [0] * len(self.words)
+        tokens = _WORD.findall(text)
+        before, since = -1, 0
+        for number in map(self._stems.__getitem__, tokens):
+            since += 1
+            if number >= 0:
+                counts[number] += 1
+                pairs[before] += number == before + 1 and before >= 0 and since <= _NEAR_WORDS
+                before, since = number, 0
+        if text.isascii():
+            return Matches(counts, pairs, len(tokens))
+        if self._parts:
+            joined = _BROKEN.sub("", text)
+            for number, part in self._parts.items():
+                counts[number] = joined.count(part)
+        # A word in these scripts has about two characters; a run of them is one token.
+        return Matches(counts, pairs, len(tokens) + sum(len(run) // 2 for run in _UNSPACED_RUN.findall(text)))
+
+
+class _Stems(dict[str, int]):
+    """The number of the word that a token is a form of; -1 for none. It stems only what begins like a word."""
+
+    def __init__(self, stemmers: Iterable[Callable[[str], str]]) -> None:
+        self._stemmers = tuple(stemmers)
+        self._numbers: dict[str, int] = {}
+        self._beginnings: set[str] = set()
+        self._left = _MAX_STEMMED
+
+    def learn(self, word: str, number: int) -> bool:
+        """Add a word; False if it is a form of another one."""
+        keys = self._keys(word)
+        if not keys.isdisjoint(self._numbers):
+            return False
+        self._numbers.update(dict.fromkeys(keys, number))
+        self._beginnings.update(key[:_BEGINNING] for key in keys)
+        return True
+
+    def __missing__(self, token: str) -> int:
+        number = -1
+        begins = _without_marks(token[:_BEGINNING])[:_BEGINNING]
+        if any(begins[:length] in self._beginnings for length in range(_BEGINNING, 0, -1)):
+            number = next((self._numbers[key] for key in self._keys(token) if key in self._numbers), -1)
+        if len(self) < _MAX_KNOWN:
+            self[token] = number
+        return number
+
+    def _keys(self, word: str) -> set[str]:
+        if not self._left or len(word) > _MAX_STEMMED_CHARS or not word.isalpha():
+            return {_without_marks(word)}
+        self._left = max(self._left - len(self._stemmers), 0)
+        return {_without_marks(stem(word)) for stem in self._stemmers}
+
+
+def _split(text: str) -> Iterable[str]:
+    """Yield the words of a text in lower case."""
+    for token in _WORD.findall(text):
+        if _UNSPACED_RUN.search(token) is None:
+            yield token
+            continue
+        from icu4py.breakers import WordBreaker
+
+        yield from (word for word in WordBreaker(token, "ja" if _HIRAGANA.search(text) else "zh") if word.isalnum())
+
+
+def _is_telling(word: str) -> bool:
+    """Tell whether a word can mean something: one Chinese character, or hiragana alone, hardly does."""
+    return _UNSPACED_RUN.search(word) is None or (len(word) > 1 and _HIRAGANA.fullmatch(word) is None)
+
+
+def _languages(words: Iterable[str]) -> list[str]:
+    """Return the languages whose filler words a question has most of; without any, those that it may well be in."""
+    found = {language: sum(word in fillers for word in words) for language, fillers in _fillers().items()}
+    most = max(found.values())
+    if most:
+        return [language for language, count in found.items() if count == most][:_LANGUAGES_MOST]
+    scripts = [language for language, letters in _SCRIPTS.items() if any(letters.search(word) for word in words)]
+    return scripts or ["english", "german", "french", "spanish"]
+
+
+def _stemmers(languages: Iterable[str]) -> list[Callable[[str], str]]:
+    """Return the stemmers of some languages; English, which technical words often are, for one without a stemmer."""
+    import snowballstemmer
+
+    library: Any = snowballstemmer
+    known = library.algorithms()
+    names = dict.fromkeys(language if language in known else "english" for language in languages)
+    return [library.stemmer(name).stemWord for name in names]
+
+
+def _fold_width(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFKC", text)
+
+
+def _without_marks(word: str) -> str:
+    """Return a word without accents and the like, which people leave out."""
+    if word.isascii():
+        return word
+    return "".join(char for char in unicodedata.normalize("NFKD", word.casefold()) if not unicodedata.combining(char))
