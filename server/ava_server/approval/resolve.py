@@ -376,7 +376,7 @@ def _refuse_offline(
     if not found.scope.workspace and not _names_pages(args):
         folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
         raise Refused(
-            "no language model is used (the offline reader only reads), and there is nothing to read: give workspace"
+            "no language model is used (the offline reader only reads), and there is nothing to read: give `workspace`"
             f" {folder}, name pages (https://…) in task, or set a model.",
             needs_key=needs_key,
         )
