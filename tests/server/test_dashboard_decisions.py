@@ -1,4 +1,4 @@
-"""Decisions in the live screen of `ava status`: shown whole, asked for, and checked as in `ava approve`."""
+"""Decisions in the dashboard of `ava status`: shown whole, asked for, and checked as in `ava approve`."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_an_expired_proposal_is_not_offered(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ava_server.cli.dashboard.decisions.now_us", lambda: now + 10**10)
             await pilot.press("a")
-            await shows(app, f"{proposal.pending_id} has expired; have it proposed again.")
+            await shows(app, f"{proposal.pending_id} has expired; ask your host to propose it again.")
 
 
 # -- who may decide ---------------------------------------------------------------------------------------------------

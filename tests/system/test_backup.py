@@ -99,7 +99,7 @@ async def backed_up(tmp: Path, server: ModelServer, script: Script) -> dict[str,
         (root / "secrets").mkdir(mode=0o700, exist_ok=True)
         (root / "secrets" / "local_token").write_text("of this machine")
         code, out, err = await ava(root, "backup", str(tmp / "copy"))
-        assert code == 0 and "It has your keys" in out, err
+        assert code == 0 and "It contains your keys" in out, err
         assert (await lab.run(runs["running"])).state == "running", "the server goes on"
     script.finish = True
     return runs
