@@ -49,8 +49,8 @@ q   quit; so does Ctrl-C, and Ctrl-Z suspends
 
 a, r and c first show the whole decision. To agree, type y or yes, and press Enter. Runs continue when you quit.
 
-Bars show time, turns, tool calls, tokens and money against their caps: used, reserved for the call in
-progress, and left. Where bars have no room, there are only figures."""
+Bars show time, turns, tool calls, tokens and money against their caps: used, reserved, and left.
+Where bars have no room, there are only figures."""
 
 
 Done = Callable[[str, Exception | None], None]
