@@ -216,7 +216,7 @@ async def test_a_pin_that_was_set_while_the_question_was_open_is_asked_for(tmp_p
         await shows(app, "Start it? [y/N]")
         pin_of(lab).set(PIN)
         await pilot.press("y", "enter")
-        await shows(app, "The approval PIN is needed now")
+        await shows(app, "An approval PIN has been set meanwhile")
         assert await decision(lab, proposal) is None
         await pilot.press("escape", "a")
         await shows(app, "Start it? [y/N]")
