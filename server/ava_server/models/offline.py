@@ -449,7 +449,7 @@ def _nothing(chosen: list[Passage], query: Query, spread: Spread, results: list[
         why = f"no passage has enough of {', '.join(query.words[:8])} together"
     else:
         why = "the task has no words to look for"
-    near = f"These passages come closest, but do not answer the question.\n\n{_listed(chosen)}" if chosen else None
+    near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}" if chosen else None
     return {
         "summary": f"No answer found: {why}. No language model read this. {FOR_A_MODEL}"[:500],
         "output": near,
