@@ -393,7 +393,7 @@ def _parameters(function: Callable[..., Any]) -> Iterator[tuple[str, str, bool]]
         told = (
             ""
             if default in (None, False, inspect.Parameter.empty) or not info.show_default
-            else f" Default: {default}."
+            else f" Default: {', '.join(default) if isinstance(default, list) else default}."
         )
         yield f"{names}{value}", f"{info.help or ''}{told}".strip(), True
 

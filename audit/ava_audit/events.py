@@ -479,7 +479,7 @@ class CostReserved(Fact):
     one, if it is. `phase` is the purpose of the call in a run that plans first, until `PlanReady`. `elide` lists the
     results that are left out from now on, `cut` those that are shown only up to a number of characters.
 
-    With `tool_call` it is a call for that call of a tool, and no turn of the conversation: a web search by a model
+    With `tool_call`, it is for that tool call, not for a turn of the conversation: a web search by a model
     provider. The query in the `ToolCall` and the approved `search_call` rebuild its request. The wrap-up stays held.
 
     `prompt_tokens` bounds the prompt. No report of the provider covers `new_bytes` of it: each counts as one token, or

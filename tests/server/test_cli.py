@@ -128,7 +128,7 @@ def test_leaving_the_key_prompt_ends_its_line(tmp_path: Path, typed: str, code: 
 def test_a_search_key_works_at_once_and_its_price_is_shown(tmp_path: Path, provider: str, price: str) -> None:
     stored = ava(tmp_path, "key", "set", provider, stdin=VALUE)
     assert stored.returncode == 0
-    assert f"search by {provider.title()}: about {price} each, which no cap on money counts." in stored.stdout
+    assert f"search by {provider.title()}: about {price} each, not included in any cost cap." in stored.stdout
     assert '"used": true' in ava(tmp_path, "key", "list", "--json").stdout
 
     (tmp_path / "config.toml").write_text('[search]\nengine = "none"\n')

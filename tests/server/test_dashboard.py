@@ -159,7 +159,7 @@ async def test_model_text_neither_controls_nor_colors_the_terminal(tmp_path: Pat
 
 
 def parts_at(settings: Settings, overview: Overview) -> Iterator[list[Any]]:
-    """The live screen at several heights, with each run selected."""
+    """The dashboard at several heights, with each run selected."""
     for height in (10, 24, 60):
         for run in overview.runs:
             live = page(settings, overview, everybody=True, selected=run.row.id).live(height)

@@ -1,4 +1,4 @@
-"""Decisions in the live screen of `ava status`: shown whole, asked for, and checked as in `ava approve`."""
+"""Decisions in the dashboard of `ava status`: shown whole, asked for, and checked as in `ava approve`."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_an_expired_proposal_is_not_offered(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("ava_server.cli.dashboard.decisions.now_us", lambda: now + 10**10)
             await pilot.press("a")
-            await shows(app, f"{proposal.pending_id} has expired; have it proposed again.")
+            await shows(app, f"{proposal.pending_id} has expired; ask your host to propose it again.")
 
 
 # -- who may decide ---------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ async def test_a_pin_that_was_set_while_the_question_was_open_is_asked_for(tmp_p
         await shows(app, "Start it? [y/N]")
         pin_of(lab).set(PIN)
         await pilot.press("y", "enter")
-        await shows(app, "The approval PIN is needed now")
+        await shows(app, "An approval PIN has been set meanwhile")
         assert await decision(lab, proposal) is None
         await pilot.press("escape", "a")
         await shows(app, "Start it? [y/N]")

@@ -1,4 +1,4 @@
-"""The live screen of `ava status`: its keys, and what it shows at each size, of logs that real runs have written."""
+"""The dashboard of `ava status`: its keys, and what it shows at each size, of logs that real runs have written."""
 
 from __future__ import annotations
 

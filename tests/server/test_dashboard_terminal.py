@@ -1,4 +1,4 @@
-"""The live screen of `ava status` on a real terminal: kept up to date, and gone without a trace however it ends."""
+"""The dashboard of `ava status` on a real terminal: kept up to date, and gone without a trace however it ends."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ async def test_a_crawler_searches_by_the_model_provider_and_counts_the_cost(tmp_
         async with open_lab(tmp_path, [LOOK, submits(findings=findings)], config=config(server, name)) as lab:
             made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
             title, cost = search_terms()[name].title, format_usd(worst(name), exact=True)
-            line = f"Its web searches go to {title} ({name}:{form.model}), at most {cost} each, which its caps count."
+            line = f"Its web searches go to {title} ({name}:{form.model}), at most {cost} each, included in its caps."
             assert line in made.message
             assert "can search and read the web" in made.approval_line
             await lab.approve(made)
@@ -487,8 +487,8 @@ def found(root: Path, **env: str) -> tuple[str, str]:
 @pytest.mark.slow
 def test_the_doctor_names_the_provider_that_searches_and_its_price(tmp_path: Path) -> None:
     names: Sequence[tuple[str, str]] = (
-        ("ANTHROPIC_API_KEY", "Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each, which its caps count"),
-        ("OPENAI_API_KEY", "OpenAI (openai:gpt-6-luna), at most $0.027032 each, which its caps count"),
+        ("ANTHROPIC_API_KEY", "Anthropic (anthropic:claude-haiku-5-5), at most $0.01802 each, included in its caps"),
+        ("OPENAI_API_KEY", "OpenAI (openai:gpt-6-luna), at most $0.027032 each, included in its caps"),
         ("OPENROUTER_API_KEY", "OpenRouter (openrouter:anthropic/claude-haiku-5.5), at most $0.0"),
     )
     for variable, text in names:

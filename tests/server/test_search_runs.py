@@ -57,7 +57,7 @@ async def test_a_crawler_uses_the_proposed_search_engine_and_counts_each_search(
     again = Say(calls=[("web_search", {"query": "more of it", "count": 1})])
     async with open_lab(tmp_path, [LOOK, again, submits(findings=findings)], config=config(kagi)) as lab:
         made = await lab.propose(role="web_crawler", task=TASK, workspace=None)
-        assert "Its web searches go to Kagi, about $0.012 each, which no cap on money counts." in made.message
+        assert "Its web searches go to Kagi, about $0.012 each, not included in any cost cap." in made.message
         assert "can search and read the web" in made.approval_line
         await lab.approve(made)
         row = await lab.ended(made.subagent_id)
@@ -175,7 +175,7 @@ def test_the_doctor_names_the_configured_search_engine_and_what_is_missing(tmp_p
     state, text = finding(tmp_path)
     assert state == "note" and "none is set up" in text and "ava key set brave" in text
     assert finding(tmp_path, KAGI_API_KEY=KEY) == (
-        "ok", "Kagi at https://kagi.com/api/v1, about $0.012 each, which no cap on money counts ",
+        "ok", "Kagi at https://kagi.com/api/v1, about $0.012 each, not included in any cost cap ",
     )  # fmt: skip
     assert "Brave at https://api.search.brave.com/res/v1, about $0.005 each" in finding(tmp_path, BRAVE_API_KEY=KEY)[1]
     own = {"AVA_SEARCH__SEARXNG": "http://127.0.0.1:8888"}

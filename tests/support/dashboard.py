@@ -1,4 +1,4 @@
-"""The live screen of `ava status` over a lab: its page as lines, and the app with a pilot.
+"""The dashboard of `ava status` over a lab: its page as lines, and the app with a pilot.
 
 async with live_app(lab, 80, 24) as (app, pilot):
     await pilot.press("a")

@@ -99,7 +99,7 @@ async def backed_up(tmp: Path, server: ModelServer, script: Script) -> dict[str,
         (root / "secrets").mkdir(mode=0o700, exist_ok=True)
         (root / "secrets" / "local_token").write_text("of this machine")
         code, out, err = await ava(root, "backup", str(tmp / "copy"))
-        assert code == 0 and "It has your keys" in out, err
+        assert code == 0 and "It contains your keys" in out, err
         assert (await lab.run(runs["running"])).state == "running", "the server goes on"
     script.finish = True
     return runs
@@ -209,8 +209,8 @@ async def test_a_backup_overwrites_nothing_and_lies_outside_the_data_root(backup
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine.txt").write_text("mine")
-    for target, says in ((full, "is not empty"), (full / "mine.txt", "is not empty"), (root / "b", "neither inside"),
-                         (root.parent, "neither inside"), (Path("/proc/nowhere"), "cannot be written")):  # fmt: skip
+    for target, says in ((full, "is not empty"), (full / "mine.txt", "is not empty"), (root / "b", "cannot be in"),
+                         (root.parent, "cannot be in"), (Path("/proc/nowhere"), "cannot be written")):  # fmt: skip
         code, _out, err = await ava(root, "backup", str(target))
         assert code in (2, 30) and says in err and "Traceback" not in err, err
     assert listed(full) == ["mine.txt"] and nothing_left(tmp_path)

@@ -275,7 +275,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
             assert code == 2 and "Traceback" not in err, err
         for words in (("limit", "dora", "--approval", "ask"), ("remove", "dora"), ("remove", "eve")):
             code, _out, err = await there("user", *words)
-            assert code == 2 and "only on the server" in err, err  # a policy or a token that the owner gave
+            assert code == 2 and "only in a terminal on the server" in err, err  # given by the owner
         assert (await all_of.ava("user", "remove", "dora"))[0] == 0
         assert (await there("user", "add", "dora", "--running", "1", "-q"))[0] == 0
         code, out, err = await there("user", "remove", "dora")

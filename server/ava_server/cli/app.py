@@ -59,7 +59,7 @@ REMOTE_COMMANDS = ("approve", "reject", "status", "logs", "show", "wait", "cance
 """Commands that `--url` and AVA_URL send to another server."""
 URL_VARIABLE = "AVA_URL"
 _ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion")
-"""Commands that are not about the runs of a data root, or that programs start: AVA_URL does not concern them."""
+"""Commands that are not about the runs of a data root, or that programs start: they ignore AVA_URL."""
 _OPTIONS_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
 """Commands of two words whose first word is also a command."""
@@ -206,7 +206,7 @@ def _be_verbose(wanted: bool) -> None:
 def _options(
     context: typer.Context,
     url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Another server, for commands on runs; also after the command.")
+        str | None, typer.Option(metavar="URL", help="The server for commands on runs and users; also after them.")
     ] = None,
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with the token for --url; default: AVA_TOKEN.")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 STARTS_WITHIN_S = 3.0
 """How long to watch whether an approved run starts."""
 PATH = "/approvals"
-_MAY_BE_DECIDED = "The decision may still have counted; without an id, all that still wait are shown."
+_MAY_BE_DECIDED = "The decision may still have been made; without an id, this command shows what still waits."
 
 
 class LocalApprovals:
@@ -279,5 +279,5 @@ def _unexpired(proposal: Pending, now_us: int) -> Pending:
         Refused: It has expired.
     """
     if proposal.expires_us <= now_us:
-        raise Refused(f"{proposal.pending_id} has expired; have it proposed again.")
+        raise Refused(f"{proposal.pending_id} has expired; ask your host to propose it again.")
     return proposal

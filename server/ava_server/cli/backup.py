@@ -1,9 +1,9 @@
-"""`ava backup DIR` and `ava restore DIR`: a whole copy of the data root, and the way back.
+"""`ava backup DIR` and `ava restore DIR`: copy the data root, and restore it.
 
 A backup is a folder with the log as it was at one moment, the settings, keys, secrets, roles, notes, artifacts and kept
 tool outputs, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
-complete and verified; so does a restored data root. What a restore finds unfinished is held: nothing goes on, and
-nothing is spent, until a person resumes it.
+complete and verified; so does a restored data root. Unfinished runs are held after a restore: each
+continues, and spends, only after a person resumes it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _LINKED = ("config.toml", "keys.toml", "roles")
 _OUTPUTS = "scratch"
 """Of a run's scratch folder, only the files in it: long tool outputs that it may still read."""
 _LEFT_OUT = frozenset({"local_token"})
-"""What another machine or a later server makes anew."""
+"""What each server makes for itself."""
 _BLOCK = 1 << 20
 _Show = Callable[[str], None]
 
@@ -78,7 +78,7 @@ _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder
 def backup_command(folder: _Folder, as_json: Json = False) -> None:
     """Copy the data root to a new folder: the log, settings, keys, secrets, roles, notes and artifacts.
 
-    Servers and subagents may go on meanwhile. The copy is verified. Keep it safe: it has your keys and all content.
+    Servers and subagents can keep running. Ava verifies the copy. Keep it safe: it contains your keys and all content.
     """
     root = checked_root("ava backup", show=not as_json)
     target = _absolute(folder)
@@ -93,7 +93,7 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
         return say_json({"folder": str(target), "files": len(manifest.files), **_summary(manifest)})
     say(f"Backed up {manifest.entries:,} entries and {len(manifest.files):,} files to {target}, and verified them.")
     say(f"Head: {manifest.head}")
-    return say(f"It has your keys and secrets. To restore it: ava restore {target}")
+    return say(f"It contains your keys and secrets. To restore it: ava restore {target}")
 
 
 def restore_command(folder: _Folder, as_json: Json = False) -> None:
@@ -123,7 +123,7 @@ def _restored_lines(restored: _Restored) -> list[str]:
     from ava_server.core.ids import label
 
     manifest = restored.manifest
-    lines = [f"Restored and verified: {manifest.entries:,} entries, up to {manifest.made}. Later ones are not in it."]
+    lines = [f"Restored and verified: {manifest.entries:,} entries, up to {manifest.made}. Anything later is missing."]
     if restored.held:
         lines.append("Held until you resume or cancel them, because they had not ended:")
         lines += [f"  {label(run)}: `ava resume {run.id}` or `ava cancel {run.id}`" for run in restored.held]
@@ -140,7 +140,7 @@ def _absolute(folder: str) -> Path:
     try:
         return Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - links are not resolved
     except RuntimeError:
-        raise BadInput(f"{folder}: `~` has no meaning for this user; give the whole path") from None
+        raise BadInput(f"{folder}: this user has no home folder for `~`; give the whole path") from None
 
 
 def _is_free(folder: Path) -> bool:
@@ -158,7 +158,7 @@ def _is_free(folder: Path) -> bool:
 def _refuse_overlap(root: Path, folder: Path) -> None:
     inner, outer = folder.resolve(), root.resolve()
     if inner.is_relative_to(outer) or outer.is_relative_to(inner):
-        raise BadInput(f"{folder}: a backup is neither inside the data root {root} nor around it; give another folder")
+        raise BadInput(f"{folder}: a backup cannot be in the data root {root} or contain it; give another folder")
 
 
 def _refuse_used(root: DataRoot) -> None:
@@ -265,7 +265,7 @@ def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
     return digest.hexdigest()
 
 
-# -- the way there ----------------------------------------------------------------------------------------------------
+# -- backup -----------------------------------------------------------------------------------------------------------
 
 
 def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
@@ -326,7 +326,7 @@ def _refuse_faults(report: Report, what: str, then: str) -> None:
         raise Refused(f"The check of {what} found a fault: {report.faults[0].text}. {then}.")
 
 
-# -- the way back -----------------------------------------------------------------------------------------------------
+# -- restore ----------------------------------------------------------------------------------------------------------
 
 
 def _read_manifest(source: Path) -> _Manifest:

@@ -51,7 +51,7 @@ def init_command(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="The port of that server.")] = 8642,
     url: Annotated[
         str | None,
-        typer.Option("--url", metavar="URL", help="Connect it to a shared server, after a check of address and token."),
+        typer.Option("--url", metavar="URL", help="Connect to a shared server, after a check of address and token."),
     ] = None,
     token_file: TokenFile = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="The server's name in the host.")] = "ava",
@@ -65,7 +65,7 @@ def init_command(
         bool | None,
         typer.Option(
             "--allow-tools/--no-allow-tools",
-            help="Let the host call without asking what neither starts nor spends; default: ask in a terminal.",
+            help="Let the host call tools that start and spend nothing without asking; default: ask in a terminal.",
         ),
     ] = None,
 ) -> None:
@@ -136,7 +136,7 @@ def _write(change: Change) -> None:
 
 
 def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
-    """Offer the host's own rules for the tools that neither start nor spend anything."""
+    """Offer the host's own rules for the tools that start and spend nothing."""
     from ava_server.hosts.known import UserPlace
     from ava_server.hosts.tool_rules import QUIET_TOOLS, allowing
 
@@ -147,14 +147,14 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
         say(host.quiet)
         return
     if not (allow or only_print or someone_there()):
-        say(f"{host.title} asks before each of Ava's tools; --allow-tools allows those that neither start nor spend.")
+        say(f"{host.title} asks before each of Ava's tools; --allow-tools allows those that start and spend nothing.")
         return
     change = allowing(host, name, path, UserPlace(sys.platform, home_folder(), os.environ))
     if change is not None and change.nothing:
         say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
     elif change is not None:
         say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
-        say("neither start nor spend anything. It still asks before confirm_spawn. These rules do that:")
+        say("start and spend nothing. It still asks before confirm_spawn. These rules do that:")
         _warn_of_auto()
         say(f"{change.path}:")
         write("\n".join(change.lines))
@@ -175,9 +175,7 @@ def _warn_of_auto() -> None:
 
     with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
         if policy_in_force(load_settings()) == "auto":
-            say(
-                'But your setting approval = "auto" starts cheap proposals: then nobody is asked before spawn_subagent.'
-            )
+            say('But your setting approval = "auto" starts cheap proposals: then nobody is asked before they start.')
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:

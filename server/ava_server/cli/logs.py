@@ -1,4 +1,4 @@
-"""`ava logs`: the log of a run or of all, a line an entry, newest last; `ava logs export`: a file of JSON lines."""
+"""`ava logs`: the log of a run or of all, one line per entry, newest last; `ava logs export`: a file of JSON lines."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def logs_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Show the log of your last run, of one run, or what the options say: newest entries, oldest first.
+    """Show the newest entries of the log, oldest first: of your last run, or of one run.
 
-    `ava logs` alone means your last run; any option but --utc means the log of all agents. It leaves out the
-    bookkeeping, unless --all, --type, --session or --json asks for it.
+    With any option but --utc, it shows those of all runs. It leaves out the bookkeeping, unless --all, --type,
+    --session or --json asks for it.
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")

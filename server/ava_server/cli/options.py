@@ -45,7 +45,7 @@ Utc = Annotated[bool, typer.Option("--utc", help="Times in UTC.")]
 
 Url = Annotated[
     str | None,
-    typer.Option("--url", metavar="URL", help="Another server, in place of this machine's data root; also AVA_URL."),
+    typer.Option("--url", metavar="URL", help="The server to use, not this machine's data root; default: AVA_URL."),
 ]
 TokenFile = Annotated[
     Path | None,

@@ -220,7 +220,7 @@ class Connection:
         except Exception as error:  # the SDK raises many kinds, some of them in groups
             why = " ".join(str(next(leaves_of(error)) or type(error).__name__).split())[:LONGEST_REASON]
             raise Unreachable(
-                f"{self.address} did not answer the call of {tool} ({why}). It may still have counted."
+                f"{self.address} did not answer the call of {tool} ({why}). It may still have been carried out."
             ) from error
         structured: Any = answer.structured_content
         if not isinstance(structured, dict):

@@ -177,7 +177,7 @@ def _features(role: Role) -> list[str]:
             (f"runs to prepare: {role.setup}", role.setup),
             (f"runs to verify: {role.verify}", role.verify),
             (f"carries over: {', '.join(role.carry)}", role.carry),
-            ("needs a language model: the offline reader cannot stand in", role.needs_model),
+            ("needs a language model: the offline reader cannot replace it", role.needs_model),
             ("plans before it works", role.plan),
             ("thinks before it answers, if the model can", role.extended_thinking),
         )

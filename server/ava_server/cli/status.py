@@ -1,4 +1,4 @@
-"""`ava status`: what waits, runs and has ended lately, what is left of today's money, and how everything is."""
+"""`ava status`: what waits, runs and has ended lately, what is left of today's money, and Ava's health."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
 
 MOST = 200
-"""Runs that the live screen reads in full each second, of those that have not ended and of those that have."""
+"""Runs that the dashboard reads in full each second, of those that have not ended and of those that have."""
 SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
-"""How long the sandbox probe may delay what is shown once."""
+"""How long the sandbox probe may delay `--once` and `--json`."""
 
 
 def register(app: typer.Typer) -> None:
     """Add `ava status` to the app."""
-    app.command("status", short_help="A dashboard: runs, spending, health; you also decide in it.")(status_command)
+    app.command("status", short_help="A dashboard of runs, spending and health; decide in it.")(status_command)
 
 
 def status_command(
@@ -40,10 +40,10 @@ def status_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Show what waits, runs and has ended within the hour, today's spending, and how everything is.
+    """Show the runs that wait, work or ended within the hour, today's spending, and Ava's health.
 
-    On a terminal it is kept up to date until q or Ctrl-C, and you decide in it: ? explains the keys. Of a server of
-    --url, it is shown once.
+    In a terminal it updates until q or Ctrl-C, and you can approve, reject, cancel and answer in it: ? explains the
+    keys. With --url, it prints once.
     """
     from ava_server.config.settings import load_settings
 

@@ -39,7 +39,7 @@ _Scopes = Annotated[
         metavar="SCOPES",
         help="What the token may do, separated by commas: spawn (propose, confirm, message, cancel), read (one's own"
         " runs, results and log), audit (read those of all users), approve (ava --url URL approve), admin (read,"
-        " cancel and resume those of all users, and limit users).",
+        " cancel and resume those of all users, and manage users).",
     ),
 ]
 _Expires = Annotated[
@@ -49,13 +49,14 @@ _Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only the toke
 _Daily = Annotated[
     str | None, typer.Option(metavar="DOLLARS", help="What the user's runs may cost in a day, e.g. 3.00.")
 ]
-_Running = Annotated[int | None, typer.Option(min=0, help="How many runs at the same time.")]
-_Spawns = Annotated[int | None, typer.Option(min=0, help="Runs in an hour without a person's answer.")]
+_Running = Annotated[int | None, typer.Option(min=0, help="How many runs may work at the same time.")]
+_Spawns = Annotated[int | None, typer.Option(min=0, help="How many may start in an hour without a person's answer.")]
 _Approval = Annotated[str | None, typer.Option(metavar="POLICY", help="ask, auto or human.")]
 _Workspaces = Annotated[
-    list[str] | None, typer.Option("-w", "--workspace", metavar="FOLDER", help="A folder for HTTP; repeatable.")
+    list[str] | None,
+    typer.Option("-w", "--workspace", metavar="FOLDER", help="A folder for runs over HTTP; repeatable."),
 ]
-_Roles = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role for HTTP; repeatable.")]
+_Roles = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role for runs over HTTP; repeatable.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +68,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(token, name="token")
     users = typer.Typer(help="The users of this data root.", no_args_is_help=True)
     users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
-    users.command("add", short_help="Add a user: a token, and limits.")(add_command)
+    users.command("add", short_help="Add a user, with a token and limits.")(add_command)
     users.command("limit", short_help="Set what a user may do over HTTP, and spend.")(limit_command)
     users.command("remove", short_help="Revoke a user's tokens and remove their limits.")(remove_user_command)
     app.add_typer(users, name="user")
@@ -200,7 +201,7 @@ def _ask(server: RemoteServer, method: str, path: str, form: type[T], body: Mapp
 
     async def ask() -> T:
         async with connected(server) as connection:
-            doubt = "" if method == "GET" else "It may still have counted: see `ava user list`."
+            doubt = "" if method == "GET" else "It may still have been carried out: see `ava user list`."
             answer = await connection.request(method, path, body=body, doubt=doubt)
             try:
                 return form.model_validate(answer)
@@ -214,7 +215,7 @@ def _refuse_there(given: Mapping[str, object]) -> None:
     """Refuse what only a person on the server may set."""
     for option, value in given.items():
         if value:
-            raise BadInput(f"{option}: this can be set only on the server, in a terminal there")
+            raise BadInput(f"{option}: this can be set only in a terminal on the server")
 
 
 def add_command(
@@ -232,9 +233,9 @@ def add_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Create a token of the user's name, shown once, and set the limits that are given, as `ava user limit` does.
+    """Add a user: create a token of that name, show it once, and set the given limits.
 
-    With --url, its scopes are spawn and read; folders and roles are set on the server.
+    With --url, the token has spawn and read; other scopes, folders and roles can be set only on the server.
     """
     name, limits = tokens.user_name(user), _limits(daily, running, spawns, approval, workspace, role)
     scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, time.time_ns() // 1000)
@@ -262,10 +263,10 @@ def limit_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Set what a user may do, in [users.USER] of config.toml; what is not given stays.
+    """Set a user's limits, in [users.USER] of config.toml; the others stay.
 
-    A value only restricts: none is above the limits for everybody. It holds for the user's next proposals and
-    approvals, also in running servers.
+    They can only be stricter than the limits for everybody. Running servers apply them to the user's next proposals
+    and approvals.
     """
     changes = _limits(daily, running, spawns, approval, workspace, role)
     if not changes:

@@ -61,7 +61,7 @@ def wait_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Wait for all of these to end; Ctrl-C ends only the wait. A server of --url may restart meanwhile.
+    """Wait for all of these to end; Ctrl-C ends only the wait. With --url, the server may restart meanwhile.
 
     The exit code is that of the ending; of several the highest, which is the worst. 130: the wait is over, by Ctrl-C
     or --timeout, and something is still running.

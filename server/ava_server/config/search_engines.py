@@ -120,7 +120,7 @@ def search_cost(micros: int, *, capped: bool = False) -> str:
         return "free"
     cost = format_usd(micros, exact=True)
     return (
-        f"at most {cost} each, which its caps count" if capped else f"about {cost} each, which no cap on money counts"
+        f"at most {cost} each, included in its caps" if capped else f"about {cost} each, not included in any cost cap"
     )
 
 

@@ -111,7 +111,7 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
     return _json(LimitedUser(user=facts))
 
 
-_ONLY_THERE = "that can be changed only on the server, in a terminal there"
+_ONLY_THERE = "this can be changed only in a terminal on the server"
 
 
 def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:

@@ -444,12 +444,12 @@ def _nothing(chosen: list[Passage], query: Query, spread: Spread, results: list[
     if not results:
         why = "the offline reader had no tool to read with"
     elif missing:
-        why = f"what was searched nowhere has {', '.join(missing[:8])}"
+        why = f"none of the searched text has {', '.join(missing[:8])}"
     elif query.words:
         why = f"no passage has enough of {', '.join(query.words[:8])} together"
     else:
         why = "the task has no words to look for"
-    near = f"No answer was found in these passages; they only come nearest.\n\n{_listed(chosen)}" if chosen else None
+    near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}" if chosen else None
     return {
         "summary": f"No answer found: {why}. No language model read this. {FOR_A_MODEL}"[:500],
         "output": near,

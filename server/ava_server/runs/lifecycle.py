@@ -391,7 +391,7 @@ def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
     return command
 
 
-HELD_WHY = "restored from a backup; it goes on when a person resumes it"
+HELD_WHY = "restored from a backup; it continues when a person resumes it"
 
 
 def _active_us(run: RunRow) -> int:

@@ -102,7 +102,7 @@ class PaidSearches:
         if reached.cap == "max_tokens":
             need, left = f"{asked.tokens:,} tokens", f"{reached.left:,} tokens"
         return (
-            f"no search was made: it can take {need}, and {reached.cap} has {left} left, of which a last turn is kept;"
+            f"no search was made: it can take {need}, and {reached.cap} has {left} left, with a last turn reserved;"
             f" {WITHOUT}"
         )
 

@@ -139,7 +139,7 @@ class Confirmations(Operations):
             if made.expired and made.subagent_id and args.decision == "approve":
                 at_desk = self._session.transport == "terminal" or self._session.channel == "http"
                 if at_desk:  # its folders are not the proposer's
-                    decision.refused_because = "it expired before it was approved; have it proposed again"
+                    decision.refused_because = "it expired before it was approved; propose it again"
                 else:
                     await self._spawns.renew(decision, made.subagent_id, asks=caller.person is not None)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
@@ -279,7 +279,7 @@ class Resumptions(Operations):
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
             held = awaited(run, time.time_ns() // 1000) == HELD
-            what = "is held since its data root was restored from a backup" if held else f"was interrupted at {at}"
+            what = "is held because its data root was restored from a backup" if held else f"was interrupted at {at}"
             text = f"{label(run)} {what}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":

@@ -114,7 +114,7 @@ def _what(entry: Entry) -> str:
         case CostUpdate() as spent:
             return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
         case CostReserved() as held:
-            return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} held"
+            return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} reserved"
         case SubagentSpawn() as spawn:
             run = f"{spawn.name} ({spawn.subagent_id})" if spawn.name else spawn.subagent_id
             return f"{spawn.role} {run}: {spawn.task}"

@@ -136,7 +136,7 @@ async def test_finding_nothing_is_reported_with_a_next_step(folder: Root) -> Non
     result = submitted(await run("Where is the xylophone?", folder))
     assert result["output"] is None
     assert result["findings"] == []
-    assert str(result["summary"]).startswith("No answer found: what was searched nowhere has xylophone.")
+    assert str(result["summary"]).startswith("No answer found: none of the searched text has xylophone.")
     assert result["confidence"] == offline.NO_CONFIDENCE and result["confidence"] < 0.2
     assert "Found nowhere: xylophone." in result["caveats"]
     assert "is configured;" not in str(result["summary"]).split("To have one read it")[0]
@@ -330,7 +330,7 @@ async def test_in_a_few_notes_a_missing_word_does_not_outweigh_those_found(tmp_p
 async def test_without_the_rare_words_there_is_no_answer_and_no_claim(tmp_path: Path) -> None:
     text = "The server keeps the messages of the mail queue for five days."
     result = await asked(tmp_path, "How do I connect the server to Kubernetes or Zulip?", mail__txt=text)
-    assert result["summary"].startswith("No answer found: what was searched nowhere has connect, kubernetes, zulip.")
+    assert result["summary"].startswith("No answer found: none of the searched text has connect, kubernetes, zulip.")
     assert result["findings"] == [] and result["confidence"] == offline.NO_CONFIDENCE
     assert "Found nowhere: connect, kubernetes, zulip." in result["caveats"]
     assert text in result["output"] and result["output"].startswith("No answer was found in these passages")

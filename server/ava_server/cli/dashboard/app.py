@@ -1,4 +1,4 @@
-"""The live screen of `ava status`, drawn by textual and kept up to date until it is quit."""
+"""The dashboard of `ava status`, drawn by textual and kept up to date until it is quit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person decides in the live screen, with the commands and checks of `ava approve`, `ava cancel` and `ava send`.
+"""What a person decides in the dashboard, with the commands and checks of `ava approve`, `ava cancel` and `ava send`.
 
 `ask_about` reads the question from the log. `carry_out` opens the service for a moment, and decides on exactly what was
 shown.
@@ -136,11 +136,11 @@ def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
         if isinstance(proposal, str):
             raise Refused(proposal)
         if proposal.expires_us <= now:
-            raise Refused(f"{proposal.pending_id} has expired; have it proposed again.")
+            raise Refused(f"{proposal.pending_id} has expired; ask your host to propose it again.")
         return proposal
     extension = waiting_extension(view, run, now)
     if isinstance(extension, str):
-        hint = "; it asks a question, which s answers" if waiting_question(view, run, now) is not None else ""
+        hint = "; it asks a question; press s to answer" if waiting_question(view, run, now) is not None else ""
         raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now) or run.state}{hint}.")
     return extension.pending
 
@@ -170,7 +170,7 @@ def _message(run: RunRow, view: View) -> Decision:
     text = (
         f"{label(run)} asks you, in its own words:\n{add_bars(asked.untrusted)}\nYour answer goes to the model"
         f" {run.model}: give no passwords or keys. It changes no limit. Without an answer by"
-        f" {iso_second(asked.asked.expires_us)} the subagent goes on."
+        f" {iso_second(asked.asked.expires_us)} the subagent continues."
     )
     return Decision("send", run, f"{label(run)} asks you a question", text, "Answer:", shown=asked)
 
@@ -192,7 +192,7 @@ async def carry_out(decision: Decision, settings: Settings, answer: str, pin: st
 
     async def read() -> str:
         if not pin:
-            raise Refused("The approval PIN is needed now, and you were not asked for it; press the key again.")
+            raise Refused("An approval PIN has been set meanwhile; press the key again to enter it.")
         return pin
 
     refuse_in_subagent(f"ava {decision.kind}")

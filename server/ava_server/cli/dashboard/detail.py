@@ -1,4 +1,4 @@
-"""One run in the live screen: its task, steps, tools, cost and result; and its entries in the log."""
+"""One run in the dashboard: its task, steps, tools, cost and result; and its entries in the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live screen of `ava status` as lines of rich text: a row for each run, and the selected run in a pane below."""
+"""The dashboard of `ava status` as lines of rich text: a row for each run, and the selected run in a pane below."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Live:
 
 @dataclass(frozen=True)
 class LivePage(Page):
-    """The live screen.
+    """The dashboard.
 
     Attributes:
         selected: The id of the selected run.
@@ -194,7 +194,7 @@ class LivePage(Page):
         """Yield what there is to say of a run besides its actions."""
         yield from self._indented(run.task, TASK_LINES)
         if run.state in (WAITING, EXPIRED):
-            keys = "; a shows all of it and asks, r rejects it" if self.can_decide(run) else ""
+            keys = "; press a or r to decide" if self.can_decide(run) else ""
             yield from self._indented(f"{run.row.pending_id}, {terms(run)}{keys}", 2)
             return
         if run.activity:

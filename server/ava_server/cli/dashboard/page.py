@@ -29,7 +29,7 @@ ENDED = "Ended within the last hour:"
 NEARLY = 0.8
 """From this share of a cap on a bar has another colour; the model is told then what is left."""
 LEAST_BAR = 10
-"""A narrower bar would show a tenth of a cap as more, or as nothing, so it is not drawn."""
+"""Columns of the narrowest bar: a narrower one could not show a tenth of a cap."""
 GAP, WHOSE_CHARS, MOST_TROUBLE = 2, 12, 3
 NOT_APPROVED = ("rejected", "expired", "superseded")
 _BLOCKS, _PLAIN = ("█", "▒", "░"), ("#", "+", "-")
@@ -206,7 +206,7 @@ def state_style(run: RunView) -> str:
 
 
 def _spent(budget: Budget) -> str:
-    held = f", {format_usd(budget.held)} held" if budget.held else ""
+    held = f", {format_usd(budget.held)} reserved" if budget.held else ""
     over = "; nothing more is spent today" if budget.spent + budget.held >= budget.cap else ""
     return f"{format_usd(budget.spent)} of {format_usd(budget.cap)} spent{held}{over}"
 

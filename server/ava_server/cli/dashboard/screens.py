@@ -37,20 +37,20 @@ The list has your runs: first those that wait for you, then the others, then tho
 
 Up, Down, Page Up, Page Down, Home, End   select a run, or scroll a text
 Enter   open the selected run: its task, steps, tools, cost and result
-a   approve a proposal, or allow a run near a cap more: it is shown whole, and you are asked
-r   reject a proposal, or decline to allow more: you are asked
-c   cancel a run or withdraw a proposal: you are asked
+a   approve a proposal, or allow a run near a cap more
+r   reject a proposal, or decline to allow more
+c   cancel a run or withdraw a proposal
 s   send a message to a run, or answer its question
 /   filter the list by words: of the task, role, name, id, state or model. Enter keeps the filter, Esc removes it
-l   the run's entries in the log, as they come
+l   follow the run's log
 Esc   go back
-?   this help
+?   show this help
 q   quit; so does Ctrl-C, and Ctrl-Z suspends
 
-A question counts only when you have typed y or yes, and Enter. Runs continue when you quit.
+a, r and c first show the whole decision. To agree, type y or yes, and press Enter. Runs continue when you quit.
 
-Bars show time, turns, tool calls, tokens and money against their caps: used, held for the call in progress, and left.
-Where there is no room for a bar that would be true, there are only figures."""
+Bars show time, turns, tool calls, tokens and money against their caps: used, reserved, and left.
+Where bars have no room, there are only figures."""
 
 
 Done = Callable[[str, Exception | None], None]

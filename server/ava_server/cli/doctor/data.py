@@ -99,7 +99,7 @@ def space(setup: Setup) -> Iterator[Finding]:
     if free < NOTHING_FITS_BYTES:
         yield Finding(name, "fault", f"{text}: nothing fits", "Free some space, then continue: nothing is lost.")
     elif free < LITTLE_BYTES:
-        yield Finding(name, "warning", text, "Free some space: without any, new subagents are held.")
+        yield Finding(name, "warning", text, "Free some space: on a full disk, no subagent starts.")
     else:
         yield Finding(name, "ok", text)
 
