@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.stdio import AVA, environment, logged, made, told, until, using
 
 from ava_audit.store.store import Store
+from ava_server.config.tokens import Scope
 from ava_server.core.data_root import os_user
 from ava_server.runs.lifecycle import hold
 
@@ -184,6 +186,29 @@ async def test_an_administrator_does_not_resume_what_only_a_person_may_approve(t
         assert 'approval = "human"' in (await all_of.ava("resume", queued))[2]
         assert logged(all_of.root, "RunResumed", run=queued) == []
         gate.released.set()
+
+
+async def test_an_administrator_resumes_from_elsewhere_and_gets_the_result(tmp_path: Path) -> None:
+    gate, calls = Gate(), count()
+    script = lambda _asked: DONE if next(calls) else Say("thinking", gate=gate)  # noqa: E731
+    async with team(tmp_path, config="[limits]\nrunning_per_user = 1\n", script=script) as (all_of, _gate):
+        await all_of.start(all_of.ana)
+        queued = await all_of.start(all_of.ana)
+        async with Store.open(all_of.root) as store:
+            assert await store.do(hold(queued, frozenset()))
+        texts = {name: token(all_of.root, name, *scopes, name=f"{name}-2") for name, scopes in OTHERS.items()}
+        env = {**environment(tmp_path / "elsewhere"), "AVA_URL": all_of.server.base}
+        for name, code, says in (("ben", 2, "no subagent"), ("eve", 10, "lacks the scope spawn"), ("ops", 0, "done")):
+            done = await anyio.run_process(
+                [AVA[0], "resume", queued], env={**env, "AVA_TOKEN": texts[name]}, check=False
+            )
+            said = done.stdout.decode() + done.stderr.decode()
+            assert (done.returncode, says in said) == (code, True), said
+            if name == "eve":
+                gate.released.set()
+
+
+OTHERS: dict[str, tuple[Scope, ...]] = {"ben": ("spawn", "read"), "eve": ("audit",), "ops": ("admin",)}
 
 
 async def test_the_owner_of_the_data_root_steers_all_runs_in_a_terminal(tmp_path: Path) -> None:

@@ -55,7 +55,9 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
 """Each first word, and its module."""
 
-REMOTE_COMMANDS = ("approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "report", "user")
+REMOTE_COMMANDS = (
+    "approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "resume", "report", "user"
+)  # fmt: skip
 """Commands that `--url` and AVA_URL send to another server."""
 URL_VARIABLE = "AVA_URL"
 _ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion")

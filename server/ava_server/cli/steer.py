@@ -18,7 +18,7 @@ from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import results_json, show_results
 from ava_server.cli.service_client import ignore_progress, open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
-from ava_server.cli.wait import deliver, follow_runs
+from ava_server.cli.wait import deliver, follow_runs, wait_for
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
@@ -171,11 +171,14 @@ async def _send(server: RemoteServer | None, given: str, message: str, as_json: 
 
 
 def resume_command(
+    context: typer.Context,
     subagent: UnendedRunId,
     force: Annotated[
         bool, typer.Option("--force", help="Take it even from a live process, one that is stopped or hangs.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The result as one JSON object.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> None:
     """Resume an interrupted subagent where it was, with what is left of its caps, and wait for its result.
 
@@ -186,10 +189,29 @@ def resume_command(
 
     hide()
     refuse_in_subagent("ava resume")
+    if (server := chosen_server(context, url, token_file)) is not None:
+        if force:
+            raise BadInput("--force: only on the server, in a terminal there")
+        raise typer.Exit(anyio.run(_resume_there, server, subagent, as_json))
     settings = load_settings()
     if not settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
     raise typer.Exit(anyio.run(_resume, settings, subagent, force, as_json))
+
+
+async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
+    """Resume a run on the server of `--url` and wait for its result; a run that is held or interrupted has a line."""
+    async with _open_steering(server, "ava resume") as (records, call):
+        [run] = await records.find([given])
+        asked: dict[str, Any] = {"pending_ids": [run.id], "approving": []}
+        answer = await call("confirm_spawn", asked)
+        if lines := answer.get("approval_lines"):
+            tell("\n".join(map(str, lines)))
+            answer = await call("confirm_spawn", {**asked, "approving": lines})
+        if answer["status"] != "resumed":
+            why = next((one.get("refused_because") for one in answer.get("decisions", ())), None)
+            raise Refused(f"Not resumed: {why or answer['status']}.")
+    return await wait_for(server, [run.id], None, as_json)
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:

@@ -67,10 +67,11 @@ def wait_command(
     or --timeout, and something is still running.
     """
     within_s = parse_seconds("--timeout", timeout)
-    raise typer.Exit(anyio.run(_wait, chosen_server(context, url, token_file), ids, within_s, as_json))
+    raise typer.Exit(anyio.run(wait_for, chosen_server(context, url, token_file), ids, within_s, as_json))
 
 
-async def _wait(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
+async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
+    """Wait for runs to end, show their results, and return the exit code."""
     from ava_server.cli.records import open_records
     from ava_server.config.settings import load_settings
     from ava_server.service.run_view import status_line
