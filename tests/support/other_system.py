@@ -21,6 +21,8 @@ from collections.abc import Collection
 from types import FrameType, ModuleType
 from typing import Any
 
+import platformdirs.unix  # noqa: F401 - with the real `sys.platform`, it would look for what is hidden below
+
 HOST, PUBLIC = "docs.example.com", "93.184.215.14"
 LINUX_ALONE = {"O_PATH", "pidfd_open"}
 POSIX = {

@@ -33,9 +33,7 @@ def entry_for(host: str, url: str) -> Any:
     """What each host's documentation says of a server with a bearer token from a variable or a prompt."""
     return {
         "claude-code": {"type": "http", "url": url, "headers": {"Authorization": "Bearer ${AVA_TOKEN}"}},
-        "codex": {
-            "url": url, "bearer_token_env_var": "AVA_TOKEN", "tools": {"confirm_spawn": {"approval_mode": "prompt"}},
-        },
+        "codex": {"url": url, "bearer_token_env_var": "AVA_TOKEN"},
         "cursor": {"url": url, "headers": {"Authorization": "Bearer ${env:AVA_TOKEN}"}},
         "vscode": {"type": "http", "url": url, "headers": {"Authorization": "Bearer ${input:ava-token}"}},
         "opencode": {

@@ -142,7 +142,9 @@ async def test_a_scope_allows_only_what_it_names(tmp_path: Path, mode: str, scop
                     allowed.append(tool)
                 else:
                     assert "ava token create NAME --user ana --scope" in said
-            assert sorted(allowed) == sorted(each for each in TOOLS if (each in READS) == (scope != "spawn"))
+            more = ("cancel_subagent",) if scope == "admin" else ()
+            expected = [each for each in TOOLS if (each in READS) == (scope != "spawn") or each in more]
+            assert sorted(allowed) == sorted(expected)
             for read in (client.list_resources, lambda: client.read_resource("ava://roles")):
                 if scope == "spawn":
                     with pytest.raises(Exception, match="scope read"):

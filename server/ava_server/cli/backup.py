@@ -141,6 +141,8 @@ def _absolute(folder: str) -> Path:
         return Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - links are not resolved
     except RuntimeError:
         raise BadInput(f"{folder}: this user has no home folder for `~`; give the whole path") from None
+    except OSError:
+        raise BadInput(f"{folder}: this working folder was removed; give the whole path") from None
 
 
 def _is_free(folder: Path) -> bool:
