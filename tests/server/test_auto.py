@@ -294,8 +294,8 @@ async def test_a_folder_named_only_by_the_call_never_starts_automatically(
     async with open_runtime(settings_of(tmp_path / "data", None, auto()), runs=False) as runtime:
 
         async def spawn(session: Session) -> Any:
-            given = {"role": "code_reviewer", "task": "Look", "workspace": str(tmp_path / "workspace")}
-            reads = {**given, "blocked_tools": ["run_bash", "python_exec"]}
+            given = {"role": "researcher", "task": "Look", "workspace": str(tmp_path / "workspace")}
+            reads = {**given, "tools": ["read_file", "search_and_read"]}
             return await Service(runtime, session).call("spawn_subagent", reads, quiet)
 
         answer = await spawn(Session(user=runtime.user, transport="memory"))

@@ -171,7 +171,7 @@ async def test_a_free_model_whose_searches_cost_is_not_free_in_a_table(tmp_path:
 @pytest.mark.parametrize(
     ("caps", "more", "words"),
     [
-        ({"max_cost_cents": 1}, "", ("it can take $0.01652", "max_cost_cents has", "a last turn is kept")),
+        ({"max_cost_cents": 1}, "", ("it can take $0.01652", "max_cost_cents has", "a last turn reserved")),
         ({"max_tokens": 50_000}, "", ("it can take 61,024 tokens", "max_tokens has")),
         ({}, "[limits]\nuser_daily_cents = 1\n", ("user_daily_cents has",)),
     ],
