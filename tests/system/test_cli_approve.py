@@ -228,7 +228,7 @@ async def test_two_ids_form_one_group_under_one_limit(tmp_path: Path) -> None:
         assert code == 0, screen
         assert "All of them: 2 subagents together, at most $0.90 and 20 min." in screen
         rows = [
-            f"{at}  researcher  $0.50, 10 min  custom:test  task {at - 1}\n      {each['pending_id']} can "
+            f'{at}  researcher  $0.50, 10 min  custom:test  "task {at - 1}"\n      {each["pending_id"]} can '
             for at, each in enumerate(pair, 1)
         ]
         assert all(row in screen for row in rows), screen
