@@ -381,7 +381,7 @@ def worth_reading(text: str) -> float:
 
 def telling_words(texts: Iterable[str]) -> list[str]:
     """Return the words that are typical of some texts, by tf-idf; words of headings count ten times."""
-    from ava_server.models.offline import stopwords
+    from ava_roles.words import filler_words
 
     weights: dict[str, float] = defaultdict(float)
     spread: Counter[str] = Counter()
@@ -396,7 +396,7 @@ def telling_words(texts: Iterable[str]) -> list[str]:
             weights[word] += 1 + math.log(times)
             spread[word] += 1
     scored = {word: weight * math.log((count + 1) / spread[word]) for word, weight in weights.items()}
-    ignored = stopwords() | _CODE
+    ignored = filler_words() | _CODE
     chosen: list[str] = []
     for word in sorted(scored.keys() - ignored, key=lambda word: (-scored[word], word)):
         if len(chosen) < WORDS and all(word[:5] != other[:5] for other in chosen):  # no second form of a word

@@ -17,7 +17,7 @@ from ava_audit.errors import AuditError
 from ava_server.approval.proposals import pending_proposals
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import forbidden, read_body
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
 
@@ -112,7 +112,7 @@ async def _waiting(app: App, token: Token) -> Response:
 
 async def _decided(app: App, token: Token, request: Request) -> Response:
     try:
-        wanted = _BODY.validate_json(await _body(request))
+        wanted = _BODY.validate_json(await read_body(request, BODY_BYTES, "; decide on fewer proposals at once"))
         if isinstance(wanted, ExtensionDecision):
             return await _extension_decided(app, token, wanted)
         ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
@@ -140,20 +140,6 @@ async def _extension_decided(app: App, token: Token, wanted: ExtensionDecision) 
     run_id = parse_id("subagent_id", wanted.subagent_id)
     answer = await service.extensions.decide(run_id, wanted.digest, approve=wanted.decision == "approve")
     return _json({"status": answer.status, "subagent_id": run_id, "message": answer.text})
-
-
-async def _body(request: Request) -> bytes:
-    """Return a request's body.
-
-    Raises:
-        BadInput: It is too long.
-    """
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY_BYTES:
-            raise BadInput(f"the body is longer than {BODY_BYTES:,} bytes; decide on fewer proposals at once")
-    return body
 
 
 async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio.to_thread
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -22,7 +22,7 @@ from ava_server.budget.user_limits import STRICTEST_FIRST
 from ava_server.config.settings import Policy, UserSettings, read_users
 from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import forbidden, read_body
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.service.users import (
     AddedUser,
@@ -57,9 +57,6 @@ class _Limits(BaseModel):
     spawns_per_hour: _Count | None = None
     approval: Policy | None = None
     expires: str | None = None
-
-
-_BODY = TypeAdapter(_Limits)
 
 
 async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,8 +139,7 @@ def _refuse_removal(root: DataRoot, user: str) -> None:
 
 def _recorder(app: App, token: Token) -> Change:
     """Return what records a change under the administrator's name."""
-    session = session_over_http(token, CLIENT)
-    service = app.service_for((token, CLIENT), lambda: session)
+    service = app.service_for((token, CLIENT), lambda: session_over_http(token, CLIENT))
     app.begin(service.session)
 
     async def changed(setting: str, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None) -> None:
@@ -154,13 +150,9 @@ def _recorder(app: App, token: Token) -> Change:
 
 
 async def _body(request: Request) -> _Limits:
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY_BYTES:
-            raise BadInput(f"the body is longer than {BODY_BYTES:,} bytes")
+    body = await read_body(request, BODY_BYTES)
     try:
-        return _BODY.validate_json(body or b"{}")
+        return _Limits.model_validate_json(body or b"{}")
     except ValidationError as wrong:
         first = wrong.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "the body"

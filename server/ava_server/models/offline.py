@@ -16,12 +16,9 @@ from urllib.parse import urlsplit
 
 from ava_roles.passages import Weighing, prose_factor, record_factor, weights_of
 from ava_roles.words import Query
-from ava_roles.words import filler_words as stopwords
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
 from ava_server.models.local import answers_before, complete
 from ava_server.models.selection import SET_A_MODEL
-
-__all__ = ["answer", "stopwords"]
 
 QUOTE_CHARS = 800
 FAR_BELOW = 1 / 8

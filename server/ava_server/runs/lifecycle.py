@@ -179,6 +179,11 @@ TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
 }
 
 
+def is_held(run: RunRow) -> bool:
+    """Tell whether a run came with a restored backup, and no person has resumed it."""
+    return run.state == QUEUED and run.not_before_us == HELD_UNTIL_US
+
+
 def situation(
     run: RunRow,
     now_us: int,
@@ -200,9 +205,9 @@ def situation(
         return "ended"
     if run.state == WAITING:
         return "expired" if expires_us is not None and expires_us <= now_us else "proposed"
+    if is_held(run):
+        return "held"
     if run.state == QUEUED:
-        if run.not_before_us == HELD_UNTIL_US:
-            return "held"
         if run.not_before_us is None or run.not_before_us <= now_us:
             return "queued"
         if run.question is not None:

@@ -33,12 +33,11 @@ from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
-    HELD,
-    awaited,
     blocked_note,
     cancel_reason,
     claim,
     group_time,
+    is_held,
     overdue,
     pause_words,
     paused,
@@ -251,7 +250,7 @@ class Manager:
         running = [row for row in rows if row.state == RUNNING and row.instance not in gone]
         await self._fill_slots(free, running, gone, tasks)
         now = now_us()
-        due = any((paused(row, now) and awaited(row, now) != HELD) or row.id in self._full for row in others)
+        due = any((paused(row, now) and not is_held(row)) or row.id in self._full for row in others)
         self._note_idle(busy=bool(self._owned) or due)
 
     def _note_idle(self, *, busy: bool) -> None:

@@ -19,7 +19,7 @@ from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
-from ava_server.runs.lifecycle import HELD, NotResumed, awaited, resume_line
+from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
@@ -241,8 +241,7 @@ class Resumptions(Operations):
             if not given.strip().lower().startswith("s-"):
                 continue
             run = await self._access.run(given, "pending_ids", steering=True)
-            held = awaited(run, time.time_ns() // 1000) == HELD
-            if held or (run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run)):
+            if is_held(run) or (run.state == RUNNING and await anyio.to_thread.run_sync(self._gone, run)):
                 if len(args.pending_ids) > 1:
                     raise BadInput(f"pending_ids: {label(run)} is resumed alone; give only its id")
                 return run
@@ -278,8 +277,8 @@ class Resumptions(Operations):
         if person is not None and right:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
-            held = awaited(run, time.time_ns() // 1000) == HELD
-            what = "is held because its data root was restored from a backup" if held else f"was interrupted at {at}"
+            restored = "is held because its data root was restored from a backup"
+            what = restored if is_held(run) else f"was interrupted at {at}"
             text = f"{label(run)} {what}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":

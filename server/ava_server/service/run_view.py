@@ -24,9 +24,9 @@ from ava_server.runs.lifecycle import (
     AWAITING_ANSWER,
     AWAITING_EXTENSION,
     HELD,
-    HELD_UNTIL_US,
     awaited,
     blocker_in,
+    is_held,
     pause_words,
     paused,
     resume_line,
@@ -459,7 +459,7 @@ class Notice:
     def text(self) -> str:
         """Return it as a line of an answer."""
         run = self.row
-        if run.not_before_us == HELD_UNTIL_US and not run.ended:
+        if is_held(run):
             return f"{label(run)} was restored from a backup and is held. {self._how_to_go_on()}"
         if not run.ended and (asked := asked_of(run)) is not None:
             return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
