@@ -33,7 +33,7 @@ _INFO_ENDINGS = frozenset({"success", "cancelled", "rejected", "superseded", "ex
 
 ClaimReason = Literal["start", "takeover", "resume", "cancel"]
 CancelledBy = Literal["person", "model", "system"]
-Channel = Literal["host_call", "elicitation", "terminal", "auto", "http"]
+Channel = Literal["host_call", "elicitation", "terminal", "auto", "http", "browser"]
 Settlement = Literal["billed", "not_billed", "unknown"]
 PlanPhase = Literal["analysis", "plan", "review"]
 ExtendedCap = Literal["max_cost_cents", "max_tokens", "timeout"]

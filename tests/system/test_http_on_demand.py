@@ -141,13 +141,13 @@ async def test_a_server_that_ends_is_no_longer_found_while_it_still_holds_its_po
     root = tmp_path / "data"
     given = token(root, "ana")
     async with serving_http(root, "--drain", "5s") as server:
-        assert local.port_of(DataRoot(root)) == server.port
+        assert local.server_of(DataRoot(root)).port() == server.port
         with socket.create_connection(("127.0.0.1", server.port)) as call:  # a call whose body never comes
             head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {given}\r\n"
             call.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 10\r\n\r\n".encode())
             await anyio.sleep(0.5)
             server.signal()
-            await until(lambda: local.port_of(DataRoot(root)) is None, within_s=3)
+            await until(lambda: local.server_of(DataRoot(root)).port() is None, within_s=3)
             assert server.process.returncode is None, "it ends, and drains its calls"
             socket.create_connection(("127.0.0.1", server.port)).close()
         await server.exited(15)
@@ -159,10 +159,10 @@ def test_a_server_is_found_though_a_command_looked_for_one_as_it_started(tmp_pat
     assert looking is not None
     over = threading.Timer(0.3, looking.release)
     over.start()
-    with local.announced(root, 8700):
+    with local.server_of(root).announced(8700):
         over.join()
-        assert local.port_of(root) == 8700
-    assert local.port_of(root) is None
+        assert local.server_of(root).port() == 8700
+    assert local.server_of(root).port() is None
 
 
 def test_hosts_that_start_at_once_get_one_token(tmp_path: Path) -> None:

@@ -262,7 +262,7 @@ def _refuse_all(view: View, found: list[ProposalChange | Decision], who: Who) ->
     return Outcome(ConfirmOutcome(tuple(decisions)), tuple(events))
 
 
-PERSON_CHANNELS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http"))
+PERSON_CHANNELS: frozenset[Channel] = frozenset(("elicitation", "terminal", "http", "browser"))
 """The channels over which a person decides."""
 COUNTED_CHANNELS: tuple[Channel, ...] = ("host_call", "auto")
 """The channels over which no person is known to have answered: the hourly limit counts only these."""

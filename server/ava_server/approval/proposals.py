@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -300,6 +300,23 @@ def pending_proposals(view: View, user: str, now_us: int) -> list[Pending]:
     """Return a user's waiting proposals that have not expired, oldest first."""
     found = [pending_proposal(view, run) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
     return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
+
+
+def changed_since(view: View, user: str, shown: Mapping[str, str]) -> str | None:
+    """Return why a decision would be about something else than what was shown, or None.
+
+    An id that is unknown, or another user's, is left to the decision itself.
+
+    Args:
+        view: The state.
+        user: Who decides.
+        shown: The digest that each proposal had when it was shown, by the proposal's id.
+    """
+    for pending_id, digest_then in shown.items():
+        row = view.proposal(pending_id)
+        if row is not None and row.user_id == user and row.digest != digest_then:
+            return f"{pending_id} has changed since it was shown (its digest differs); look at it again"
+    return None
 
 
 def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s: float | None) -> str:

@@ -242,22 +242,23 @@ def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:
     least = max(member.config.least_micros for member in checked.members)
     if checked.group_cap is not None:
         if not checked.free:
-            fields.append(_dollars("At most, all together, in dollars", least, checked.group_cap))
+            fields.append(dollars_field("At most, all together, in dollars", least, checked.group_cap))
         if checked.group_timeout_s is not None:
-            fields.append(_minutes("At most, all together, in minutes", checked.group_timeout_s))
+            fields.append(minutes_field("At most, all together, in minutes", checked.group_timeout_s))
         return tuple(fields)
     (member,) = checked.members
     if not checked.free:
-        fields.append(_dollars("At most, in dollars", least, member.changed.max_cost_micros))
-    fields.append(_minutes("At most, in minutes", member.changed.timeout_s))
+        fields.append(dollars_field("At most, in dollars", least, member.changed.max_cost_micros))
+    fields.append(minutes_field("At most, in minutes", member.changed.timeout_s))
     return tuple(fields)
 
 
-def _dollars(title: str, least: int, most: int) -> LimitField:
+def dollars_field(title: str, least: int, most: int) -> LimitField:
+    """Return the field of a cost limit, from the least that buys useful work; both in micro-USD."""
     return LimitField(COST, title, min(max(least, MICROS_PER_CENT), most) / MICROS_PER_USD, most / MICROS_PER_USD)
 
 
-def _minutes(title: str, seconds: float) -> LimitField:
+def minutes_field(title: str, seconds: float) -> LimitField:
     """Return the field of a time limit: rounded down, so that the shown value is allowed."""
     most = math.floor(seconds / 60 * 10_000) / 10_000
     return LimitField(TIME, title, min(LEAST_MINUTES, most), most)

@@ -26,6 +26,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "approve": ("approve", "reject"),
     "steer": ("resume", "send", "cancel"),
     "status": ("status",),
+    "ui": ("ui",),
     "show": ("show",),
     "report": ("report",),
     "wait": ("wait",),
@@ -46,7 +47,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 """Each module, whose `register(app)` adds the commands to the app, with their first words."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Subagents": ("run", "approve", "reject", "status", "show", "wait", "send", "cancel", "resume"),
+    "Subagents": ("run", "approve", "reject", "status", "ui", "show", "wait", "send", "cancel", "resume"),
     "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore"),
     "Set-up": ("init", "demo", "doctor", "config", "key", "secret", "models", "roles", "memory", "pin", "completion"),
     "Server": ("serve", "connect", "worker", "token", "user"),

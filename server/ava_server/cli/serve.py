@@ -50,6 +50,7 @@ def serve_command(
         str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")
     ] = None,
     access_log: Annotated[bool, typer.Option("--access-log", help="Write a line for each request to stderr.")] = False,
+    pages: Annotated[bool, typer.Option("--pages", hidden=True)] = False,
 ) -> None:
     """Serve one MCP host over stdin and stdout; hosts start this by themselves.
 
@@ -72,13 +73,14 @@ def serve_command(
         from ava_server.http.settings import public_url as url_of
 
         reach = Reach(
-            host=(host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
+            host="localhost" if pages else (host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
             port=DEFAULT_PORT if port is None else port,
             public_url=url_of(public_url),
             proxies=proxies_of(trusted_proxy or []),
             drain_s=parse_seconds("--drain", drain) or 5.0,
             access_log=access_log,
             idle_s=parse_seconds("--idle", idle),
+            pages=pages,
         )
         settings = load_settings()
         heading(settings.paths)

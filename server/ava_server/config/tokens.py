@@ -132,6 +132,15 @@ class Tokens:
         """Tell whether a token is still valid and unchanged; not if the file cannot be read. Blocking."""
         return any(stored == token and not stored.expired() for stored in self._readable())
 
+    def with_id(self, token_id: str) -> Token | None:
+        """Return the valid token with this id, None without one. Blocking.
+
+        Raises:
+            ConfigError: The file is not safe to use or cannot be read.
+        """
+        found = (stored for stored in self._file.current().values() if stored.id == token_id and not stored.expired())
+        return next(found, None)
+
     def holds_id(self, token_id: str) -> bool:
         """Tell whether the token with this id is still valid; not if the file cannot be read. Blocking."""
         return any(stored.id == token_id and not stored.expired() for stored in self._readable())

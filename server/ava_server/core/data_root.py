@@ -96,6 +96,16 @@ class DataRoot:
     """The port and the process of that server."""
     http_words = _Place("http.log")
     """The output of that server, when a host has started it."""
+    pages_lock = _Place("pages.lock")
+    """The lock of the server of `ava ui`."""
+    pages_port = _Place("pages.port")
+    """The port that it had last, and its process."""
+    pages_words = _Place("pages.log")
+    """Its output."""
+    browser_sessions = _Place("secrets", "browser.toml")
+    """The hashes of the sessions of browsers, and of the codes that begin one."""
+    passkeys = _Place("secrets", "passkeys.toml")
+    """The public keys of passkeys."""
     local_token = _Place("secrets", "local_token")
     """The token of this machine's hosts for that server."""
     local_token_lock = _Place("local_token.lock")

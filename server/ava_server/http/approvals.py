@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
-from ava_server.approval.proposals import pending_proposals
+from ava_server.approval.proposals import changed_since, pending_proposals
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import forbidden, read_body
@@ -24,7 +24,6 @@ from ava_server.runs.extension_answer import waiting_extensions
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ava_audit.view import View
     from ava_server.config.tokens import Token
     from ava_server.service.access import Session
 
@@ -153,14 +152,9 @@ async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[
     if missing := [pending_id for pending_id in ids if pending_id not in shown]:
         raise BadInput(f"digests: the digest of {missing[0]} is missing; send the one from GET /approvals")
 
-    def query(view: View) -> dict[str, str]:
-        rows = [view.proposal(pending_id) for pending_id in ids]
-        return {row.pending_id: row.digest for row in rows if row is not None and row.user_id == token.user}
-
-    found = await app.runtime.store.read(query)
-    for pending_id, digest in found.items():  # an unknown id is refused by the decision itself
-        if shown[pending_id] != digest:
-            raise Refused(f"{pending_id} has changed since it was shown (its digest differs); look at it again")
+    why = await app.runtime.store.read(lambda view: changed_since(view, token.user, shown))
+    if why is not None:
+        raise Refused(why)
 
 
 def _session(token: Token) -> Session:

@@ -6,6 +6,7 @@ token gets nothing more.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
@@ -26,12 +27,15 @@ from starlette.responses import JSONResponse, Response
 from ava_server.config.tokens import Token, Tokens
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.mcp_server.app import OF_REQUEST
+from ava_server.web.site import VISITOR
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from ava_server.config.tokens import Token
     from ava_server.http.settings import Reach
+    from ava_server.web.pages import Pages
+    from ava_server.web.site import Visitor
 
 
 _NONE_GIVEN = "No token given. Send the one that `ava token create` showed in the header `Authorization: Bearer TOKEN`."
@@ -136,7 +140,7 @@ class RequestLimits:
         if self._of_user[user, listens] < most:
             return None
         what = "streams are open" if listens else "requests are being answered"
-        return f"{most} {what} for {user}, which is the limit. Try again when one has ended."
+        return f"{most} {what} for {user or 'visitors without a session'}, which is the limit. Try again when one has ended."
 
     def idle_s(self) -> float:
         """Return for how many seconds no request was in progress."""
@@ -211,15 +215,15 @@ class RequestInProgress:
         """User and kind, by which it is counted."""
         return self._user, self.listens
 
-    async def answered(self, app: ASGIApp, token: Token, counts: Callable[[], bool]) -> None:
+    async def answered(self, app: ASGIApp, user: str, counts: Callable[[], bool]) -> None:
         """Answer it with `app`, and complete the answer whatever happens.
 
         Args:
             app: The application that answers.
-            token: The request's token.
-            counts: Tells whether the token is still valid.
+            user: Whose request it is; empty for somebody who has not signed in.
+            counts: Tells whether its token or session is still valid.
         """
-        self._user, self._counts = token.user, counts
+        self._user, self._counts = user, counts
         self._limits.take(self)
         try:
             with self._answering:
@@ -324,16 +328,24 @@ class Authentication:
         tokens: The tokens that exist now.
         limits: The requests in progress.
         ready: Returns why the server is not ready, or None.
+        pages: Answers browsers, which have a session in place of a token.
     """
 
     def __init__(
-        self, app: ASGIApp, reach: Reach, tokens: Tokens, limits: RequestLimits, ready: Callable[[], str | None]
+        self,
+        app: ASGIApp,
+        reach: Reach,
+        tokens: Tokens,
+        limits: RequestLimits,
+        ready: Callable[[], str | None],
+        pages: Pages,
     ) -> None:
         self._app = AuthContextMiddleware(app)
         self._reach = reach
         self._tokens = tokens
         self._limits = limits
         self._ready = ready
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -347,6 +359,9 @@ class Authentication:
             refusal = self._refused_by_name(scope, headers)
             if scope["path"] == HEALTH:
                 refusal = self._health(scope)
+            elif refusal is None and self._pages.takes(scope, headers):
+                await self._show(scope, request, headers)
+                return
             elif refusal is None:
                 token, refusal = self._let_in(headers)
             if refusal is not None or token is None:
@@ -363,12 +378,29 @@ class Authentication:
                 await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
                 return
             shown = token
-            await request.answered(self._app, token, lambda: self._tokens.holds(shown))
+            await request.answered(self._app, token.user, lambda: self._tokens.holds(shown))
         except TimeoutError:
             request.abort()
         finally:
             if self._reach.access_log:
                 self._note(scope, request.status, began, token)
+
+    async def _show(self, scope: Scope, request: RequestInProgress, headers: Headers) -> None:
+        """Show a page to somebody with a session, or to anybody what needs none."""
+        if (why := self._ready()) is not None:
+            await error_response(503, f"Not ready: {why}. Try again in a moment.")(scope, request.receive, request.send)
+            return
+        visitor: Visitor | None = None
+        with contextlib.suppress(ConfigError):  # the sign-in page meets the same error, and reports it
+            visitor = await self._pages.visitor(headers)
+        scope[VISITOR] = visitor
+        user = "" if visitor is None else visitor.user
+        if (sentence := self._limits.too_many(user, listens=request.listens)) is not None:
+            await too_many(sentence, _AGAIN_S)(scope, request.receive, request.send)
+            return
+        if visitor is not None and (line := connection_of(scope)) is not None:
+            line.let_in()
+        await request.answered(self._pages, user, lambda: visitor is None or self._pages.still_valid(visitor))
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""

@@ -9,25 +9,15 @@ process holds the lock in the data root and has recorded that very port: that pr
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
-import time
-from collections.abc import Generator
-from contextlib import contextmanager
 
-from ava_audit.store.locks import hold_within, try_hold
-from ava_server import MODULE_ARGS
+from ava_audit.store.locks import hold_within
 from ava_server.config import tokens
 from ava_server.core.data_root import DataRoot, os_user
-from ava_server.core.detached import start_detached
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import create_file
+from ava_server.core.local_server import LocalServer
 
-READY_S = 8.0
-"""Claude Code waits ten seconds for the command."""
-TRY_FOR_S = 1.0
-"""Seconds for which the server tries its lock: a command that looks for a server holds it for a moment."""
 LOCK_S = 5.0
 """Seconds for which a command waits for another one that makes the token."""
 IDLE = "12h"
@@ -36,55 +26,18 @@ NAMED = "local"
 """How the names of its tokens begin."""
 
 
+def server_of(root: DataRoot) -> LocalServer:
+    """Return the HTTP server of a data root."""
+    return LocalServer(root, root.http_lock, root.http_port, root.http_words, "the HTTP server")
+
+
 def start(root: DataRoot, port: int) -> None:
     """Start this data root's server on a port, unless it runs. Blocking.
 
     Raises:
         ConfigError: It cannot be started, or serves on another port.
     """
-    started = False
-    end = time.monotonic() + READY_S
-    while (serving := port_of(root)) != port:
-        if serving is not None:
-            raise ConfigError(f"the HTTP server of {root.path} uses port {serving}, not {port}; run `ava init` again")
-        if not started:
-            command = (sys.executable, *MODULE_ARGS, "serve", "--http", "--port", str(port), "--idle", IDLE)
-            env = {**os.environ, "AVA_DATA_ROOT": str(root.path)}
-            try:
-                start_detached(command, root.http_words, root.path, env, keep=True)
-            except OSError as error:
-                raise ConfigError(f"the HTTP server cannot be started: {error}") from error
-            started = True
-        if time.monotonic() > end:
-            raise ConfigError(f"the HTTP server did not start within {READY_S:.0f} s; see {root.http_words}")
-        time.sleep(0.05)
-
-
-@contextmanager
-def announced(root: DataRoot, port: int) -> Generator[None]:
-    """Let `start` know that this process serves the data root on this port; only the first one does. Blocking."""
-    held = hold_within(root.http_lock, TRY_FOR_S)
-    if held is None:
-        yield
-        return
-    with held:
-        root.http_port.write_text(f"{port} {os.getpid()}\n", "ascii")
-        try:
-            yield
-        finally:
-            root.http_port.unlink(missing_ok=True)
-
-
-def port_of(root: DataRoot) -> int | None:
-    """Return the port on which a living process serves the data root, or None."""
-    held = try_hold(root.http_lock)
-    if held is not None:
-        held.release()
-        return None
-    try:
-        return int(root.http_port.read_text("ascii").split()[0])
-    except (OSError, ValueError, IndexError):  # it is just beginning or ending
-        return None
+    server_of(root).start(("serve", "--http", "--port", str(port), "--idle", IDLE), port)
 
 
 def token(root: DataRoot) -> tuple[str, tokens.Token | None]:

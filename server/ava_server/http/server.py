@@ -29,15 +29,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
+from ava_server.core.local_server import pages_server
 from ava_server.core.open_files import raise_limit
 from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
 from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
-from ava_server.http.local import announced
-from ava_server.http.settings import Reach, listen, refuse_open
+from ava_server.http.local import server_of
+from ava_server.http.settings import Reach, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
+from ava_server.web.pages import Pages
+from ava_server.web.sessions import BrowserSessions
+from ava_server.web.site import Site
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel.server import Server
@@ -277,33 +281,34 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     tokens = Tokens(settings.paths.tokens_file)
     has_tokens = tokens.any()
     refuse_open(reach, tokens=has_tokens)
-    if not has_tokens:
+    if not has_tokens and not reach.pages:
         say("No token exists, and every request needs one: ava token create NAME --user USER --scope spawn,read")
     return anyio.run(_serve, lambda: settings, reach, tokens, say)
 
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
-    found = listen(reach)
-    reach = replace(reach, port=found.getsockname()[1])  # the system chooses the port if none was given
     limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
-    with contextlib.closing(found):
+    with ExitStack() as held:
+        found = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
+        reach = replace(reach, port=found[0].getsockname()[1])  # the system chooses the port if none was given
         app = App(load, HTTP, reach.base_url)
         server = build_server(load, transport=HTTP, app=app)
         sessions = Sessions(server)
-        http = _Server(_Paths(app, sessions, ending), reach, tokens, limits)
+        http = _Server(
+            _Paths(app, sessions, ending), reach, tokens, limits, Pages(app, _site(load().paths, reach, tokens))
+        )
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
                 async with sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
-                    serving.start_soon(http.serve, [found])
+                    serving.start_soon(http.serve, found)
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
                     if reach.idle_s is not None:
                         serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
                     async with _announced(load().paths, reach):  # it ends before the port is free for another user
-                        where = f"at {reach.url}, on {reach.host} port {reach.port}"
-                        say(f"Serving MCP clients {where}. Press Ctrl-C to stop.")
+                        say(_serving(reach))
                         await ending.asked.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
@@ -325,12 +330,27 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
     return ending.code or 0
 
 
+def _serving(reach: Reach) -> str:
+    """Return the sentence on what is served where."""
+    if reach.pages:
+        return f"Serving the pages at {reach.base_url}. Press Ctrl-C to stop."
+    where = f"at {reach.url}, on {reach.host} port {reach.port}"
+    return f"Serving MCP clients {where}, and pages for people at {reach.base_url}. Press Ctrl-C to stop."
+
+
+def _site(root: DataRoot, reach: Reach, tokens: Tokens) -> Site:
+    """Return for whom the pages are."""
+    return Site(reach.base_url, reach.pages, BrowserSessions(root.browser_sessions), tokens, root.owned)
+
+
 @asynccontextmanager
 async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[None]:
     """Let hosts on this machine find a server that listens only there."""
     with ExitStack() as held:
         if reach.loopback:
-            await anyio.to_thread.run_sync(held.enter_context, announced(root, reach.port))
+            server = pages_server(root) if reach.pages else server_of(root)
+            announcing = server.announced(reach.port, keep=reach.pages)
+            await anyio.to_thread.run_sync(held.enter_context, announcing)
         yield
 
 
@@ -422,8 +442,8 @@ class _Paths:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: `GracefulShutdown` handles them."""
 
-    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits) -> None:
-        authentication = Authentication(paths, reach, tokens, limits, paths.why_not_ready)
+    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits, pages: Pages) -> None:
+        authentication = Authentication(paths, reach, tokens, limits, paths.why_not_ready, pages)
         config = uvicorn.Config(
             cast("Any", authentication),
             loop="none",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
@@ -13,6 +14,7 @@ from ava_server.core.errors import BadInput, ConfigError
 DEFAULT_PORT = 8642
 LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 _PORTS = {"http": 80, "https": 443}
+_TRIES = 5
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
@@ -28,6 +30,7 @@ class Reach:
         drain_s: Seconds that calls in progress may take at shutdown.
         access_log: Whether each request is logged.
         idle_s: Seconds without a request and without an open stream after which the server ends; None is never.
+        pages: It is the server of `ava ui`: its pages are for this user of this machine alone, and need no token.
     """
 
     host: str = "127.0.0.1"
@@ -37,6 +40,7 @@ class Reach:
     drain_s: float = 5.0
     access_log: bool = False
     idle_s: float | None = None
+    pages: bool = False
 
     @property
     def loopback(self) -> bool:
@@ -187,6 +191,39 @@ def listen(reach: Reach) -> socket.socket:
         ) from None
     found.setblocking(False)
     return found
+
+
+def listen_everywhere(reach: Reach) -> list[socket.socket]:
+    """Return the listening sockets: one, and for `localhost` one for each of its two addresses.
+
+    A browser may try the other address first, where a program of another user could listen. If a port is not free at
+    both, another one is taken.
+
+    Raises:
+        ConfigError: The address cannot be used.
+    """
+    if not reach.pages:
+        return [listen(reach)]
+    for port in (reach.port, *[0] * _TRIES):
+        with contextlib.suppress(ConfigError):
+            first = listen(replace(reach, host="127.0.0.1", port=port))
+            try:
+                return [first, listen(replace(reach, host="::1", port=first.getsockname()[1]))]
+            except ConfigError:
+                if not _has_ipv6():
+                    return [first]
+                first.close()
+    raise ConfigError("cannot listen on localhost: no port is free at both 127.0.0.1 and ::1")
+
+
+def _has_ipv6() -> bool:
+    """Tell whether this machine has the address ::1."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
 
 
 def bracketed(host: str) -> str:

@@ -33,7 +33,7 @@ class Session:
     Attributes:
         id: Its id in the log.
         user: The user for whom it acts.
-        transport: `stdio`, `memory`, `http` or `terminal`.
+        transport: `stdio`, `memory`, `http`, `terminal` or `browser`.
         channel: The channel of this session's decisions; only a person's own channel counts as a person's decision.
         by: Who ends a run where this session cancels it.
         pin_given: This session has the approval PIN, or a token with the scope approve, and may decide under the
@@ -91,9 +91,12 @@ class Session:
         """Tell whether it has a scope; on this machine everything is allowed."""
         if not self.remote:
             return True
-        if self.channel == "http":  # a person who decides in a browser, and does nothing else
-            scope = "approve"
-        return self.token is not None and scope in self.token.scopes
+        scopes = self.token.scopes if self.token is not None else ()
+        if self.channel == "http":  # a person who decides, and does nothing else
+            return "approve" in scopes
+        if self.channel == "browser" and scope == "spawn":  # who may start a run may also end it and write to it
+            return not {"spawn", "approve"}.isdisjoint(scopes)
+        return scope in scopes
 
     @property
     def who(self) -> Who:

@@ -66,7 +66,9 @@ class Confirmations(Operations):
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
             return answer
-        self._access.refuse_without("spawn")  # the scope admin only resumes
+        # The scope admin only resumes; in a browser a token with the scope spawn may reject, but not approve.
+        approves = args.decision == "approve" and self._session.channel == "browser"
+        self._access.refuse_without("approve" if approves else "spawn")
         ids = tuple(dict.fromkeys([await self._access.pending_id(given) for given in args.pending_ids]))
         if args.decision == "approve":
             self._runtime.closing.refuse_new()
@@ -137,7 +139,10 @@ class Confirmations(Operations):
             if row := rows.get(made.subagent_id or ""):
                 decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
-                at_desk = self._session.transport == "terminal" or self._session.channel == "http"
+                at_desk = self._session.transport in ("terminal", "browser") or self._session.channel in (
+                    "http",
+                    "browser",
+                )
                 if at_desk:  # its folders are not the proposer's
                     decision.refused_because = "it expired before it was approved; propose it again"
                 else:

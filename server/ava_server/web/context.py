@@ -1,0 +1,139 @@
+"""What every page works with, and what is common to all: who has sent the request, and the frame around a page."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from ava_server.core.errors import AvaError, BadInput
+from ava_server.service.access import Access
+from ava_server.web.authority import Authority
+from ava_server.web.render import page
+from ava_server.web.requests import HEADERS
+from ava_server.web.site import VISITOR, Site, Visitor
+
+if TYPE_CHECKING:
+    from ava_audit.store.store import Store
+    from ava_server.mcp_server.app import App
+    from ava_server.service.runtime import Runtime
+
+Handler = Callable[[Request], Awaitable[Response]]
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/subagents", "Subagents"),
+    ("/costs", "Costs"),
+    ("/events", "Log"),
+    ("/health", "Health"),
+)
+
+
+class NotFound(AvaError):
+    """There is no such page, or nothing of this id that the visitor may see."""
+
+
+class SignedOut(AvaError):
+    """The request has no valid session."""
+
+
+class PageContext:
+    """The server, its pages, and what an approval takes.
+
+    Attributes:
+        app: The server.
+        site: For whom the pages are.
+    """
+
+    def __init__(self, app: App, site: Site) -> None:
+        self.app = app
+        self.site = site
+
+    @property
+    def runtime(self) -> Runtime:
+        """What this process has open."""
+        return self.app.runtime
+
+    @property
+    def store(self) -> Store:
+        """The log."""
+        return self.app.runtime.store
+
+    @property
+    def authority(self) -> Authority:
+        """Checks what an approval takes."""
+        return Authority(self.app.runtime)
+
+    def access(self, visitor: Visitor) -> Access:
+        """Return what a visitor may see."""
+        return Access(self.runtime, visitor.service_session(self.site.url))
+
+    def show(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
+        """Return a page inside the frame that all pages share."""
+        visitor = visitor_or_none(request)
+        frame = {
+            "visitor": visitor,
+            "navigation": NAVIGATION,
+            "path": request.url.path,
+            "local": self.site.local,
+            "stream": None,
+        }
+        return page(template, {**frame, **values}, status)
+
+
+def visitor_or_none(request: Request) -> Visitor | None:
+    """Return who has sent a request, None without a session."""
+    found: Visitor | None = request.scope.get(VISITOR)
+    return found
+
+
+def visitor_of(request: Request) -> Visitor:
+    """Return who has sent a request.
+
+    Raises:
+        SignedOut: It has no valid session.
+    """
+    found = visitor_or_none(request)
+    if found is None:
+        raise SignedOut("you are not signed in")
+    return found
+
+
+def reader_of(request: Request) -> Visitor:
+    """Return who has sent a request that shows runs.
+
+    Raises:
+        SignedOut: It has no valid session.
+        NotFound: Its token may not read.
+    """
+    visitor = visitor_of(request)
+    if not visitor.reads:
+        raise NotFound("your token lacks the scope read, so there is nothing to see here")
+    return visitor
+
+
+def local_path(given: str) -> str:
+    """Return a path of this site to go to; `/` for everything else."""
+    plain = given.startswith("/") and not given.startswith(("//", "/\\")) and given.isprintable() and "\\" not in given
+    return given if plain and len(given) <= 500 else "/"
+
+
+def go_to(path: str) -> Response:
+    """Return a redirect to a path of this site, as a GET."""
+    return RedirectResponse(quote(path, safe="/?&=%:+"), 303, headers=dict(HEADERS))
+
+
+def found_or_404(handler: Handler) -> Handler:
+    """Make an id that does not exist for the visitor a page that says so."""
+
+    @wraps(handler)
+    async def checked(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except BadInput as error:
+            raise NotFound(str(error)) from error
+
+    return checked

@@ -1,0 +1,60 @@
+"""Server-sent events: tell an open page that something on it has changed. The page then fetches that part again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from ava_server.web.context import PageContext, found_or_404, reader_of
+from ava_server.web.requests import HEADERS
+from ava_server.web.site import Visitor
+
+AT_MOST_EVERY_S = 0.5
+"""Seconds between two events: a busy run writes a hundred entries a second."""
+ALIVE_EVERY_S = 15.0
+"""Seconds after which a comment shows that the connection lives: proxies close silent ones."""
+RECONNECT_MS = 1_000
+
+
+class Live:
+    """The stream of changes."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Return the path."""
+        return [Route("/stream", found_or_404(self.stream), methods=["GET"])]
+
+    async def stream(self, request: Request) -> Response:
+        """Send `changed` for each change of the visitor's runs, or of the run that `run` names."""
+        visitor = reader_of(request)
+        only = request.query_params.get("run")
+        if only is not None:
+            only = (await self._context.access(visitor).run(only, "run", reading=True)).id
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        return StreamingResponse(self._changes(visitor, only), headers=headers, media_type="text/event-stream")
+
+    async def _changes(self, visitor: Visitor, only: str | None) -> AsyncGenerator[str]:
+        store = self._context.store
+        seen = store.head
+        yield f"retry: {RECONNECT_MS}\nevent: open\ndata: {seen}\n\n"
+        while True:
+            head = seen
+            with anyio.move_on_after(ALIVE_EVERY_S):
+                head = await store.wait_for_entry_after(seen)
+            if head == seen:
+                yield ": alive\n\n"
+                continue
+            changed = await store.read(lambda view, after=seen: view.changed_after(after, ("RunEnded",)))  # type: ignore[misc]
+            seen = head
+            if any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed):
+                yield f"event: changed\ndata: {head}\n\n"
+                await anyio.sleep(AT_MOST_EVERY_S)
+
+    def _concerns(self, visitor: Visitor, only: str | None, run_id: str, user: str) -> bool:
+        return run_id == only if only is not None else visitor.reads_all or user == visitor.user

@@ -1,0 +1,75 @@
+"""What a request may carry: its forms, each with the session's CSRF token, and the headers of every answer."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+from starlette.requests import Request
+
+from ava_server.core.errors import BadInput, Refused
+
+if TYPE_CHECKING:
+    from ava_server.web.site import Visitor
+
+FORM_BYTES = 256 * 1024
+MOST_FIELDS = 400
+CSRF = "csrf"
+NOT_FROM_HERE = "This form does not come from this page, or your session has changed. Go back, reload, and try again."
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",  # with no-referrer, browsers send `Origin: null` with forms
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+"""Headers of every answer."""
+
+
+class Form:
+    """The fields of a form that was sent."""
+
+    def __init__(self, fields: Mapping[str, list[str]]) -> None:
+        self._fields = fields
+
+    def one(self, name: str) -> str:
+        """Return a field's value without white space around it; empty if it is missing."""
+        return self._fields.get(name, [""])[0].strip()
+
+    def all(self, name: str) -> list[str]:
+        """Return all values of a field."""
+        return self._fields.get(name, [])
+
+
+async def read_form(request: Request, visitor: Visitor | None) -> Form:
+    """Return a form that a page of this site has sent.
+
+    Args:
+        request: The request.
+        visitor: Who has sent it; None for a form that needs no session.
+
+    Raises:
+        BadInput: It is too large, or no form.
+        Refused: It comes from elsewhere.
+    """
+    if request.headers.get("sec-fetch-site", "same-origin") != "same-origin" or "origin" not in request.headers:
+        raise Refused(NOT_FROM_HERE)  # the server has compared the origin already
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > FORM_BYTES:
+            raise BadInput(f"the form is longer than {FORM_BYTES:,} bytes")
+    try:
+        form = Form(parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
+    except ValueError:
+        raise BadInput("the form cannot be read") from None
+    if visitor is not None and not hmac.compare_digest(form.one(CSRF).encode(), visitor.csrf.encode()):
+        raise Refused(NOT_FROM_HERE)
+    return form

@@ -1,0 +1,191 @@
+"""Sessions of browsers, and the one-time codes that begin one. Only hashes are stored, and only for their lifetime.
+
+A code and a session are 256 random bits, so a plain SHA-256 is enough to store them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict
+
+from ava_server.core.files import PrivateFile, WatchedFile
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+CODE_US = 10 * 60 * 1_000_000
+"""How long a one-time code can be used."""
+SESSION_US = 12 * 3_600 * 1_000_000
+"""How long a browser stays signed in."""
+MOST = 500
+"""Most codes and sessions that are stored; the oldest make room."""
+_BYTES = 32
+_LONGEST = 100
+
+
+@dataclass(frozen=True)
+class BrowserSession:
+    """What is stored of a session, or of a code that begins one.
+
+    Attributes:
+        hash: The SHA-256 of the cookie or the code, in hex.
+        kind: `session` or `code`.
+        user: For whom it acts.
+        token: The id of the token that it was opened with; None for the user of this machine.
+        terminal: It was opened from a terminal, where only a person is.
+        created_us: When it was made, in microseconds since 1970.
+        expires_us: When it ends.
+    """
+
+    hash: str
+    kind: str
+    user: str
+    token: str | None
+    terminal: bool
+    created_us: int
+    expires_us: int
+
+    @property
+    def id(self) -> str:
+        """Names it in the log."""
+        return self.hash[:12]
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has not expired."""
+        return self.expires_us > _now_us()
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: str
+    user: str
+    token: str | None = None
+    terminal: bool = False
+    created_us: int
+    expires_us: int
+
+
+class BrowserSessions:
+    """The sessions and codes of one data root. Every method blocks.
+
+    Args:
+        path: `browser.toml` in the folder of secrets.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = PrivateFile(path, "browser sessions", "ava ui", "ava ui")
+        self._watched = WatchedFile(path, self._read)
+
+    def issue_code(self, user: str, *, terminal: bool) -> str:
+        """Make a one-time code for this machine's user, and return it.
+
+        Raises:
+            ConfigError: It cannot be stored.
+        """
+        return self._store("code", user, None, terminal, CODE_US)
+
+    def open(self, user: str, *, token: str | None = None, terminal: bool = False) -> str:
+        """Begin a session, and return the value of its cookie.
+
+        Raises:
+            ConfigError: It cannot be stored.
+        """
+        return self._store("session", user, token, terminal, SESSION_US)
+
+    def redeem(self, code: str) -> str | None:
+        """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid.
+
+        Raises:
+            ConfigError: The file cannot be read or written.
+        """
+        found = self._take(code, "code")
+        return None if found is None else self.open(found.user, terminal=found.terminal)
+
+    def find(self, cookie: str) -> BrowserSession | None:
+        """Return the session with this cookie, None if there is none or it has expired.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        return self.current(_hash(cookie)) if 0 < len(cookie) <= _LONGEST and cookie.isascii() else None
+
+    def current(self, hashed: str) -> BrowserSession | None:
+        """Return the session with this hash, None if it has ended.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        found = self._watched.current().get(hashed)
+        return found if found is not None and found.kind == "session" and found.is_valid else None
+
+    def end(self, hashed: str) -> None:
+        """End a session.
+
+        Raises:
+            ConfigError: The file cannot be read or written.
+        """
+        self._change(lambda document: document.pop(hashed, None))
+
+    def _take(self, text: str, kind: str) -> BrowserSession | None:
+        hashed = _hash(text) if len(text) <= _LONGEST and text.isascii() else ""
+        taken: list[BrowserSession] = []
+
+        def edit(document: TOMLDocument) -> None:
+            found = self._read().get(hashed)
+            if found is not None and found.kind == kind:
+                del document[hashed]
+                taken.append(found)
+
+        if hashed in self._watched.current():
+            self._change(edit)
+        return taken[0] if taken and taken[0].is_valid else None
+
+    def _store(self, kind: str, user: str, token: str | None, terminal: bool, life_us: int) -> str:
+        text, now = secrets.token_urlsafe(_BYTES), _now_us()
+        made = BrowserSession(_hash(text), kind, user, token, terminal, now, now + life_us)
+        self._file.make_folder()
+
+        def edit(document: TOMLDocument) -> None:
+            stored = sorted(self._read().values(), key=lambda each: each.created_us)
+            kept = {each.hash for each in [each for each in stored if each.is_valid][-(MOST - 1) :]}
+            for name in [name for name in document if name not in kept]:
+                del document[name]
+            fields = {name: value for name, value in asdict(made).items() if name != "hash" and value is not None}
+            document[made.hash] = fields
+
+        self._change(edit)
+        return text
+
+    def _change(self, edit: Callable[[TOMLDocument], Any]) -> None:
+        self._file.change(self._read, edit)
+
+    def _read(self) -> dict[str, BrowserSession]:
+        return self._file.read(_session, "ava ui")
+
+
+def csrf_token(cookie: str) -> str:
+    """Return the CSRF token of a session: its forms carry it, and another site cannot know it."""
+    return hmac.new(cookie.encode(), b"ava csrf", hashlib.sha256).hexdigest()
+
+
+def _session(name: str, stored: object) -> BrowserSession:
+    entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError
+    return BrowserSession(hash=name, **entry.model_dump())
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

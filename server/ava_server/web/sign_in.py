@@ -1,0 +1,133 @@
+"""Signing in and out: with the code of `ava ui` or the PIN on this machine, with a token over HTTP."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ava_server.config.pin import PinFile
+from ava_server.core.errors import Refused
+from ava_server.web.context import PageContext, go_to, local_path, visitor_of, visitor_or_none
+from ava_server.web.requests import read_form
+from ava_server.web.sessions import SESSION_US
+
+if TYPE_CHECKING:
+    from ava_server.config.tokens import Token
+
+WRONG_CODE = (
+    "This address has been used, or it is older than 10 minutes. Run `ava ui` again. If you have not opened it before,"
+    " somebody else has: change what `ava ui` printed into a secret."
+)
+WRONG_TOKEN = "This token is unknown: it is misspelt, revoked or expired."
+TOO_MANY = "Too many wrong attempts. Try again in a minute."
+FAILURES, WITHIN_S = 20, 60.0
+"""Wrong tokens and codes of all visitors, in so many seconds, after which nobody may try for a while."""
+
+
+class Attempts:
+    """Counts what was wrong in the last minute."""
+
+    def __init__(self) -> None:
+        self._failed: list[float] = []
+
+    def refuse_many(self) -> None:
+        """Refuse another attempt after too many wrong ones.
+
+        Raises:
+            Refused: There were too many.
+        """
+        since = time.monotonic() - WITHIN_S
+        self._failed = [at for at in self._failed if at > since]
+        if len(self._failed) >= FAILURES:
+            raise Refused(TOO_MANY)
+
+    def note(self) -> None:
+        """Count a wrong one."""
+        self._failed.append(time.monotonic())
+
+
+class SignIn:
+    """The pages that need no session."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._site = context.site
+        self._attempts = Attempts()
+
+    def routes(self) -> list[Route]:
+        """Return the paths."""
+        return [
+            Route("/enter", self.enter, methods=["GET"]),
+            Route("/sign-in", self.show, methods=["GET"]),
+            Route("/sign-in", self.sign_in, methods=["POST"]),
+            Route("/sign-out", self.sign_out, methods=["POST"]),
+        ]
+
+    async def enter(self, request: Request) -> Response:
+        """Exchange the one-time code in the address for a session."""
+        self._attempts.refuse_many()
+        code = request.query_params.get("code", "")
+        cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None
+        if cookie is None:
+            self._attempts.note()
+            return self._page(request, WRONG_CODE, 403)
+        return self._signed_in(cookie, request.query_params.get("to", "/"))
+
+    async def show(self, request: Request) -> Response:
+        """Show the form."""
+        to = local_path(request.query_params.get("to", "/"))
+        if visitor_or_none(request) is not None:
+            return go_to(to)
+        ended = self._site.cookie_in(request.headers) is not None
+        return self._page(request, "Your session has ended. Sign in again." if ended else "", 401, to)
+
+    async def sign_in(self, request: Request) -> Response:
+        """Check the token or the PIN."""
+        form = await read_form(request, None)
+        to = local_path(form.one("to"))
+        try:
+            self._attempts.refuse_many()
+            cookie = await (
+                self._with_pin(form.one("pin")) if self._site.local else self._with_token(form.one("token"))
+            )
+        except Refused as error:
+            return self._page(request, str(error), 403, to)
+        return self._signed_in(cookie, to)
+
+    async def sign_out(self, request: Request) -> Response:
+        """End the session."""
+        visitor = visitor_of(request)
+        await read_form(request, visitor)
+        await anyio.to_thread.run_sync(self._site.sessions.end, visitor.session.hash)
+        answer = self._page(request, "You are signed out.", 200)
+        answer.headers["Set-Cookie"] = self._site.cookie_header("", seconds=0)
+        return answer
+
+    async def _with_pin(self, pin: str) -> str:
+        await self._context.authority.check_pin(pin)
+        user = self._context.runtime.user
+        return await anyio.to_thread.run_sync(self._site.sessions.open, user)
+
+    async def _with_token(self, given: str) -> str:
+        token: Token | None = await anyio.to_thread.run_sync(self._site.tokens.find, given)
+        if token is None:
+            self._attempts.note()
+            raise Refused(WRONG_TOKEN)
+        return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(token.user, token=token.id))
+
+    def _signed_in(self, cookie: str, to: str) -> Response:
+        answer = go_to(local_path(to))
+        answer.headers["Set-Cookie"] = self._site.cookie_header(cookie, seconds=SESSION_US // 1_000_000)
+        return answer
+
+    def _page(self, request: Request, said: str, status: int, to: str = "/") -> Response:
+        pin = self._site.local and PinFile(self._context.runtime.settings.paths.approval_file).is_set
+        return self._context.show(
+            request, "sign_in.html", {"said": said, "to": to, "pin": pin, "visitor": None}, status
+        )

@@ -1,0 +1,149 @@
+"""For whom the pages are, and who has sent a request."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from ava_server.service.access import Session
+from ava_server.web.sessions import BrowserSession, BrowserSessions, csrf_token
+
+if TYPE_CHECKING:
+    from starlette.datastructures import Headers
+
+    from ava_server.config.tokens import Scope, Token, Tokens
+
+VISITOR = "ava.visitor"
+"""The key of the visitor in a request's scope."""
+_COOKIES_BYTES = 8_192
+
+
+@dataclass(frozen=True)
+class Visitor:
+    """Somebody who has signed in.
+
+    Attributes:
+        session: Their session.
+        csrf: The CSRF token of their forms.
+        token: The token that they have signed in with; None for the user of this machine.
+        admin: They are the data root's owner, who may see and cancel the runs of all users.
+    """
+
+    session: BrowserSession
+    csrf: str = field(repr=False)
+    token: Token | None
+    admin: bool = False
+
+    @property
+    def user(self) -> str:
+        """For whom they act."""
+        return self.session.user
+
+    def may(self, scope: Scope) -> bool:
+        """Tell whether they have a scope; on this machine everything is allowed."""
+        return self.token is None or scope in self.token.scopes
+
+    @property
+    def reads_all(self) -> bool:
+        """Whether they may see the runs of all users."""
+        return self.admin or (self.token is not None and self.token.reads_all)
+
+    @property
+    def reads(self) -> bool:
+        """Whether they may see runs."""
+        return self.may("read") or self.reads_all
+
+    def service_session(self, url: str, *, agreed: bool = False) -> Session:
+        """Return their session as the service knows it; it has the same id after a restart.
+
+        Args:
+            url: The server's address.
+            agreed: They have given what only a person has, or this session's approvals need nothing more.
+        """
+        return Session(
+            user=self.user,
+            transport="http" if self.token is not None else "browser",
+            id=f"sess-{hashlib.sha256(f'browser {self.session.id}'.encode()).hexdigest()[:12]}",
+            client="browser",
+            url=url,
+            channel="browser",
+            by="person",
+            pin_given=agreed,
+            token=self.token,
+            admin=self.admin,
+        )
+
+
+@dataclass(frozen=True)
+class Site:
+    """The pages of one server.
+
+    Attributes:
+        url: Its address, without a path.
+        local: It serves this machine's user alone (`ava ui`); else people sign in with a token.
+        sessions: The sessions of browsers.
+        tokens: The tokens that exist now.
+        owned: The data root belongs to this user of the system.
+    """
+
+    url: str
+    local: bool
+    sessions: BrowserSessions
+    tokens: Tokens
+    owned: bool
+
+    @property
+    def secure(self) -> bool:
+        """Whether it is reached over TLS."""
+        return self.url.startswith("https://")
+
+    @property
+    def host(self) -> str:
+        """Its host name, to which passkeys belong."""
+        return urlsplit(self.url).hostname or "localhost"
+
+    @property
+    def cookie(self) -> str:
+        """The name of the session's cookie; cookies do not distinguish ports, so the name does."""
+        return "__Host-ava" if self.secure else f"ava-{urlsplit(self.url).port or 80}"
+
+    def visitor(self, headers: Headers) -> Visitor | None:
+        """Return who has sent a request, None without a valid session. Blocking.
+
+        Raises:
+            ConfigError: Sessions or tokens cannot be read.
+        """
+        cookie = self.cookie_in(headers)
+        session = self.sessions.find(cookie) if cookie else None
+        if session is None or cookie is None:
+            return None
+        if session.token is None:
+            return Visitor(session, csrf_token(cookie), None, self.owned) if self.local else None
+        token = self.tokens.with_id(session.token)
+        return None if token is None or self.local else Visitor(session, csrf_token(cookie), token)
+
+    def still_valid(self, visitor: Visitor) -> bool:
+        """Tell whether a visitor's session and token are still valid. Blocking.
+
+        Raises:
+            ConfigError: Sessions or tokens cannot be read.
+        """
+        token = visitor.token
+        return self.sessions.current(visitor.session.hash) is not None and (token is None or self.tokens.holds(token))
+
+    def cookie_in(self, headers: Headers) -> str | None:
+        """Return the session's cookie of a request; None without one, or with several."""
+        found: list[str] = []
+        for line in headers.getlist("cookie"):
+            for pair in line[:_COOKIES_BYTES].split(";"):
+                name, _, value = pair.strip().partition("=")
+                if name == self.cookie:
+                    found.append(value)
+        return found[0] if len(found) == 1 else None
+
+    def cookie_header(self, value: str, *, seconds: int) -> str:
+        """Return a Set-Cookie header; with 0 seconds it removes the cookie."""
+        secure = "; Secure" if self.secure else ""
+        return f"{self.cookie}={value}; Path=/; HttpOnly; SameSite=Strict; Max-Age={seconds}{secure}"

@@ -1,0 +1,70 @@
+// Keeps a page up to date: listens to the server's events, and says when the connection is lost.
+"use strict";
+
+const RETRY_MS = 1000;
+const LONGEST_RETRY_MS = 15000;
+const HIDDEN_MS = 30 * 60 * 1000; // a forgotten tab lets the server stop
+
+let source = null;
+let wait = RETRY_MS;
+let hiddenTimer = 0;
+let missed = false;
+
+function say(text) {
+  const place = document.getElementById("connection");
+  place.textContent = text;
+  place.hidden = !text;
+}
+
+function refresh() {
+  document.body.dispatchEvent(new CustomEvent("ava:changed"));
+}
+
+function listen() {
+  const address = document.body.dataset.stream;
+  if (!address || source) return;
+  source = new EventSource(address);
+  source.addEventListener("open", () => {
+    wait = RETRY_MS;
+    say("");
+    if (missed) refresh();
+    missed = false;
+  });
+  source.addEventListener("changed", refresh);
+  source.onerror = () => {
+    if (!source) return;
+    source.close();
+    source = null;
+    missed = true;
+    say("The server does not answer. This page continues when it is back; on your own machine, ava ui starts it.");
+    setTimeout(listen, wait);
+    wait = Math.min(wait * 2, LONGEST_RETRY_MS);
+  };
+}
+
+function stop() {
+  if (source) source.close();
+  source = null;
+  missed = true;
+}
+
+function localTimes(root) {
+  for (const each of root.querySelectorAll("time[datetime]")) {
+    const moment = new Date(each.dateTime);
+    if (!each.dateTime || isNaN(moment)) continue;
+    const today = moment.toDateString() === new Date().toDateString();
+    each.title = each.dateTime;
+    each.textContent = today ? moment.toLocaleTimeString() : moment.toLocaleString();
+  }
+}
+
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(hiddenTimer);
+  if (document.hidden) hiddenTimer = setTimeout(stop, HIDDEN_MS);
+  else listen();
+});
+addEventListener("pagehide", stop);
+addEventListener("pageshow", listen);
+document.body.addEventListener("htmx:load", (event) => localTimes(event.detail.elt));
+localTimes(document);
+listen();
