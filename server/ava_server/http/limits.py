@@ -140,7 +140,8 @@ class RequestLimits:
         if self._of_user[user, listens] < most:
             return None
         what = "streams are open" if listens else "requests are being answered"
-        return f"{most} {what} for {user or 'visitors without a session'}, which is the limit. Try again when one has ended."
+        whose = user or "visitors without a session"
+        return f"{most} {what} for {whose}, which is the limit. Try again when one has ended."
 
     def idle_s(self) -> float:
         """Return for how many seconds no request was in progress."""

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ava_server.config.tokens import Token
 
 WRONG_CODE = (
-    "This address has been used, or it is older than 10 minutes. Run `ava ui` again. If you have not opened it before,"
-    " somebody else has: change what `ava ui` printed into a secret."
+    "This address was used before, or it is older than 10 minutes. Run `ava ui` again. If you have not opened it"
+    " yourself, somebody else has: sign out everywhere with `ava ui --sign-out`."
 )
-WRONG_TOKEN = "This token is unknown: it is misspelt, revoked or expired."
+UNKNOWN = "This token is unknown: it is misspelt, revoked or expired."
 TOO_MANY = "Too many wrong attempts. Try again in a minute."
 FAILURES, WITHIN_S = 20, 60.0
 """Wrong tokens and codes of all visitors, in so many seconds, after which nobody may try for a while."""
@@ -118,7 +118,7 @@ class SignIn:
         token: Token | None = await anyio.to_thread.run_sync(self._site.tokens.find, given)
         if token is None:
             self._attempts.note()
-            raise Refused(WRONG_TOKEN)
+            raise Refused(UNKNOWN)
         return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(token.user, token=token.id))
 
     def _signed_in(self, cookie: str, to: str) -> Response:
