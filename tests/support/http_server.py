@@ -41,6 +41,8 @@ HELLO: dict[str, Any] = {
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
 }  # fmt: skip
 """The first request of the handshake era."""
+_READY = re.compile(r"Serving (MCP clients at \S+/mcp, on \S+ port (?P<port>\d+)|the pages at (?P<pages>\S+?))[,.]\s")
+"""What the server says when it listens."""
 
 
 def token(root: Path, user: str, *scopes: Scope, name: str | None = None, expires_us: int | None = None) -> str:
@@ -149,12 +151,12 @@ async def serving_http(
             out = BufferedByteReceiveStream(child.stdout)
             with anyio.fail_after(30):
                 said = ""
-                while not (match := re.search(r"Serving MCP clients at \S+/mcp, on \S+ port (\d+)\.", said)):
+                while not (match := _READY.search(said)):
                     try:
                         said += (await out.receive_until(b"\n", 10_000)).decode()
                     except anyio.IncompleteRead:
                         raise AssertionError(f"it did not come up: {said}{stderr.text}") from None
-            yield HttpServer(child, stderr, f"http://127.0.0.1:{match[1]}")
+            yield HttpServer(child, stderr, match["pages"] or f"http://127.0.0.1:{match['port']}")
             assert "avatok_" not in stderr.text
         finally:
             with anyio.CancelScope(shield=True):

@@ -93,9 +93,8 @@ def error_response(
 ) -> Response:
     """Return a JSON answer that holds one sentence."""
     body = json.dumps({"error": error, "error_description": sentence})
-    return Response(
-        body, status, headers={"Cache-Control": "no-store", **(headers or {})}, media_type="application/json"
-    )
+    common = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    return Response(body, status, headers={**common, **(headers or {})}, media_type="application/json")
 
 
 log = logging.getLogger("ava.http")
@@ -401,7 +400,12 @@ class Authentication:
             return
         if visitor is not None and (line := connection_of(scope)) is not None:
             line.let_in()
-        await request.answered(self._pages, user, lambda: visitor is None or self._pages.still_valid(visitor))
+
+        def counts() -> bool:
+            signed_in: Visitor | None = scope[VISITOR]  # None after they have signed out
+            return signed_in is None or self._pages.still_valid(signed_in)
+
+        await request.answered(self._pages, user, counts)
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""

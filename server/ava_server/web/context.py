@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
 
+_IN_ADDRESS = "/?&=%:+"
 Handler = Callable[[Request], Awaitable[Response]]
 NAVIGATION = (
     ("/", "Overview"),
@@ -77,7 +78,7 @@ class PageContext:
         frame = {
             "visitor": visitor,
             "navigation": NAVIGATION,
-            "path": request.url.path,
+            "path": request.scope["path"],
             "local": self.site.local,
             "stream": None,
         }
@@ -121,9 +122,15 @@ def local_path(given: str) -> str:
     return given if plain and len(given) <= 500 else "/"
 
 
+def asked_for(request: Request) -> str:
+    """Return the path and query of a request, as an address of this site."""
+    path, query = quote(request.scope["path"]), quote(request.scope["query_string"], safe=_IN_ADDRESS)
+    return f"{path}?{query}" if query else path
+
+
 def go_to(path: str) -> Response:
     """Return a redirect to a path of this site, as a GET."""
-    return RedirectResponse(quote(path, safe="/?&=%:+"), 303, headers=dict(HEADERS))
+    return RedirectResponse(quote(path, safe=_IN_ADDRESS), 303, headers=dict(HEADERS))
 
 
 def found_or_404(handler: Handler) -> Handler:

@@ -161,7 +161,9 @@ class Deciding:
         if approve:
             await self._context.authority.check(visitor, form.one("pin"))
         run_id = parse_id("subagent_id", request.path_params["run_id"])
-        await self._service(visitor, agreed=approve).extensions.decide(run_id, form.one("digest"), approve=approve)
+        service = self._service(visitor, agreed=approve)
+        service.refuse_without("spawn")
+        await service.extensions.decide(run_id, form.one("digest"), approve=approve)
         return go_to(f"/subagents/{run_id}?done={'raised' if approve else 'declined'}")
 
     async def cancel(self, request: Request) -> Response:

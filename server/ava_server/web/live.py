@@ -37,6 +37,8 @@ class Live:
         if only is not None:
             only = (await self._context.access(visitor).run(only, "run", reading=True)).id
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        if request.method == "HEAD":  # nobody would read the stream, and it would stay open
+            return Response(headers=headers, media_type="text/event-stream")
         return StreamingResponse(self._changes(visitor, only), headers=headers, media_type="text/event-stream")
 
     async def _changes(self, visitor: Visitor, only: str | None) -> AsyncGenerator[str]:

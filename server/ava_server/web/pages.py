@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 import anyio.to_thread
@@ -18,11 +19,12 @@ from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web import peers
-from ava_server.web.context import NotFound, PageContext, SignedOut, go_to, visitor_or_none
+from ava_server.web.context import NotFound, PageContext, SignedOut, asked_for, go_to, visitor_or_none
 from ava_server.web.deciding import Deciding
 from ava_server.web.live import Live
 from ava_server.web.overview import Overview
 from ava_server.web.render import page, static_answer
+from ava_server.web.requests import with_headers
 from ava_server.web.runs import Runs
 from ava_server.web.sign_in import SignIn
 from ava_server.web.site import Site, Visitor
@@ -53,7 +55,9 @@ class Pages:
         routes = [route for part in parts for route in part.routes()]
         self._paths = [route for route in routes if isinstance(route, Route)]
         self._router = Router(
-            [*routes, Route("/static/{name}", self._static, methods=["GET"])], default=self._nothing_here
+            [*routes, Route("/static/{name}", self._static, methods=["GET"])],
+            redirect_slashes=False,
+            default=self._nothing_here,
         )
         self._own: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
@@ -83,6 +87,7 @@ class Pages:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         request = Request(scope, receive)
+        send = with_headers(send)
         if self._site.local and not await self._from_own_user(scope):
             answer: Response | None = self._wrong(request, 403, NOT_YOURS)
         else:
@@ -108,7 +113,7 @@ class Pages:
 
     def _to_sign_in(self, request: Request) -> Response:
         """Return the way to the sign-in page for a request without a session."""
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        path = asked_for(request)
         if request.headers.get("hx-request") == "true":
             answer = Response(status_code=401)
             answer.headers["HX-Redirect"] = "/sign-in"
@@ -118,7 +123,7 @@ class Pages:
         if request.headers.get("sec-fetch-site") == "cross-site":
             # After a link on another site the browser sends no cookie; from our own page it does.
             return page("same_site.html", {"to": path})
-        return go_to("/sign-in" if path == "/" else f"/sign-in?to={path}")
+        return go_to("/sign-in" if path == "/" else f"/sign-in?to={quote(path, safe='/')}")
 
     async def _from_own_user(self, scope: Scope) -> bool:
         """Tell whether the connection belongs to this user; asked once for each connection."""

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 _TABLES = (Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6"))
-_LOCAL, _REMOTE, _UID = 1, 2, 7
-"""Columns of these tables: the local and the remote address, and the owner of the socket."""
+_LOCAL, _REMOTE, _UID, _INODE = 1, 2, 7, 9
+"""Columns of these tables: the local and the remote address, the owner of the socket, and its inode."""
 
 
 def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
@@ -30,6 +30,8 @@ def is_own(client: tuple[str, int], server: tuple[str, int]) -> bool:
 def owner_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
     """Return the number of the user whose socket is the other end of a connection; None if it is not found. Blocking.
 
+    A socket that its program has closed has no inode, and root for its owner: it counts as not found.
+
     The format is that of proc(5): addresses in hex, each group of four bytes in the order of this machine.
     """
     wanted = {(_in_hex(*client, mapped), _in_hex(*server, mapped)) for mapped in (False, True)}
@@ -40,7 +42,7 @@ def owner_of(client: tuple[str, int], server: tuple[str, int]) -> int | None:
             continue
         for line in lines:
             columns = line.split()
-            if (columns[_LOCAL], columns[_REMOTE]) in wanted:
+            if (columns[_LOCAL], columns[_REMOTE]) in wanted and columns[_INODE] != "0":
                 return int(columns[_UID])
     return None
 

@@ -58,28 +58,22 @@ def page(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
 
 
 @cache
-def static_file(name: str) -> tuple[bytes, str] | None:
-    """Return a static file and its type, None if there is none of this name."""
-    kind = TYPES.get(PurePosixPath(name).suffix)
-    if kind is None or "/" in name or name.startswith("."):
-        return None
-    try:
-        return resources.files("ava_server.web").joinpath("static", name).read_bytes(), kind
-    except OSError:
-        return None
+def static_files() -> Mapping[str, tuple[bytes, str]]:
+    """Return each static file and its type, by its name: a name in a request is never a path, and is not kept."""
+    folder = resources.files("ava_server.web").joinpath("static")
+    kinds = {each: TYPES.get(PurePosixPath(each.name).suffix) for each in folder.iterdir()}
+    return {each.name: (each.read_bytes(), kind) for each, kind in kinds.items() if kind is not None}
 
 
 @cache
 def static_url(name: str) -> str:
     """Return the address of a static file; it changes with the file, so that browsers may keep it."""
-    found = static_file(name)
-    assert found is not None, name
-    return f"/static/{name}?v={hashlib.sha256(found[0]).hexdigest()[:10]}"
+    return f"/static/{name}?v={hashlib.sha256(static_files()[name][0]).hexdigest()[:10]}"
 
 
 def static_answer(name: str, version: str) -> Response | None:
     """Return a static file as the answer; with the right version in the address, browsers keep it."""
-    found = static_file(name)
+    found = static_files().get(name)
     if found is None:
         return None
     kept = version and static_url(name).endswith(f"?v={version}")

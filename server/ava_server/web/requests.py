@@ -7,11 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 
 from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
+    from starlette.types import Message, Send
+
     from ava_server.web.site import Visitor
 
 FORM_BYTES = 256 * 1024
@@ -31,6 +34,19 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-store",
 }
 """Headers of every answer."""
+
+
+def with_headers(send: Send) -> Send:
+    """Return a `send` that gives every answer these headers, also those that the router makes."""
+
+    async def sent(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sent
 
 
 class Form:

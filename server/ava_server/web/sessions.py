@@ -25,8 +25,8 @@ CODE_US = 10 * 60 * 1_000_000
 """How long a one-time code can be used."""
 SESSION_US = 12 * 3_600 * 1_000_000
 """How long a browser stays signed in."""
-MOST = 500
-"""Most codes and sessions that are stored; the oldest make room."""
+MOST, MOST_OF_USER = 500, 25
+"""Most codes and sessions that are stored, in all and of a user; their oldest make room."""
 _BYTES = 32
 _LONGEST = 100
 
@@ -40,7 +40,7 @@ class BrowserSession:
         kind: `session` or `code`.
         user: For whom it acts.
         token: The id of the token that it was opened with; None for the user of this machine.
-        terminal: It was opened from a terminal, where only a person is.
+        terminal: It was opened with what only a person has: a terminal or the PIN.
         created_us: When it was made, in microseconds since 1970.
         expires_us: When it ends.
     """
@@ -157,7 +157,9 @@ class BrowserSessions:
 
         def edit(document: TOMLDocument) -> None:
             stored = sorted(self._read().values(), key=lambda each: each.created_us)
-            kept = {each.hash for each in [each for each in stored if each.is_valid][-(MOST - 1) :]}
+            valid = [each for each in stored if each.is_valid]
+            too_many = [each for each in valid if each.user == user][: -(MOST_OF_USER - 1)]
+            kept = {each.hash for each in [each for each in valid if each not in too_many][-(MOST - 1) :]}
             for name in [name for name in document if name not in kept]:
                 del document[name]
             fields = {name: value for name, value in asdict(made).items() if name != "hash" and value is not None}

@@ -16,6 +16,7 @@ from ava_server.core.errors import Refused
 from ava_server.web.context import PageContext, go_to, local_path, visitor_of, visitor_or_none
 from ava_server.web.requests import read_form
 from ava_server.web.sessions import SESSION_US
+from ava_server.web.site import VISITOR
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
@@ -27,7 +28,10 @@ WRONG_CODE = (
 UNKNOWN = "This token is unknown: it is misspelt, revoked or expired."
 TOO_MANY = "Too many wrong attempts. Try again in a minute."
 FAILURES, WITHIN_S = 20, 60.0
-"""Wrong tokens and codes of all visitors, in so many seconds, after which nobody may try for a while."""
+"""Wrong tokens and codes of all visitors, in so many seconds, after which a wrong one is told to wait.
+
+A right one always signs in: it cannot be guessed, and otherwise anybody could lock everybody out.
+"""
 
 
 class Attempts:
@@ -36,20 +40,11 @@ class Attempts:
     def __init__(self) -> None:
         self._failed: list[float] = []
 
-    def refuse_many(self) -> None:
-        """Refuse another attempt after too many wrong ones.
-
-        Raises:
-            Refused: There were too many.
-        """
+    def wrong(self, why: str) -> tuple[str, int]:
+        """Count a wrong one, and return what is answered, with the status."""
         since = time.monotonic() - WITHIN_S
-        self._failed = [at for at in self._failed if at > since]
-        if len(self._failed) >= FAILURES:
-            raise Refused(TOO_MANY)
-
-    def note(self) -> None:
-        """Count a wrong one."""
-        self._failed.append(time.monotonic())
+        self._failed = [*(at for at in self._failed if at > since), time.monotonic()][-FAILURES - 1 :]
+        return (TOO_MANY, 429) if len(self._failed) > FAILURES else (why, 403)
 
 
 class SignIn:
@@ -71,12 +66,12 @@ class SignIn:
 
     async def enter(self, request: Request) -> Response:
         """Exchange the one-time code in the address for a session."""
-        self._attempts.refuse_many()
+        if request.method == "HEAD":  # a program that looks at addresses must not use up the code
+            return self._page(request, "", 200)
         code = request.query_params.get("code", "")
         cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None
         if cookie is None:
-            self._attempts.note()
-            return self._page(request, WRONG_CODE, 403)
+            return self._page(request, *self._attempts.wrong(WRONG_CODE))
         return self._signed_in(cookie, request.query_params.get("to", "/"))
 
     async def show(self, request: Request) -> Response:
@@ -92,12 +87,13 @@ class SignIn:
         form = await read_form(request, None)
         to = local_path(form.one("to"))
         try:
-            self._attempts.refuse_many()
             cookie = await (
                 self._with_pin(form.one("pin")) if self._site.local else self._with_token(form.one("token"))
             )
         except Refused as error:
             return self._page(request, str(error), 403, to)
+        if cookie is None:
+            return self._page(request, *self._attempts.wrong(UNKNOWN), to)
         return self._signed_in(cookie, to)
 
     async def sign_out(self, request: Request) -> Response:
@@ -105,6 +101,7 @@ class SignIn:
         visitor = visitor_of(request)
         await read_form(request, visitor)
         await anyio.to_thread.run_sync(self._site.sessions.end, visitor.session.hash)
+        request.scope[VISITOR] = None  # so that the answer still arrives
         answer = self._page(request, "You are signed out.", 200)
         answer.headers["Set-Cookie"] = self._site.cookie_header("", seconds=0)
         return answer
@@ -112,13 +109,12 @@ class SignIn:
     async def _with_pin(self, pin: str) -> str:
         await self._context.authority.check_pin(pin)
         user = self._context.runtime.user
-        return await anyio.to_thread.run_sync(self._site.sessions.open, user)
+        return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(user, terminal=True))
 
-    async def _with_token(self, given: str) -> str:
+    async def _with_token(self, given: str) -> str | None:
         token: Token | None = await anyio.to_thread.run_sync(self._site.tokens.find, given)
         if token is None:
-            self._attempts.note()
-            raise Refused(UNKNOWN)
+            return None
         return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(token.user, token=token.id))
 
     def _signed_in(self, cookie: str, to: str) -> Response:

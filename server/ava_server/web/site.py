@@ -46,6 +46,11 @@ class Visitor:
         return self.token is None or scope in self.token.scopes
 
     @property
+    def is_person(self) -> bool:
+        """Whether it is certain that a person has signed in: a model may run `ava ui`, or have a host's token."""
+        return self.session.terminal if self.token is None else self.may("approve")
+
+    @property
     def reads_all(self) -> bool:
         """Whether they may see the runs of all users."""
         return self.admin or (self.token is not None and self.token.reads_all)
@@ -62,14 +67,15 @@ class Visitor:
             url: The server's address.
             agreed: They have given what only a person has, or this session's approvals need nothing more.
         """
+        person = agreed or self.is_person
         return Session(
             user=self.user,
             transport="http" if self.token is not None else "browser",
             id=f"sess-{hashlib.sha256(f'browser {self.session.id}'.encode()).hexdigest()[:12]}",
             client="browser",
             url=url,
-            channel="browser",
-            by="person",
+            channel="browser" if person else "host_call",
+            by="person" if person else "model",
             pin_given=agreed,
             token=self.token,
             admin=self.admin,

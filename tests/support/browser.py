@@ -1,0 +1,220 @@
+"""The pages as a browser has them: the server's process, a host that proposes, and a visitor with a cookie.
+
+    with open_pages(root) as there:
+        visitor = there.signed_in()
+        proposed = there.host.propose()
+        visitor.decide(proposed["pending_id"], "approve")
+
+Everything is called without `await`, because Playwright's own loop and pytest's would get in each other's way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import httpx2
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from ava_server.config.pin import PinFile
+from ava_server.core.data_root import DataRoot, os_user
+from ava_server.web.sessions import BrowserSessions
+from support.http_server import HttpServer, serving_http, token
+from support.model_server import Say, Script, running_model_server
+from support.runtime import PRICED
+from support.stdio import Wire, logged, made, serving, state_of, told, using
+
+PAGES = "serve", "--http", "--pages", "--port", "0", "--access-log"
+TEAM = "serve", "--http", "--port", "0", "--access-log"
+PIN = "48 21 07"
+PAID = PRICED.replace("custom:test", "custom:scripted")
+"""Prices for the scripted model, so that there is something to cap."""
+_FIELD = re.compile(r'name="(\w+)"(?: \w+="[^"]*")*? value="([^"]*)"')
+
+
+def finished(_asked: dict[str, Any]) -> Say:
+    """A model that hands over a result at once."""
+    return Say(calls=[("submit_result", {"summary": "done", "output": "the answer"})])
+
+
+class Host:
+    """A host's model, over stdio or over HTTP."""
+
+    def __init__(self, portal: BlockingPortal, tool: Any) -> None:
+        self._portal = portal
+        self._tool = tool
+
+    def tool(self, name: str, **given: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self._portal.call(lambda: self._tool(name, given))
+        return found
+
+    def propose(self, **more: Any) -> dict[str, Any]:
+        return self.tool("spawn_subagent", **{"role": "researcher", "task": "What does it cost?", **more})
+
+    def ended(self, run_id: str) -> dict[str, Any]:
+        return self.tool("check_subagent", subagent_id=run_id, wait_seconds=20)
+
+
+@dataclass
+class Visitor:
+    """Somebody at a browser, without the browser."""
+
+    base: str
+    http: httpx2.Client
+    shown: str = field(default="", repr=False)
+
+    @property
+    def cookie(self) -> str:
+        """The value of their session's cookie."""
+        return next(iter(self.http.cookies.jar)).value or ""
+
+    def get(self, path: str, **headers: str) -> httpx2.Response:
+        answer = self.http.get(path, headers=headers)
+        self.shown = answer.text
+        return answer
+
+    def post(self, path: str, fields: Sequence[tuple[str, str]] | dict[str, str], **headers: str) -> httpx2.Response:
+        """Send a form as a browser does that shows a page of this site."""
+        pairs = list(fields.items()) if isinstance(fields, dict) else list(fields)
+        body = str(httpx2.QueryParams(cast("Any", pairs)))
+        own = {"Origin": self.base, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
+        answer = self.http.post(path, content=body, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+        self.shown = answer.text
+        return answer
+
+    def fields(self, path: str) -> list[tuple[str, str]]:
+        """Return the fields of a page that have a value, such as the CSRF token and the digests."""
+        page = self.get(path)
+        assert page.status_code == 200, (page.status_code, page.text)
+        form = page.text.partition('id="decision"')[2] or page.text
+        return [(name, unescape(value)) for name, value in _FIELD.findall(form)]
+
+    @property
+    def csrf(self) -> str:
+        return dict(self.fields("/"))["csrf"]
+
+    def decide(self, path: str, decision: str, **more: str) -> httpx2.Response:
+        """Open the page of proposals and press a button there."""
+        path = path if path.startswith("/") else f"/proposals/{path}"
+        fields = [pair for pair in self.fields(path) if pair[0] != "decision"]
+        return self.post("/proposals", [*fields, ("decision", decision), *more.items()])
+
+
+@dataclass
+class There:
+    """A server of pages.
+
+    Attributes:
+        root: Its data root.
+        server: Its process.
+        host: A host of the user.
+        requests: What the model was asked.
+    """
+
+    root: Path
+    server: HttpServer
+    portal: BlockingPortal
+    host: Host
+    requests: list[Any]
+    visitors: ExitStack
+
+    @property
+    def base(self) -> str:
+        return self.server.base
+
+    @property
+    def sessions(self) -> BrowserSessions:
+        return BrowserSessions(DataRoot(self.root).browser_sessions)
+
+    def visitor(self, **headers: str) -> Visitor:
+        """Somebody without a session."""
+        client = httpx2.Client(base_url=self.base, timeout=20, trust_env=False, headers=headers)
+        return Visitor(self.base, self.visitors.enter_context(client))
+
+    def code(self, *, terminal: bool = True) -> str:
+        return self.sessions.issue_code(os_user(), terminal=terminal)
+
+    def signed_in(self, *, terminal: bool = True) -> Visitor:
+        """The user of this machine, after `ava ui`."""
+        visitor = self.visitor()
+        answer = visitor.get(f"/enter?code={self.code(terminal=terminal)}")
+        assert answer.status_code == 303, answer.text
+        return visitor
+
+    def with_token(self, text: str) -> Visitor:
+        """Somebody who has signed in with a token."""
+        visitor = self.visitor()
+        answer = visitor.post("/sign-in", {"token": text, "to": "/"})
+        assert answer.status_code == 303, answer.text
+        return visitor
+
+    def host_of(self, text: str) -> Host:
+        """A host over HTTP, with a token."""
+        client = self.visitors.enter_context(self.portal.wrap_async_context_manager(self.server.client(text)))
+
+        async def call(name: str, given: dict[str, Any]) -> dict[str, Any]:
+            return told(await client.call_tool(name, given))[0]
+
+        return Host(self.portal, call)
+
+    def state(self, proposed: dict[str, Any]) -> str:
+        return state_of(self.root, proposed["subagent_id"])
+
+    def until(self, found: Any, within_s: float = 15.0) -> Any:
+        """Look again and again until something is there, and return it."""
+
+        async def look() -> Any:
+            with anyio.fail_after(within_s):
+                while not (value := found()):  # noqa: ASYNC110 - it happens in another process
+                    await anyio.sleep(0.05)
+            return value
+
+        return self.portal.call(look)
+
+    def starts(self, proposed: dict[str, Any]) -> int:
+        """How often a run was started."""
+        return len(logged(self.root, "SubagentSpawn", run=proposed["subagent_id"]))
+
+
+def set_pin(root: Path) -> None:
+    PinFile(DataRoot(root).approval_file).set(PIN)
+
+
+@contextmanager
+def open_pages(
+    root: Path, settings: str = PAID, script: Script = finished, *, pin: bool = False, args: Sequence[str] = ()
+) -> Generator[There]:
+    """The server of `ava ui`, and a host of the same user over stdio."""
+    made(root, config_toml=settings)
+    if pin:
+        set_pin(root)
+    with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
+        env = using(model.base_url)
+        opened = serving_http(root, *args, env=env, command=PAGES)
+        server = stack.enter_context(portal.wrap_async_context_manager(opened))
+        wire: Wire = stack.enter_context(portal.wrap_async_context_manager(serving(root, env=env)))
+        host = Host(portal, lambda name, given: wire.tool(name, **given))
+        with ExitStack() as visitors:
+            yield There(root, server, portal, host, model.requests, visitors)
+
+
+@contextmanager
+def open_team(
+    root: Path, settings: str = PAID, script: Script = finished, *, args: Sequence[str] = ()
+) -> Generator[There]:
+    """A team's server; its host has Ana's token, which may not approve."""
+    made(root, config_toml=settings)
+    text = token(root, "ana", name="ana-host")
+    with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
+        opened = serving_http(root, *args, env=using(model.base_url), command=TEAM)
+        server = stack.enter_context(portal.wrap_async_context_manager(opened))
+        with ExitStack() as visitors:
+            there = There(root, server, portal, Host(portal, None), model.requests, visitors)
+            there.host = there.host_of(text)
+            yield there
