@@ -260,7 +260,7 @@ async def near_its_cap(lab: Lab) -> str:
 
 async def test_a_allows_a_run_near_its_cap_more_after_a_yes_and_r_declines(tmp_path: Path) -> None:
     for key, question, outcome, decided in (
-        ("a", "Raise the cap?", "it goes on", "approved"),
+        ("a", "Raise the cap?", "it continues", "approved"),
         ("r", "Decline it, so that the run hands in what it has?", "wraps up", "declined"),
     ):
         (tmp_path / key).mkdir()
@@ -315,7 +315,7 @@ async def test_s_answers_the_question_of_a_run(tmp_path: Path) -> None:
             await pilot.press("enter")
             await shows(app, "Nothing is typed yet.")
             await pilot.press(*"EUR", "space", *"quite", "enter")
-            await shows(app, "has the answer to its question and goes on.")
+            await shows(app, "has the answer to its question and continues.")
         [fact] = await lab.facts(run_id, QuestionAnswered)
         assert (fact.decision, fact.channel) == ("answered", "terminal")
         await lab.ended(run_id)

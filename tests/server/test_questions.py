@@ -73,7 +73,7 @@ async def test_a_message_answers_the_question_and_the_run_goes_on_with_it(
             pass
 
         told = await answering.call("message_subagent", {"subagent_id": run_id, "message": "EUR, please"}, ignore)
-        assert told.message is not None and "has the answer to its question and goes on" in told.message
+        assert told.message is not None and "has the answer to its question and continues" in told.message
         assert (await output(lab, run_id)).startswith(f"{who}")
         assert (await output(lab, run_id)).endswith("changes no limit:\nEUR, please")
         [asked], [decided] = await lab.facts(run_id, QuestionAsked), await lab.facts(run_id, QuestionAnswered)

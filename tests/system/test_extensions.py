@@ -72,7 +72,7 @@ async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_
         assert code != 0 and "Nothing was raised; it still waits" in text and decisions(root) == []
         code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=[(RAISE, "y")]))
         assert code == 0, text
-        assert "is near its cost cap of $0.20" in text and "it goes on." in text
+        assert "is near its cost cap of $0.20" in text and "it continues." in text
         await until(lambda: state_of(root, run_id) == "success", 20)
         [decided] = decisions(root)
         assert (decided["decision"], decided["channel"]) == ("approved", "terminal")

@@ -302,9 +302,11 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
             code, _out, err = await there("user", *words)
             assert code == 2 and "only in a terminal on the server" in err, err  # given by the owner
         assert (await all_of.ava("user", "remove", "dora"))[0] == 0
-        assert (await there("user", "add", "dora", "--running", "1", "-q"))[0] == 0
-        code, out, err = await there("user", "remove", "dora")
-        assert code == 0 and "is revoked" in out and "limits of dora are removed" in out, err
+        code, _out, err = await there("user", "add", "dora", "--running", "1", "-q")
+        assert code == 2 and "dora has runs in the log" in err, "another person would see them"
+        assert (await there("user", "add", "dora2", "--running", "1", "-q"))[0] == 0
+        code, out, err = await there("user", "remove", "dora2")
+        assert code == 0 and "is revoked" in out and "limits of dora2 are removed" in out, err
         for text, scope in ((token(all_of.root, "eve", "audit", name="a2"), "admin"), ("avatok_wrong", "token")):
             code, out, err = await there("user", "list", AVA_TOKEN=text)
             assert code == 10 and scope in err and not out, err
@@ -326,7 +328,8 @@ async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path
         admin = token(all_of.root, "ops", "admin", name="ops-laptop")
         before = (all_of.root / "config.toml").read_text()
         for body in ({"workspaces": ["/"]}, {"roles": ["coder"]}, {"scopes": ["approve"]}, {"running": -1},
-                     {"daily_cents": "1"}, {"running": True}, {"approval": "never"}, {}, ["x"]):  # fmt: skip
+                     {"daily_cents": "1"}, {"running": True}, {"approval": "never"}, {}, ["x"],
+                     {"running": 1, "expires": "1d"}):  # fmt: skip
             answer = await all_of.server.request("PATCH", "/users/ana", admin, json=body)
             assert answer.status_code == 400, body
         for path in ("/users/a b", "/users/../ana", "/users/ana/x", "/users/" + "a" * 90):

@@ -471,8 +471,9 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
             if isinstance(error, BadInput):
                 raise BadInput(options.name_options(str(error)) + which) from error
             hint = " To run without it: --degraded." if isinstance(error, ToolMissing) else ""
-            if isinstance(error, Refused) and hint + which:
-                raise Refused(f"{error}{hint}{which}", needs_key=error.needs_key) from error
+            if isinstance(error, Refused):
+                said = options.name_options(str(error))
+                raise Refused(f"{said}{hint}{which}", needs_key=error.needs_key) from error
             raise
     return made
 

@@ -259,7 +259,7 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
     )
     manager.wake()
     if not isinstance(found, NotResumed):
-        tell(line or f"{label(run)} goes on.")
+        tell(line or f"{label(run)} continues.")
         return
     now = await runtime.store.read(lambda view: view.run(run.id))
     if now is not None and (now.state == QUEUED or now.instance == manager.instance):

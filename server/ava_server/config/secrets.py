@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME, has_placeholder
 from ava_roles.wrap import clean
@@ -43,16 +41,6 @@ class Secret:
     value: str = field(repr=False)
     hosts: tuple[str, ...]
     set_at: str
-
-
-class _Entry(BaseModel):
-    """A secret as the file has it."""
-
-    model_config = ConfigDict(strict=True)
-
-    value: str
-    hosts: list[str] = Field(default=[], alias="for")
-    set_at: str = Field(default="", alias="set")
 
 
 def secret_name(given: str) -> str:
@@ -152,7 +140,9 @@ def _file(path: Path) -> PrivateFile:
 
 
 def _secret(name: str, stored: object) -> Secret:
-    entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError
+    from ava_server.config.entries import SecretEntry
+
+    entry = SecretEntry.model_validate(stored)  # a ValidationError is a ValueError
     if not SECRET_NAME.fullmatch(name) or _fault(entry.value):
         raise ValueError
     return Secret(name, entry.value, tuple(entry.hosts), entry.set_at[:40])

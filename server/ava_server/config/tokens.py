@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, ConfigDict
-
 from ava_audit.units import iso_utc
 from ava_server.config.secrets import may_be_secret
 from ava_server.core.errors import BadInput, ConfigError, Refused
@@ -78,18 +76,6 @@ class Token:
         """Return what the log records of it."""
         expires = None if self.expires_us is None else iso_utc(self.expires_us)
         return {"id": self.id, "user": self.user, "scopes": list(self.scopes), "expires": expires}
-
-
-class _Entry(BaseModel):
-    """A token as the file has it."""
-
-    model_config = ConfigDict(strict=True)
-
-    user: str
-    scopes: list[Scope]
-    sha256: str
-    created_us: int
-    expires_us: int | None = None
 
 
 class Tokens:
@@ -270,7 +256,18 @@ def _file(path: Path) -> PrivateFile:
 
 
 def _token(name: str, stored: object) -> Token:
-    entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError
+    from ava_server.config.entries import TokenEntry
+
+    entry = TokenEntry.model_validate(stored)  # a ValidationError is a ValueError
     if not (_NAME.fullmatch(name) and _USER.fullmatch(entry.user) and _SHA256.fullmatch(entry.sha256)):
         raise ValueError
-    return Token(name, entry.user, tuple(entry.scopes), entry.sha256, entry.created_us, entry.expires_us)
+    if not set(entry.scopes) <= set(SCOPES):
+        raise ValueError
+    return Token(
+        name,
+        entry.user,
+        cast("tuple[Scope, ...]", tuple(entry.scopes)),
+        entry.sha256,
+        entry.created_us,
+        entry.expires_us,
+    )

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
 from ava_audit.store.store import append
+from ava_audit.view import View
 from ava_server.budget.user_limits import STRICTEST_FIRST
 from ava_server.config.settings import Policy, UserSettings, read_users
 from ava_server.config.tokens import expiry, read_tokens, user_name
@@ -96,9 +97,16 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
     given = await _body(request)
     limits = given.model_dump(exclude={"expires"}, exclude_none=True)
     if request.method == "POST":
+        if user in await app.runtime.store.read(View.users):
+            raise BadInput(
+                f"{user} has runs in the log, which a new user of that name would see: choose another name; if it is"
+                f" the same person, somebody on the server adds them again, with `ava user add {user}`"
+            )
         ends_us = expiry(given.expires, time.time_ns() // 1000)
         made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
         return _json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
+    if given.expires is not None:
+        raise BadInput("expires: it is for a new user's token; leave it out, and create another token on the server")
     if not limits:
         raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
     await anyio.to_thread.run_sync(_refuse_looser, root, user, given.approval)

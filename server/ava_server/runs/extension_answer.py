@@ -232,7 +232,8 @@ def decide_extension(
             decision_digest=digest(config, found.texts), changes={FIELDS[asked.cap]: allow},
         )  # fmt: skip
         text = (
-            f"The {CAP_NAMES[asked.cap]} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it goes on."
+            f"The {CAP_NAMES[asked.cap]} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it"
+            " continues."
         )
         line = f"approved {_named(asked)}: {approval_line(config, found.texts)}"
         return Outcome(ExtensionAnswer("approved", text), _events(run, who, decided, line))

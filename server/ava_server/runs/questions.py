@@ -141,7 +141,7 @@ class WaitingQuestion:
         text = (
             f"{label(self.run)} asks you, in its own words:\n{add_bars(self.untrusted)}\n"
             f"Your answer goes to the model {self.run.model}: give no passwords or keys. It changes no limit. Without"
-            f" an answer by {iso_second(self.asked.expires_us)} the subagent goes on."
+            f" an answer by {iso_second(self.asked.expires_us)} the subagent continues."
         )
         own = TextField(_ANSWER, "Or in your own words" if self.options else "Your answer")
         fields = (TextField(_CHOICE, "Your answer", self.options), own) if self.options else (own,)

@@ -262,10 +262,10 @@ class RunSteering(Operations):
             raise Refused(f"{label(run)} has ended; ask on with spawn_subagent and context_from")
         if delivered == "answered":
             self._access.wake(run.id)
-            return self._delivered(run, "has the answer to its question and goes on")
+            return self._delivered(run, "has the answer to its question and continues")
         state = await anyio.to_thread.run_sync(shown_state, run, self._runtime.instances.alive)
         paused = state == QUEUED and run.generation > 0
-        when = "when it goes on" if paused else _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
+        when = "when it continues" if paused else _WHEN[INTERRUPTED if state == INTERRUPTED else delivered]
         return self._delivered(run, f"reads it {when}")
 
     def _delivered(self, run: RunRow, what: str) -> MessageAnswer:

@@ -314,5 +314,5 @@ class Resumptions(Operations):
         return ConfirmAnswer(
             status="resumed",
             decisions=[decision],
-            next=f'It goes on where it was. Call check_subagent with subagent_id "{run.id}" for news.',
+            next=f'It continues where it was. Call check_subagent with subagent_id "{run.id}" for news.',
         )

@@ -89,7 +89,7 @@ class PersonQuestions(Operations):
         if not await self._store.do(command):
             raise Refused(f"{label(one.run)} waits for no answer any more")
         self._access.wake(one.run.id)
-        return f"{label(one.run)} has its answer and goes on." if text is not None else f"{label(one.run)} goes on."
+        return f"{label(one.run)} has its answer and continues." if text is not None else f"{label(one.run)} continues."
 
     async def _waiting(self, rows: Sequence[RunRow]) -> list[Waiting]:
         """Return what these runs wait with, as far as this session's person may answer it and has not closed it."""

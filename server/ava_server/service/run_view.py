@@ -219,7 +219,7 @@ class Wait:
             case "answer":
                 return (
                     "an answer to its question (untrusted_question): ask the person, and pass the answer on with"
-                    f" message_subagent. Without one, it goes on at {iso_second(self.until_us or 0)}"
+                    f" message_subagent. Without one, it continues at {iso_second(self.until_us or 0)}"
                 )
             case "resume" | "held":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
@@ -243,7 +243,8 @@ class Wait:
             case "answer":
                 how = f'`ava send {self.run.id} "…"`'
                 return (
-                    f"answer its question with {how}; without an answer it goes on at {iso_second(self.until_us or 0)}"
+                    f"answer its question with {how}; without an answer it continues at"
+                    f" {iso_second(self.until_us or 0)}"
                 )
             case "queue":
                 place = f"number {self.position} in the queue"
