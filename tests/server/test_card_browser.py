@@ -19,7 +19,7 @@ from support.runtime import PRICED, arrived, connect
 
 from ava_server.mcp_server import card
 
-pytestmark = [needs_browser, pytest.mark.filterwarnings("default::ResourceWarning")]
+pytestmark = needs_browser
 BIDI = "\u202e\u2066\u200f\u061c\u200b\U000e0041"
 LURE = "</pre></section><img src='https://evil.test/x.png' onerror='alert(1)'><script>alert(2)</script>"
 FOUND = {
@@ -268,8 +268,9 @@ async def test_a_ping_and_the_end_are_answered_and_anything_else_is_refused(open
         assert [each.get("result") for each in answers] == [{}, {}, None] and answers[2]["error"]["code"] == -32601
 
 
-async def test_its_own_policy_lets_no_other_script_style_or_request_in(open_card: Open) -> None:
-    async with open_card() as host:
+@pytest.mark.parametrize("around", ["{}", "<!doctype html><html><head><title>Ava</title></head><body>{}</body></html>"])
+async def test_its_own_policy_lets_no_other_script_style_or_request_in(open_card: Open, around: str) -> None:
+    async with open_card(around=around) as host:
         await host.value(
             """() => {
               const script = document.createElement("script");

@@ -116,11 +116,15 @@ async def browser() -> AsyncGenerator[Browser]:
 
 @asynccontextmanager
 async def card_host(
-    chromium: Browser, read: Read | None = None, context: dict[str, Any] | None = None, scheme: Scheme = "light"
+    chromium: Browser,
+    read: Read | None = None,
+    context: dict[str, Any] | None = None,
+    scheme: Scheme = "light",
+    around: str = "{}",
 ) -> AsyncGenerator[CardHost]:
-    """Open a host with the card; without `read` it passes on no reading of resources."""
+    """Open a host with the card; without `read` it passes on no reading of resources, and `around` wraps the page."""
     capabilities: dict[str, Any] = {"serverResources": {}} if read is not None else {}
-    html = json.dumps(card.page()).replace("</", "<\\/")
+    html = json.dumps(around.format(card.page())).replace("</", "<\\/")
     page_of_host = _PAGE.substitute(
         {"context": json.dumps(context or {}), "capabilities": json.dumps(capabilities), "html": html}
     )

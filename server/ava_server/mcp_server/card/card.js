@@ -200,7 +200,8 @@
   function situation(run) {
     const asked = run.untrusted_question && foreign("The subagent asks", element("p", "", text(run.untrusted_question, TEXT)));
     const facts = [PERSON.has(run.state) && "Waits for a person. Decide in your host or a terminal; this page cannot.",
-      !PERSON.has(run.state) && line(run.waits_for), !ENDED.has(run.state) && line(run.untrusted_activity),
+      !PERSON.has(run.state) && line(run.waits_for),
+      !ENDED.has(run.state) && run.untrusted_activity && `Now: ${line(run.untrusted_activity)}`,
       run.stop_reason && `Ended because: ${line(run.stop_reason)}`, run.error && line(run.error.what_to_do)];
     return element("div", "", "", ...facts.filter(Boolean).map((fact) => element("p", "", fact)), asked);
   }
@@ -250,6 +251,8 @@
   // -- the start --
 
   async function start() {
+    const policy = document.querySelector("meta[http-equiv]");
+    if (policy.parentNode !== document.head) document.head.append(policy); // a host that wraps the page puts it elsewhere
     const appInfo = { name: "Ava", version: "1" }, appCapabilities = { availableDisplayModes: ["inline"] };
     const host = await request("ui/initialize", { appInfo, appCapabilities, protocolVersion: "2026-01-26" });
     canRead = Boolean(host.hostCapabilities && host.hostCapabilities.serverResources);
