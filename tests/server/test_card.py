@@ -23,7 +23,7 @@ from ava_server.mcp_server import card, resources
 from ava_server.service.tools import TOOLS
 
 ERAS = pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
-MOST_BYTES = 15_000
+MOST_BYTES = 15_500
 METHODS = {
     "ui/initialize",
     "ui/notifications/initialized",
