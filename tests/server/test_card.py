@@ -125,7 +125,7 @@ def test_the_page_is_small_and_reaches_nothing() -> None:
     page = card.page()
     assert len(page.encode()) <= MOST_BYTES
     assert "{{" not in page, "a part was not put in"
-    assert not re.search(r"https?:|(?<!ava:)//\w|\bsrc=|\bhref=|\bimport\b|url\((?!/)", page.replace("url\\(", ""))
+    assert not re.search(r"https?:|(?<!ava:)//\w|\bsrc=|\bhref=|\bimport\b|url\(", page)
     assert page.count("<script>") == page.count("</script>") == page.count("<style>") == page.count("</style>") == 1
 
 

@@ -56,7 +56,7 @@
     const root = document.documentElement;
     if (context.theme === "light" || context.theme === "dark") root.style.colorScheme = context.theme;
     for (const [name, value] of Object.entries((context.styles && context.styles.variables) || {}))
-      if (/^--(color|font|border)-[a-z0-9-]+$/.test(name) && typeof value === "string" && !/url\(/i.test(value))
+      if (/^--(color|font|border)-[a-z0-9-]+$/.test(name) && typeof value === "string" && !value.toLowerCase().includes("url"))
         root.style.setProperty(name, value);
   }
 
