@@ -19,6 +19,8 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.real_hosts import NODE, PROGRAMS, SPAWN, data_root, entries, http_server, needs, subagents_use
 from support.stdio import AVA, assert_intact, environment
 
+from ava_server.mcp_server import card
+
 pytestmark = [pytest.mark.slow, needs()]
 
 OUTPUT = "twelve cents"
@@ -46,13 +48,16 @@ class Inspector:
 
     def run(self, program: str, *args: str) -> dict[str, Any]:
         """Run one of its programs, and return what it printed."""
+        printed: dict[str, Any] = json.loads(self.printed(program, *args))
+        return printed
+
+    def printed(self, program: str, *args: str) -> str:
         done = subprocess.run(
             [str(NODE), str(PROGRAMS / program), *args], env=dict(self.env), cwd=self.home, timeout=60,
             capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
-        printed: dict[str, Any] = json.loads(done.stdout)
-        return printed
+        return done.stdout
 
     @property
     def catalog(self) -> str:
@@ -66,6 +71,14 @@ class Inspector:
         how = ("--config", self.catalog, "--server", "ava", "--protocol-era", era, "--format", "json", "-q")
         result: dict[str, Any] = self.run("mcp-inspector", "--cli", *how, "--method", method, *args)["result"]
         return result
+
+    def pages(self, era: str, *args: str) -> dict[str, str | None]:
+        """Return each tool's page, as the CLI finds it."""
+        how = ("--config", self.catalog, "--server", "ava", "--protocol-era", era)
+        lines = self.printed("mcp-inspector", "--cli", *how, "--method", "tools/list", "--app-info", *args).splitlines()
+        found = [json.loads(line) for line in lines]
+        assert all(each["resourceMimeType"] == card.MIME for each in found if each["hasApp"])
+        return {each["toolName"]: each.get("resourceUri") for each in found}
 
     def tool_once(self, era: str, tool: str, **arguments: Any) -> dict[str, Any]:
         given = ("--tool-name", tool, "--tool-args-json", json.dumps(arguments))
@@ -150,6 +163,16 @@ def test_the_cli_proposes_confirms_and_checks(tmp_path: Path, transport: str, er
         checked = inspector.tool_once(era, "check_subagent", subagent_id=proposal["subagent_id"], wait_seconds=20)
         for answer in (checked, confirmed) if era == "modern" else (checked,):
             assert answer["runs"][0]["untrusted_result"]["output"] == OUTPUT
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_cli_finds_the_card_only_where_it_says_that_it_shows_pages(
+    tmp_path: Path, transport: str, era: str
+) -> None:
+    with running_model_server([]) as models, inspecting(tmp_path, models, transport) as inspector:
+        assert inspector.pages(era) == dict.fromkeys(TOOLS)
+        shown = dict.fromkeys(("confirm_spawn", "check_subagent"), card.URI)
+        assert inspector.pages(era, "--advertise-apps") == {**dict.fromkeys(TOOLS), **shown}
 
 
 def test_mcpdo_approves_in_a_form_raises_a_cap_in_another_and_gets_the_result(tmp_path: Path, transport: str) -> None:

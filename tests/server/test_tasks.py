@@ -16,6 +16,8 @@ from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import AVA, environment, told
 from support.tasks import TASKS, Host, Started, hosting
 
+from ava_server.mcp_server import card
+
 COMMAND = AVA[:1]
 
 
@@ -60,7 +62,7 @@ async def test_a_client_without_the_extension_gets_the_usual_answer(tmp_path: Pa
 async def test_the_extension_is_advertised(tmp_path: Path) -> None:
     async with connect(tmp_path, [], mode="auto") as (client, _models):
         capabilities = client.server_capabilities
-        assert capabilities is not None and capabilities.extensions == {TASKS: {}}
+        assert capabilities is not None and set(capabilities.extensions or ()) == {TASKS, card.EXTENSION}
 
 
 async def test_several_approved_together_are_one_task(tmp_path: Path) -> None:

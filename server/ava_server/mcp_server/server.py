@@ -19,6 +19,7 @@ from mcp_types import INTERNAL_ERROR
 from pydantic import ValidationError
 
 from ava_server.core.errors import BadInput
+from ava_server.mcp_server import card
 from ava_server.mcp_server.app import App
 from ava_server.mcp_server.resources import access_of
 from ava_server.mcp_server.results import result_of
@@ -95,6 +96,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     )
     server.add_request_handler("tools/call", types.CallToolRequestParams, tools.call_tool)
     serve_tasks(server)
+    server.extensions[card.EXTENSION] = {}
     hide_error_texts(server)
     server.middleware.append(_open_after_answer)
     server.middleware.append(QuestionSeal(result_of))

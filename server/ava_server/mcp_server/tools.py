@@ -15,6 +15,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
 
 from ava_server.core.errors import AvaError, Refused
+from ava_server.mcp_server.card import declares_apps, with_card
 from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.tasks import as_task, declares_tasks
@@ -58,6 +59,8 @@ async def list_tools(
             more["annotations"] = _UNHINTED
         asked = _ASKED.keys()
         listed = [tool.model_copy(update=more) if (tool.meta or {}).keys() >= asked else tool for tool in listed]
+    if declares_apps(ctx):
+        listed = [with_card(tool) for tool in listed]
     return types.ListToolsResult(tools=listed)
 
 

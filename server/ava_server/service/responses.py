@@ -136,6 +136,22 @@ class RunAnswer(BaseModel):
     cursor: str | None = Field(default=None, description="It goes on: check_subagent with it.")
 
 
+class RunStep(BaseModel):
+    """A tool call of a run; the model chose its words."""
+
+    at: str
+    what: str
+    outcome: str = ""
+    failed: bool = False
+
+
+class RunResource(RunAnswer):
+    """A run as a resource has it: the limits of a proposal, and the last tool calls, oldest first."""
+
+    limits: dict[str, float] | None = None
+    untrusted_steps: list[RunStep] = []
+
+
 class CheckAnswer(Answer):
     """The state of one run, of a group, or of everything that is going on."""
 

@@ -398,6 +398,15 @@ def cost_of(shown: RunView) -> str:
     return f"{format_usd(shown.row.cost_micros)} of {format_usd(int(shown.caps[-1].most), exact=True)}"
 
 
+def limits_of(shown: RunView) -> dict[str, float] | None:
+    """Return a run's caps by the names of its arguments; a free run has no cost cap."""
+    names = {"seconds": "timeout", "turns": "max_iterations", "tool_calls": "max_tool_calls", "tokens": "max_tokens"}
+    limits: dict[str, float] = {names[cap.name]: cap.most for cap in shown.caps if cap.name in names}
+    if shown.caps and not shown.free:
+        limits["max_cost_cents"] = shown.caps[-1].most / 10_000
+    return limits or None
+
+
 def tokens_short(tokens: int) -> str:
     """Return a number of tokens as a status line has it: `840 tokens`, `12k tokens`."""
     return f"{tokens} tokens" if tokens < 1_000 else f"{tokens / 1_000:.0f}k tokens"

@@ -57,6 +57,7 @@ class ServiceTool:
         approves: A person decides in it.
         asks: A person may be asked in it.
         admin: The scope `admin` is enough: it reaches the runs of other users.
+        card: Hosts with MCP Apps show its answer as a card.
     """
 
     title: str
@@ -74,6 +75,7 @@ class ServiceTool:
     approves: bool = False
     asks: bool = False
     admin: bool = False
+    card: bool = False
 
     @property
     def name(self) -> str:
@@ -111,6 +113,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             approves=True,
             asks=True,
             admin=True,
+            card=True,
         ),
         ServiceTool(
             "Look after subagents",
@@ -123,6 +126,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             read_only=True,
             loaded=True,
             asks=True,
+            card=True,
         ),
         ServiceTool(
             "Message a subagent",

@@ -1,4 +1,4 @@
-"""The last actions of a run: its tool calls, each with what became of it."""
+"""The last actions of a run: its tool calls, each with its outcome."""
 
 from __future__ import annotations
 
