@@ -23,6 +23,8 @@ from ava_server.models.base import (
 )
 from ava_server.models.local import LocalModel
 from ava_server.models.offline import answer
+from ava_server.models.offline_ranking import QUOTE_CHARS
+from ava_server.models.offline_reading import failures, passages
 from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
@@ -116,7 +118,7 @@ async def test_quotes_are_verbatim_from_the_files(folder: Root) -> None:
 
     findings = result["findings"]
     assert findings
-    assert all(finding["quote"] in GUIDE and len(finding["quote"]) <= offline.QUOTE_CHARS for finding in findings)
+    assert all(finding["quote"] in GUIDE and len(finding["quote"]) <= QUOTE_CHARS for finding in findings)
     assert "five working days" in findings[0]["quote"]
     assert findings[0]["source_url"].startswith("docs/guide.md:")
     assert "source_name" not in findings[0], "one place is said once"
@@ -192,7 +194,7 @@ async def test_a_heading_at_the_end_of_a_passage_is_not_a_file_name(tmp_path: Pa
     output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), ToolContext(files=root))).text
     root.close()
     assert "\n\n## [limits]\n\nlines" in output or "\n\n## [limits]\n\nline " in output
-    assert {passage.source for passage in offline.passages("search_and_read", output)} == {"rules.md"}
+    assert {passage.source for passage in passages("search_and_read", output)} == {"rules.md"}
 
 
 def test_what_a_search_or_read_left_out_becomes_a_caveat() -> None:
@@ -250,19 +252,19 @@ def test_parses_pages_in_the_format_the_tool_prints() -> None:
         "# https://b.example/gone\nNot read: status 404: there is no such page\n\n"
         "# The rest of https://a.example/lamps\n\nThe end of lamps."
     )
-    found = offline.passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
+    found = passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
     assert [(passage.source, passage.text) for passage in found] == [
         ("https://a.example/lamps", "A lamp gives light.\n\n# Kinds\n\nOil lamps are old."),
         ("https://a.example/lamps", "The end of lamps."),
     ]
     assert {passage.title for passage in found} == {"Lamps"}
-    assert offline.failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
+    assert failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
 
 
 def test_a_failed_call_has_no_passages() -> None:
-    assert offline.passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
-    assert offline.passages("read_file", "no such file: a.md; list the folder") == []
-    assert offline.passages("web_search", "# x\nURL: https://a.example\n") == []
+    assert passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
+    assert passages("read_file", "no such file: a.md; list the folder") == []
+    assert passages("web_search", "# x\nURL: https://a.example\n") == []
 
 
 async def asked(folder: Path, task: str, **files: str) -> dict[str, Any]:
