@@ -101,7 +101,9 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     least = LEAST_COVERAGE if _missing(query, spread) else LEAST_TOGETHER
     if chosen and coverage >= least:
         return _found_answer(chosen, query, spread, results)
-    named = [piece for tool, each in read.items() if tool != SEARCH for passage in each for piece in pieces(passage)]
+    named = [
+        (1.0, piece) for tool, each in read.items() if tool != SEARCH for passage in each for piece in pieces(passage)
+    ]
     if named and not query.telling:  # how each of them begins
         return _found_answer(spread_out(named, QUOTES_MOST), query, spread, results)
     return _nothing(chosen, query, spread, results)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from heapq import nsmallest
 
 from ava_roles.passages import Weighing, prose_factor, record_factor
@@ -19,6 +20,8 @@ SAME_WORDS = 0.8
 """Two passages with this share of their words in common are the same page in two formats or versions."""
 APART_LINES = 40
 """Passages of one page that are shown are at least so far apart."""
+_SAME_PAGE = 0.85
+"""What each further place of a page counts."""
 _FENCED = 0.5
 _CUT_MOST = 40
 _QUOTE_WORDS = 60
@@ -34,7 +37,7 @@ _SENTENCE = re.compile(
 def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> tuple[list[Passage], float]:
     """Return the pieces that answer a question best, best first, and how much of it one sentence there has.
 
-    Each page gives one place; a further one only where too few pages fit. Pieces far below the best are left out.
+    A page gives several places where they fit better than other pages. Pieces far below the best are left out.
     """
     weigh = Weighing(spread.weights, _QUOTE_WORDS)
     likely: list[tuple[float, int, Passage]] = []
@@ -51,7 +54,7 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
             rank = (own - AROUND * around) * together * prose_factor(piece.text) * record_factor(piece.source)
             ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
     ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
-    chosen = spread_out([piece for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
+    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
     return chosen, max((together for _, together, piece in ranked if piece in chosen), default=0.0)
 
 
@@ -61,20 +64,20 @@ def _together(text: str, query: Query, weigh: Weighing) -> float:
     return max(map(weigh.coverage, sentences), default=0.0)
 
 
-def spread_out(ranked: Sequence[Passage], most: int) -> list[Passage]:
-    """Return one piece of each page, then more that are far apart; no text twice."""
+def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passage]:
+    """Return the best pieces. Each further one of a page counts less; those of a page are far apart; no text twice."""
+    left = [(rank, piece, frozenset(piece.text.lower().split())) for rank, piece in ranked]
     chosen: list[Passage] = []
-    words: list[frozenset[str]] = []
-    for again in (False, True):
-        for piece in ranked:
-            if len(chosen) == most:
-                return chosen
-            if any(piece.source == other.source and not (again and _apart(piece, other)) for other in chosen):
-                continue
-            own = frozenset(piece.text.lower().split())
-            if all(len(own & other) < SAME_WORDS * min(len(own), len(other)) for other in words):
-                chosen.append(piece)
-                words.append(own)
+    while left and len(chosen) < most:
+        taken = Counter(piece.source for piece in chosen)
+        _, best, words = max(left, key=lambda each: each[0] * _SAME_PAGE ** taken[each[1].source])
+        chosen.append(best)
+        left = [
+            (rank, piece, own)
+            for rank, piece, own in left
+            if (piece.source != best.source or _apart(piece, best))
+            and len(own & words) < SAME_WORDS * min(len(own), len(words))
+        ]
     return chosen
 
 
