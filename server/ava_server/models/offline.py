@@ -22,7 +22,7 @@ from ava_server.models.selection import SET_A_MODEL
 LEAST_COVERAGE = 0.55
 """The share of the question, by the weight of its words, that one sentence needs for its passage to be an answer."""
 LEAST_TOGETHER = 0.3
-"""The same where none of its words is missing: a task may list several subjects."""
+"""The same where none of its words and names is missing: a task may list several subjects."""
 SUBMIT = "submit_result"
 QUOTES_MOST = 5
 _NAMED_MOST = 5
@@ -34,6 +34,9 @@ _URL = re.compile(r"https?://[^\s<>\"'`|]+")
 _FILE = re.compile(r"(?<![\w/:.@-])(?:[\w.-]+/)*[\w-][\w.-]*\.[A-Za-z][A-Za-z0-9]{0,7}(?![\w/])")
 _NO_FILE = re.compile(r"\w\.\w|[^/]+\.(?:com|org|net|io|ai|eu|de|app)")  # e.g., i.e., a site's name
 _MATERIAL = re.compile(r"\b(?:these|this|those) (?:files?|folders?|documents?|texts?|pages?|docs)\b", re.IGNORECASE)
+_CAPITAL = "[A-ZÀ-ÖØ-ÞΑ-ΩА-Я]"
+_NAME = re.compile(rf"(?<=[\w,;:)] ){_CAPITAL}\w+(?: {_CAPITAL}\w+)+")
+"""Capitalised words in a row, not at the beginning of a sentence."""
 _CONTEXT = re.compile(r"^## Task context\n\n(.*)^## Capabilities$", re.DOTALL | re.MULTILINE)
 _LAST_TURN = re.compile(r"\bonly submit_result\b", re.IGNORECASE)
 
@@ -59,7 +62,12 @@ def answer(request: Request) -> Completion:
 
 def _query(task: str) -> Query:
     """Return the words of a task, without the pages and files that it names."""
-    return Query(_MATERIAL.sub(" ", _FILE.sub(_unnamed, _URL.sub(" ", task))))
+    return Query(_asked(task))
+
+
+def _asked(task: str) -> str:
+    """Return a task without the pages and files that it names."""
+    return " ".join(_MATERIAL.sub(" ", _FILE.sub(_unnamed, _URL.sub(" ", task))).split())
 
 
 def _unnamed(path: re.Match[str]) -> str:
@@ -79,9 +87,7 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
     if "read_file" in offered:
         calls += [("read_file", {"path": path}) for path in paths[:_NAMED_MOST]]
     if SEARCH in offered:
-        words = " ".join(
-            _MATERIAL.sub(" ", _FILE.sub(_unnamed, _URL.sub(" ", task))).split()
-        )  # with filler words, which tell the language
+        words = _asked(task)  # with filler words, which tell the language
         if len(words) > _QUERY_CHARS or not Query(words).telling:
             texts = (words, _URL.sub(" ", task), named)
             words = " ".join(next((query.words for query in map(Query, texts) if query.telling), ()))
@@ -98,7 +104,8 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
     spread = spread_of(query, results)
     found = [passage for each in read.values() for passage in each]
     chosen, coverage = best_passages(found, query, spread, QUOTES_MOST) if query.telling else ([], 0.0)
-    least = LEAST_COVERAGE if _missing(query, spread) else LEAST_TOGETHER
+    is_known = not _missing(query, spread) and _has_names(task, found)
+    least = LEAST_TOGETHER if is_known else LEAST_COVERAGE
     if chosen and coverage >= least:
         return _found_answer(chosen, query, spread, results)
     named = [
@@ -157,6 +164,12 @@ def _nothing(chosen: list[Passage], query: Query, spread: Spread, results: list[
 def _missing(query: Query, spread: Spread) -> list[str]:
     """Return the words that nothing has, where something was searched."""
     return [word for word, count in zip(query.words, spread.counts, strict=True) if spread.total and not count]
+
+
+def _has_names(task: str, found: list[Passage]) -> bool:
+    """Tell whether each name of several words in a task stands in a passage: its words apart mean something else."""
+    texts = [" ".join(passage.text.lower().split()) for passage in found]
+    return all(any(name.lower() in text for text in texts) for name in _NAME.findall(_asked(task)))
 
 
 def _lacking(missing: list[str]) -> list[str]:

@@ -20,8 +20,10 @@ SAME_WORDS = 0.8
 """Two passages with this share of their words in common are the same page in two formats or versions."""
 APART_LINES = 40
 """Passages of one page that are shown are at least so far apart."""
-_SAME_PAGE = 0.85
-"""What each further place of a page counts."""
+_SAME_PAGE = 0.9
+"""What each further place of a page counts, as a share of the one before."""
+_NEXT_FILE = 0.96
+"""What a file counts that the search ranked next, as a share of the one before."""
 _FENCED = 0.5
 _CUT_MOST = 40
 _QUOTE_WORDS = 60
@@ -52,6 +54,7 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
             own = weigh(matches)
             together = _together(piece.text, query, weigh) if own else 0.0
             rank = (own - AROUND * around) * together * prose_factor(piece.text) * record_factor(piece.source)
+            rank *= _NEXT_FILE**passage.file_rank
             ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
     ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
     chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)

@@ -47,6 +47,7 @@ class Passage:
         line: The number of its first line, if known.
         title: The source's own title.
         fenced: It is inside a code fence.
+        file_rank: How many files the search found that fit better.
     """
 
     source: str
@@ -55,6 +56,7 @@ class Passage:
     line: int | None = None
     title: str = ""
     fenced: bool = False
+    file_rank: int = 0
 
     @property
     def location(self) -> str:
@@ -144,9 +146,10 @@ def _found(body: str) -> Iterator[Passage]:
     if said and len(heads) > int(said["files"]):
         likely = sorted(heads, key=lambda head: (not _PLAIN_PATH.fullmatch(head["path"]), "." not in head["path"]))
         heads = sorted(likely[: int(said["files"])], key=lambda head: head.start())
-    for head, text in _between(heads, body):
+    for rank, (head, text) in enumerate(_between(heads, body)):
         for found, words in _headed(_PASSAGE_HEAD, text):
-            yield Passage(head["path"], found["place"], words.strip("\n"), _line(found["place"]))
+            line = _line(found["place"])
+            yield Passage(head["path"], found["place"], words.strip("\n"), line, file_rank=rank)
 
 
 def _read(body: str) -> Iterator[Passage]:
