@@ -396,6 +396,41 @@ async def test_each_page_gives_one_place_if_there_are_enough_pages(tmp_path: Pat
     assert sorted(finding["source_url"] for finding in findings[:4]) == [f"page{number}.txt:1" for number in range(4)]
 
 
+async def test_a_page_gives_a_second_place_before_pages_that_fit_worse(tmp_path: Path) -> None:
+    first, second = "The tide table hangs in the harbour.", "A newer tide table hangs in the harbour office."
+    guide = "\n\n".join([first, *(f"Line {line} is about boats." for line in range(90)), second])
+    worse = {f"page{number}__txt": f"The harbour of town {number} has a table." for number in range(5)}
+    result = await asked(tmp_path, "Where in the harbour hangs the tide table?", guide__txt=guide, **worse)
+    quotes = [finding["quote"] for finding in result["findings"]]
+    assert any(first in quote for quote in quotes[:2]) and any(second in quote for quote in quotes[:2])
+
+
+def test_what_the_search_ranks_first_wins_among_pieces_that_fit_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = "A tide table hangs outside, beside the door of the school, as Mira says."
+    shorter = "The tide table hangs near our old lighthouse, and Noah reads it."
+    files = f"## a.txt\n\nline 1:\n{longer}\n\n## b.txt\n\nline 1:\n{shorter}"
+    found = f"2 files fit best (2 searched)\nOf 2 passages have: tide 2, table 2, hang 2\n\n{files}"
+    turn = ToolTurn("1", "search_and_read", wrap_tool_output(found, tool="search_and_read", nonce="01234567"))
+
+    def sources() -> list[str]:
+        result = submitted(answer(request("Where does the tide table hang?", AssistantTurn({}), turn)))
+        return [finding["source_url"] for finding in result["findings"]]
+
+    assert sources() == ["a.txt:1", "b.txt:1"]
+    monkeypatch.setattr("ava_server.models.offline_ranking._NEXT_FILE", 1.0)
+    assert sources() == ["b.txt:1", "a.txt:1"], "the shorter one alone fits a little better"
+
+
+async def test_a_name_whose_words_stand_only_apart_is_no_answer(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
+    others |= {"page__txt": "The mail server is new. Microsoft sells it. Our teams connect cables."}
+    question = "How do I connect the mail server to Microsoft Teams?"
+    result = await asked(tmp_path, question, **others)
+    assert result["summary"].startswith("No answer found: no passage has enough of") and result["findings"] == []
+    result = await asked(tmp_path, question, **others, teams__txt="Microsoft\nTeams is a program.")
+    assert result["findings"], "the name is known"
+
+
 async def test_the_same_page_in_two_formats_is_shown_once(tmp_path: Path) -> None:
     text = "The ferry leaves the harbour at noon, except on Sunday, when it leaves at nine."
     page = f"<html><script>ferry()</script><body><p class='ferry'>{text}</p></body></html>"
