@@ -95,13 +95,12 @@ class Query:
         text = _fold_width(text).lower()
         counts, pairs = [0] * len(self.words), [0] * len(self.words)
         tokens = _WORD.findall(text)
-        before, since = -1, 0
-        for number in map(self._stems.__getitem__, tokens):
-            since += 1
-            if number >= 0:
-                counts[number] += 1
-                pairs[before] += number == before + 1 and before >= 0 and since <= _NEAR_WORDS
-                before, since = number, 0
+        found = [(at, number) for at, number in enumerate(map(self._stems.__getitem__, tokens)) if number >= 0]
+        before, last = -1, 0
+        for at, number in found:
+            counts[number] += 1
+            pairs[before] += number == before + 1 and before >= 0 and at - last <= _NEAR_WORDS
+            before, last = number, at
         if text.isascii():
             return Matches(counts, pairs, len(tokens))
         if self._parts:

@@ -8,7 +8,6 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
 import anyio
@@ -18,20 +17,18 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, Passage, PassageRanking, split_passages
+from ava_roles.passages import FileMatch, PassageRanking
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
-from ava_roles.tools import grep, parser_process
+from ava_roles.tools import grep
 from ava_roles.tools.child import HEAD_BYTES, message
 from ava_roles.tools.child import command as child_command
-from ava_roles.tools.parsers import hide_pages, is_pdf
-from ava_roles.tools.text_files import WalkFilter, decode_text, patterns, read_unpacked, without_tags
+from ava_roles.tools.passage_reader import PassageReader, is_document
+from ava_roles.tools.text_files import WalkFilter, patterns
 from ava_roles.words import Query
 
-_MAX_FILE_BYTES = 2_000_000
-_MAX_DOCUMENT_BYTES = 10_000_000
 _MAX_DOCUMENTS = 20
 _MAX_TOTAL_BYTES = 40_000_000
 _MAX_ENTRIES = 20_000
@@ -281,11 +278,7 @@ def _quote(file: FileMatch, share: int) -> str:
     return text
 
 
-_NOT_TEXT, _TOO_LARGE, _BEYOND = (
-    "not text, or unreadable",
-    "too large or damaged",
-    "beyond the limits of one search: give a path",
-)
+_BEYOND = "beyond the limits of one search: give a path"
 
 
 @dataclass(frozen=True)
@@ -331,13 +324,13 @@ def search_passages(
     walk = WalkFilter(root, check)
     searched = size = read_documents = 0
     left_out: Counter[str] = Counter()
-    ranking = PassageRanking(query)
+    ranking, reader = PassageRanking(query), PassageReader(root)
     for entry in root.walk(path, limit=_MAX_ENTRIES, keep=walk):
-        if size > _MAX_TOTAL_BYTES or (_is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
+        if size > _MAX_TOTAL_BYTES or (is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
             left_out[_BEYOND] += 1
             continue
-        read_documents += _is_document(entry.name)
-        found = _passages_of(root, entry.name, entry.size)
+        read_documents += is_document(entry.name)
+        found = reader.read(entry.name, entry.size)
         size += entry.size
         if isinstance(found, str):
             left_out[found] += 1
@@ -345,59 +338,7 @@ def search_passages(
         searched += 1
         size += sum(len(passage.text) for passage in found)
         ranking.add(entry.name, found)
-    files = tuple(_hidden(root, file, query, hide) for file in ranking.best(max_files))
+    files = tuple(reader.hidden(file, query, hide) for file in ranking.best(max_files))
     files = tuple(file for file in files if file.passages)
     more = walk.asked >= _MAX_ENTRIES
     return SearchResult(files, query.words, tuple(ranking.spread), ranking.total, searched, left_out, more)
-
-
-def _hidden(root: Root, file: FileMatch, query: Query, hide: Callable[[str], str]) -> FileMatch:
-    """Return a file's best passages with secrets hidden; none if the words match only in secrets."""
-    changed = False
-
-    def noted(text: str) -> str:
-        nonlocal changed
-        shown = hide(text)
-        changed = changed or shown != text
-        return shown
-
-    found = _passages_of(root, file.path, 0, noted)
-    if not changed:
-        return file
-    ranking = PassageRanking(query)
-    ranking.add(file.path, found if not isinstance(found, str) else ())
-    return next(iter(ranking.best(1)), FileMatch(file.path, ()))
-
-
-def _passages_of(root: Root, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage] | str:
-    """Return the passages of a file; why not, if it cannot be read."""
-    is_document = _is_document(name)
-    limit = _MAX_DOCUMENT_BYTES if is_document else _MAX_FILE_BYTES
-    if size > limit:
-        return _TOO_LARGE
-    try:
-        if not is_document:
-            return _text_passages(root, name, hide)
-        data, _more = root.read(name, limit)
-        if not is_pdf(data):
-            return list(split_passages(parser_process.read_docx(data, hide)))
-        pages = hide_pages(parser_process.read_pdf(data, count=100).pages, hide)
-        return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
-    except ToolFailed:
-        return _NOT_TEXT
-
-
-def _text_passages(root: Root, name: str, hide: Callable[[str], str]) -> list[Passage] | str:
-    data, more = read_unpacked(root, name, _MAX_FILE_BYTES)
-    if more:
-        return _TOO_LARGE
-    text = decode_text(data)
-    if text is None:
-        return _NOT_TEXT
-    if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in (".html", ".htm", ".xhtml"):
-        text = without_tags(text)
-    return list(split_passages(hide(text)))
-
-
-def _is_document(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in (".pdf", ".docx")

@@ -332,7 +332,9 @@ def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     """Return the question about a heading whose best passages read best, or empty text."""
     from ava_roles.passages import split_passages
     from ava_roles.words import Query
-    from ava_server.models.offline import LEAST_COVERAGE, Passage, best_passages, spread_in
+    from ava_server.models.offline import LEAST_COVERAGE
+    from ava_server.models.offline_ranking import best_passages
+    from ava_server.models.offline_reading import Passage, spread_in
 
     prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
     asked: dict[str, float] = {}

@@ -7,9 +7,10 @@ from importlib.resources import files
 
 from ava_roles.words import Query
 from ava_server.core.errors import ModelError
-from ava_server.models import offline
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
 from ava_server.models.local import answers_before, complete
+from ava_server.models.offline_ranking import best_passages
+from ava_server.models.offline_reading import passages, spread_of
 from ava_server.models.selection import SCRIPTED
 
 
@@ -39,8 +40,8 @@ def _filled_in(step: str, request: Request) -> str:
     task = next((turn.text for turn in request.turns if isinstance(turn, UserTurn)), "")
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
     query = Query(task)
-    found = [piece for turn in results for piece in offline.passages(turn.name, turn.text)]
-    best, _ = offline.best_passages(found, query, offline.spread_of(query, results), most=4)
+    found = [piece for turn in results for piece in passages(turn.name, turn.text)]
+    best, _ = best_passages(found, query, spread_of(query, results), most=4)
     findings = [
         {
             "claim": f"{piece.source} has a passage about it",

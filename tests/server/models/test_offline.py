@@ -23,6 +23,8 @@ from ava_server.models.base import (
 )
 from ava_server.models.local import LocalModel
 from ava_server.models.offline import answer
+from ava_server.models.offline_ranking import QUOTE_CHARS
+from ava_server.models.offline_reading import failures, passages
 from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
@@ -116,7 +118,7 @@ async def test_quotes_are_verbatim_from_the_files(folder: Root) -> None:
 
     findings = result["findings"]
     assert findings
-    assert all(finding["quote"] in GUIDE and len(finding["quote"]) <= offline.QUOTE_CHARS for finding in findings)
+    assert all(finding["quote"] in GUIDE and len(finding["quote"]) <= QUOTE_CHARS for finding in findings)
     assert "five working days" in findings[0]["quote"]
     assert findings[0]["source_url"].startswith("docs/guide.md:")
     assert "source_name" not in findings[0], "one place is said once"
@@ -192,7 +194,7 @@ async def test_a_heading_at_the_end_of_a_passage_is_not_a_file_name(tmp_path: Pa
     output = (await tool(tool.spec.args.model_validate({"query": "keeper lamp"}), ToolContext(files=root))).text
     root.close()
     assert "\n\n## [limits]\n\nlines" in output or "\n\n## [limits]\n\nline " in output
-    assert {passage.source for passage in offline.passages("search_and_read", output)} == {"rules.md"}
+    assert {passage.source for passage in passages("search_and_read", output)} == {"rules.md"}
 
 
 def test_what_a_search_or_read_left_out_becomes_a_caveat() -> None:
@@ -250,19 +252,19 @@ def test_parses_pages_in_the_format_the_tool_prints() -> None:
         "# https://b.example/gone\nNot read: status 404: there is no such page\n\n"
         "# The rest of https://a.example/lamps\n\nThe end of lamps."
     )
-    found = offline.passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
+    found = passages("read_webpages", wrap_tool_output(printed, tool="read_webpages", nonce="01234567"))
     assert [(passage.source, passage.text) for passage in found] == [
         ("https://a.example/lamps", "A lamp gives light.\n\n# Kinds\n\nOil lamps are old."),
         ("https://a.example/lamps", "The end of lamps."),
     ]
     assert {passage.title for passage in found} == {"Lamps"}
-    assert offline.failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
+    assert failures("read_webpages", printed) == ["https://b.example/gone: status 404: there is no such page"]
 
 
 def test_a_failed_call_has_no_passages() -> None:
-    assert offline.passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
-    assert offline.passages("read_file", "no such file: a.md; list the folder") == []
-    assert offline.passages("web_search", "# x\nURL: https://a.example\n") == []
+    assert passages("read_file", "Failed.\n<tool_output_x>\na.bin: binary\n</tool_output_x>") == []
+    assert passages("read_file", "no such file: a.md; list the folder") == []
+    assert passages("web_search", "# x\nURL: https://a.example\n") == []
 
 
 async def asked(folder: Path, task: str, **files: str) -> dict[str, Any]:
@@ -392,6 +394,41 @@ async def test_each_page_gives_one_place_if_there_are_enough_pages(tmp_path: Pat
     }
     findings = (await asked(tmp_path, "Where in the harbour hangs the tide table?", **texts))["findings"]
     assert sorted(finding["source_url"] for finding in findings[:4]) == [f"page{number}.txt:1" for number in range(4)]
+
+
+async def test_a_page_gives_a_second_place_before_pages_that_fit_worse(tmp_path: Path) -> None:
+    first, second = "The tide table hangs in the harbour.", "A newer tide table hangs in the harbour office."
+    guide = "\n\n".join([first, *(f"Line {line} is about boats." for line in range(90)), second])
+    worse = {f"page{number}__txt": f"The harbour of town {number} has a table." for number in range(5)}
+    result = await asked(tmp_path, "Where in the harbour hangs the tide table?", guide__txt=guide, **worse)
+    quotes = [finding["quote"] for finding in result["findings"]]
+    assert any(first in quote for quote in quotes[:2]) and any(second in quote for quote in quotes[:2])
+
+
+def test_what_the_search_ranks_first_wins_among_pieces_that_fit_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = "A tide table hangs outside, beside the door of the school, as Mira says."
+    shorter = "The tide table hangs near our old lighthouse, and Noah reads it."
+    files = f"## a.txt\n\nline 1:\n{longer}\n\n## b.txt\n\nline 1:\n{shorter}"
+    found = f"2 files fit best (2 searched)\nOf 2 passages have: tide 2, table 2, hang 2\n\n{files}"
+    turn = ToolTurn("1", "search_and_read", wrap_tool_output(found, tool="search_and_read", nonce="01234567"))
+
+    def sources() -> list[str]:
+        result = submitted(answer(request("Where does the tide table hang?", AssistantTurn({}), turn)))
+        return [finding["source_url"] for finding in result["findings"]]
+
+    assert sources() == ["a.txt:1", "b.txt:1"]
+    monkeypatch.setattr("ava_server.models.offline_ranking._NEXT_FILE", 1.0)
+    assert sources() == ["b.txt:1", "a.txt:1"], "the shorter one alone fits a little better"
+
+
+async def test_a_name_whose_words_stand_only_apart_is_no_answer(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
+    others |= {"page__txt": "The mail server is new. Microsoft sells it. Our teams connect cables."}
+    question = "How do I connect the mail server to Microsoft Teams?"
+    result = await asked(tmp_path, question, **others)
+    assert result["summary"].startswith("No answer found: no passage has enough of") and result["findings"] == []
+    result = await asked(tmp_path, question, **others, teams__txt="Microsoft\nTeams is a program.")
+    assert result["findings"], "the name is known"
 
 
 async def test_the_same_page_in_two_formats_is_shown_once(tmp_path: Path) -> None:

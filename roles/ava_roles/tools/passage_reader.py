@@ -1,0 +1,77 @@
+"""The files of a workspace as passages, for a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import PurePosixPath
+
+from ava_roles.errors import ToolFailed
+from ava_roles.passages import FileMatch, Passage, PassageRanking, split_passages
+from ava_roles.sandbox.paths import Root
+from ava_roles.tools import parser_process
+from ava_roles.tools.parsers import hide_pages, is_pdf
+from ava_roles.tools.text_files import decode_text, read_unpacked, without_tags
+from ava_roles.words import Query
+
+_MAX_FILE_BYTES = 2_000_000
+_MAX_DOCUMENT_BYTES = 10_000_000
+_NOT_TEXT, _TOO_LARGE = "not text, or unreadable", "too large or damaged"
+
+
+class PassageReader:
+    """Reads files as passages. It keeps the pages of PDFs, which take seconds to parse. Blocks."""
+
+    def __init__(self, root: Root) -> None:
+        self._root = root
+        self._pages: dict[str, tuple[tuple[int, str], ...]] = {}
+
+    def read(self, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage] | str:
+        """Return the passages of a file; why not, if it cannot be read."""
+        limit = _MAX_DOCUMENT_BYTES if is_document(name) else _MAX_FILE_BYTES
+        if size > limit:
+            return _TOO_LARGE
+        try:
+            if not is_document(name):
+                return self._text_passages(name, hide)
+            if name not in self._pages:
+                data, _more = self._root.read(name, limit)
+                if not is_pdf(data):
+                    return list(split_passages(parser_process.read_docx(data, hide)))
+                self._pages[name] = parser_process.read_pdf(data, count=100).pages
+            pages = hide_pages(self._pages[name], hide)
+            return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
+        except ToolFailed:
+            return _NOT_TEXT
+
+    def hidden(self, file: FileMatch, query: Query, hide: Callable[[str], str]) -> FileMatch:
+        """Return a file's best passages with secrets hidden; none if the words match only in secrets."""
+        changed = False
+
+        def noted(text: str) -> str:
+            nonlocal changed
+            shown = hide(text)
+            changed = changed or shown != text
+            return shown
+
+        found = self.read(file.path, 0, noted)
+        if not changed:
+            return file
+        ranking = PassageRanking(query)
+        ranking.add(file.path, found if not isinstance(found, str) else ())
+        return next(iter(ranking.best(1)), FileMatch(file.path, ()))
+
+    def _text_passages(self, name: str, hide: Callable[[str], str]) -> list[Passage] | str:
+        data, more = read_unpacked(self._root, name, _MAX_FILE_BYTES)
+        if more:
+            return _TOO_LARGE
+        text = decode_text(data)
+        if text is None:
+            return _NOT_TEXT
+        if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in (".html", ".htm", ".xhtml"):
+            text = without_tags(text)
+        return list(split_passages(hide(text)))
+
+
+def is_document(name: str) -> bool:
+    """Tell whether a file is a PDF or a Word document by its name."""
+    return PurePosixPath(name).suffix.lower() in (".pdf", ".docx")

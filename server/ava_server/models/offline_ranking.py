@@ -1,0 +1,143 @@
+"""Which pieces of the passages the offline reader quotes: those that fit the question best, far enough apart."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+
+from ava_roles.passages import Weighing, prose_factor, record_factor
+from ava_roles.words import Query
+from ava_server.models.offline_reading import Passage, Spread
+
+QUOTE_CHARS = 800
+FAR_BELOW = 1 / 8
+"""A passage whose rank is below this share of the best rank is not shown."""
+AROUND = 0.5
+"""How much the passage around a quote counts in its rank."""
+SAME_WORDS = 0.8
+"""Two passages with this share of their words in common are the same page in two formats or versions."""
+APART_LINES = 40
+"""Passages of one page that are shown are at least so far apart."""
+_SAME_PAGE = 0.9
+"""What each further place of a page counts, as a share of the one before."""
+_NEXT_FILE = 0.96
+"""What a file counts that the search ranked next, as a share of the one before."""
+_FENCED = 0.5
+_CUT_MOST = 40
+_QUOTE_WORDS = 60
+
+_PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
+_HEADING = re.compile(r"^(?:#{1,6}\s|[^\S\n]*\d+(?:\.\d+)+\.?\s+\w)[^\n]*", re.MULTILINE)
+# A sentence ends at its mark, and before a line that begins a list entry, a heading, a row or code.
+_SENTENCE = re.compile(
+    r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
+)
+
+
+def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> tuple[list[Passage], float]:
+    """Return the pieces that answer a question best, best first, and how much of it one sentence there has.
+
+    A page gives several places where they fit better than other pages. Pieces far below the best are left out.
+    """
+    weigh = Weighing(spread.weights, _QUOTE_WORDS)
+    likely: list[tuple[float, int, Passage]] = []
+    for number, passage in enumerate(found):
+        matches = query.matches(passage.text)
+        around = Weighing(spread.weights, max(matches.length, 1))(matches)
+        likely.append((-around, number, passage))
+    ranked: list[tuple[float, float, Passage]] = []
+    for around, _, passage in nsmallest(_CUT_MOST, likely):
+        for piece in pieces(passage):
+            matches = query.matches(piece.text)
+            own = weigh(matches)
+            together = _together(piece.text, query, weigh) if own else 0.0
+            rank = (own - AROUND * around) * together * prose_factor(piece.text) * record_factor(piece.source)
+            rank *= _NEXT_FILE**passage.file_rank
+            ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
+    ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
+    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
+    return chosen, max((together for _, together, piece in ranked if piece in chosen), default=0.0)
+
+
+def _together(text: str, query: Query, weigh: Weighing) -> float:
+    """Return the share of the question that one sentence has."""
+    sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(text))
+    return max(map(weigh.coverage, sentences), default=0.0)
+
+
+def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passage]:
+    """Return the best pieces. Each further one of a page counts less; those of a page are far apart; no text twice."""
+    left = [(rank, piece, frozenset(piece.text.lower().split())) for rank, piece in ranked]
+    chosen: list[Passage] = []
+    while left and len(chosen) < most:
+        taken = Counter(piece.source for piece in chosen)
+        _, best, words = max(left, key=lambda each: each[0] * _SAME_PAGE ** taken[each[1].source])
+        chosen.append(best)
+        left = [
+            (rank, piece, own)
+            for rank, piece, own in left
+            if (piece.source != best.source or _apart(piece, best))
+            and len(own & words) < SAME_WORDS * min(len(own), len(words))
+        ]
+    return chosen
+
+
+def _apart(piece: Passage, other: Passage) -> bool:
+    if piece.line is not None and other.line is not None:
+        return abs(piece.line - other.line) >= APART_LINES
+    return piece.place != other.place or not piece.place
+
+
+def pieces(passage: Passage) -> Iterator[Passage]:
+    """Yield what can be quoted: from each paragraph, and each sentence of a long one, as much as fits a quote.
+
+    So pieces overlap; a heading or a short line comes with what follows it, and the next section with its own pieces.
+    """
+    starts: list[int] = []
+    ends: list[int] = []
+    sections = list(_sections(passage.text))
+    for paragraph in _PARAGRAPH.finditer(passage.text):
+        sentences = [found.span() for found in _SENTENCE.finditer(passage.text, *paragraph.span())]
+        is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
+        starts += [start for start, _ in (sentences if is_long else sentences[:1])]
+        ends += [end for _, end in sentences]
+    for start in starts:
+        limit = next((section for section in sections if section > start), len(passage.text))
+        fitting = [end for end in ends if start < end <= min(start + QUOTE_CHARS, limit)]
+        end = fitting[-1] if fitting else _cut_at(passage.text, start)
+        yield from _piece(passage, start, end)
+        while not fitting and end < min(each for each in ends if each > start):  # a sentence that is longer
+            start, end = end, _cut_at(passage.text, end)
+            yield from _piece(passage, start, end)
+
+
+def _sections(text: str) -> Iterator[int]:
+    """Yield where sections begin: at each heading, but for one directly below another."""
+    before = 0
+    for heading in _HEADING.finditer(text):
+        if text[before : heading.start()].strip():
+            yield heading.start()
+        before = heading.end()
+
+
+def _cut_at(text: str, start: int) -> int:
+    """Return where to cut a sentence that is too long: after a line or a word, else anywhere."""
+    reach = text[start : start + QUOTE_CHARS]
+    if start + QUOTE_CHARS >= len(text):
+        return len(text)
+    at = max(reach.rfind("\n"), 0) or max(reach.rfind(" "), 0)
+    return start + (at + 1 if at else QUOTE_CHARS)
+
+
+def _piece(passage: Passage, start: int, end: int) -> Iterator[Passage]:
+    """Yield one piece, if it contains a word."""
+    text = passage.text[start:end]
+    start += len(text) - len(text.lstrip())
+    text = text.strip()
+    if any(char.isalnum() for char in text):
+        line = None if passage.line is None else passage.line + passage.text.count("\n", 0, start)
+        place = passage.place if line is None else f"line {line}"
+        fenced = passage.text.count("\n```", 0, start) % 2 == 1 or text.startswith("```")
+        yield Passage(passage.source, place, text, line, passage.title, fenced)
