@@ -165,8 +165,9 @@ def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
     if query.get("from") or query.get("to"):
         last = _day("to", query["to"]) if query.get("to") else today
         first = _day("from", query["from"]) if query.get("from") else last - USUAL + 1
+        last = min(last, today)  # later days have no costs, and there may be millions
         if first > last:
-            raise BadInput("from: it is later than the last day")
+            raise BadInput("from: it is later than the last day, or than today")
         return Asked(max(first, 0), last, None, by, everybody)
     days = query.get("days", str(USUAL))
     if days not in map(str, SPANS):

@@ -140,12 +140,14 @@ class Events:
         """Show one entry with its whole text."""
         visitor = reader_of(request)
         given = request.path_params["seq"]
-        seq = _number("entry", given) if given.isdecimal() else None
-        entry = None
-        if seq is not None:
-            entry = await self._context.store.read(lambda view: visible_entry(view, seq, visitor))
+        missing = NotFound(f"There is no entry {given[:40]} of yours in this log.")
+        try:
+            seq = _number("entry", given)
+        except BadInput:
+            raise missing from None
+        entry = await self._context.store.read(lambda view: visible_entry(view, seq, visitor))
         if entry is None:
-            raise NotFound(f"There is no entry {given[:40]} of yours in this log.")
+            raise missing
         return self._context.show(request, "entry.html", {"entry": entry, "fields": fields_of(entry)})
 
     async def _search(self, query: LogQuery) -> Page:

@@ -6,7 +6,7 @@
   const LABEL_PX = 64;
   const place = document.getElementById("chart");
   if (!place || typeof uPlot === "undefined") return;
-  const { periods, totals, parts } = JSON.parse(place.querySelector("script").textContent);
+  const { periods, totals, parts } = JSON.parse(place.dataset.chart);
   const plot = place.querySelector(".plot");
   const said = place.querySelector(".said");
   let chart = null;
