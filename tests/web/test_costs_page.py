@@ -213,6 +213,8 @@ def test_the_longest_times_are_answered(ana: Visitor, query: str) -> None:
 def test_rows_lead_to_what_they_count(auditor: Visitor) -> None:
     page = unescape(auditor.get(f"/costs?{WEEK}&all").text)
     assert f'href="/subagents?role={OF_BEN}&all="' in page
+    assert 'href="/events?user=ben&type=complete&all="' in page
+    assert "S-000003 timeout" in auditor.get("/events?user=ben&type=complete&all=").text
     day = re.search(r'href="(/events\?type=cost&since=2025-12-30[^"]*)"', page)
     assert day is not None
     entries = auditor.get(day[1]).text

@@ -19,7 +19,7 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.service.records import Budget
-from ava_server.service.report import NOT_ENDED, Report, Share, Sum, fold_empty, months_of, report_of, shares_of
+from ava_server.service.report import Report, Share, Sum, fold_empty, months_of, report_of, shares_of
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.site import Visitor
 
@@ -209,11 +209,15 @@ def _entries_of(day: str, everybody: bool) -> str:
 
 
 def row_of(one: Sum, what: str, asked: Asked) -> tuple[Sum, str]:
-    """Return the sums of a role, model, ending or user, and the address of its runs."""
-    if what == "ending" and one.name == NOT_ENDED:
-        return one, ""
-    named = {"state" if what == "ending" else what: one.name, **({"all": ""} if asked.everybody else {})}
-    return one, "/subagents?" + urlencode(named)
+    """Return the sums of a role, model, ending or user, and the address of its runs; empty without one."""
+    everybody = {"all": ""} if asked.everybody else {}
+    match what:
+        case "role":
+            return one, "/subagents?" + urlencode({"role": one.name, **everybody})
+        case "user":
+            return one, "/events?" + urlencode({"user": one.name, "type": "complete", **everybody})
+        case _:
+            return one, ""
 
 
 def chart_of(found: Found) -> dict[str, Any]:
