@@ -11,7 +11,7 @@ Everything is called without `await`, because Playwright's own loop and pytest's
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from html import unescape
@@ -206,10 +206,17 @@ def open_pages(
 
 @contextmanager
 def open_team(
-    root: Path, settings: str = PAID, script: Script = finished, *, args: Sequence[str] = ()
+    root: Path,
+    settings: str = PAID,
+    script: Script = finished,
+    *,
+    args: Sequence[str] = (),
+    past: Callable[[Path], Awaitable[None]] | None = None,
 ) -> Generator[There]:
-    """A team's server; its host has Ana's token, which may not approve."""
+    """A team's server; its host has Ana's token, which may not approve. `past` writes the log before it starts."""
     made(root, config_toml=settings)
+    if past is not None:
+        anyio.run(past, root)
     text = token(root, "ana", name="ana-host")
     with running_model_server(script) as model, start_blocking_portal() as portal, ExitStack() as stack:
         opened = serving_http(root, *args, env=using(model.base_url), command=TEAM)

@@ -176,6 +176,19 @@ def try_hold(path: Path) -> HeldLock | None:
     return HeldLock(path, file)
 
 
+def is_held(path: Path) -> bool:
+    """Tell whether a process holds a lock file, by trying a shared lock; the file is not created."""
+    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
+        return False
+    with path.open("rb") as file:
+        try:
+            portalocker.lock(file, portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING)
+        except portalocker.LockException:
+            return True
+        portalocker.unlock(file)
+    return False
+
+
 def hold_within(path: Path, seconds: float) -> HeldLock | None:
     """Take the lock at `path`; None if somebody else holds it all the time. Blocks.
 

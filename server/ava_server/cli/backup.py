@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import anyio
 import typer
 
-from ava_server.cli.log_access import checked_root, is_held
+from ava_audit.store.locks import is_held
+from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
 from ava_server.core.data_root import DataRoot

@@ -7,8 +7,6 @@ write lock. `record_setting` writes the one event that commands add themselves.
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -20,8 +18,8 @@ import anyio.to_thread
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.terminal import heading, tell
-from ava_server.core.data_root import DataRoot, find_data_root, os_user
-from ava_server.core.errors import BadInput, ConfigError
+from ava_server.core.data_root import DataRoot, find_data_root, has_log, os_user
+from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     import sqlite3
@@ -34,9 +32,6 @@ if TYPE_CHECKING:
     from ava_server.service.run_view import Alive
 
 BUSY_S = 1.0
-_OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
-_KERNEL = (Path("/proc"), Path("/sys"))
-"""Where no folder can be created, even if root seems to have the right to."""
 _LONGEST_ID = 20
 _ENOUGH_DIGITS = 3
 """This many digits of an id are enough to suggest the whole."""
@@ -60,36 +55,6 @@ def checked_root(command: str | None = None, *, show: bool = True) -> DataRoot:
     if show:
         heading(root)
     return root
-
-
-def has_log(root: DataRoot) -> bool:
-    """Tell whether there is a log; if not, one can be created.
-
-    Raises:
-        ConfigError: The data root cannot be used, so "there is nothing" would be the wrong answer.
-    """
-    path = root.path
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        _refuse_unmakeable(path)
-        return False
-    except OSError as failed:
-        raise ConfigError(f"The data root {path} cannot be read: {failed.strerror}. {_OTHER_FOLDER}") from failed
-    if not stat.S_ISDIR(mode):
-        raise ConfigError(f"The data root {path} is not a folder. {_OTHER_FOLDER}")
-    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        raise ConfigError(f"The data root {path} is not readable and writable for this user. {_OTHER_FOLDER}")
-    return root.db.exists()
-
-
-def _refuse_unmakeable(path: Path) -> None:
-    """Refuse a missing folder that could not be created, without creating one to find out."""
-    if path.is_symlink():
-        raise ConfigError(f"The data root {path} is a broken link. {_OTHER_FOLDER}")
-    above = next(parent for parent in path.parents if parent.exists())
-    if any(above.is_relative_to(kernel) for kernel in _KERNEL) or not os.access(above, os.W_OK | os.X_OK):
-        raise ConfigError(f"The data root {path} does not exist and cannot be created in {above}. {_OTHER_FOLDER}")
 
 
 @asynccontextmanager
@@ -283,18 +248,3 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
         db.execute("BEGIN")
         partial = not in_use and wal.exists() and wal.stat().st_size > 0
         yield LogSnapshot(db, View(db), schema_version(db), partial)
-
-
-def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock file, by trying a shared lock; the file is not created."""
-    import portalocker
-
-    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
-        return False
-    with path.open("rb") as file:
-        try:
-            portalocker.lock(file, portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING)
-        except portalocker.LockException:
-            return True
-        portalocker.unlock(file)
-    return False

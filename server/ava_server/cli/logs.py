@@ -50,17 +50,6 @@ MOST = 10_000
 """Entries of a time range that are shown when `--last` does not say how many."""
 PIPED_WIDTH = 1_000
 STDOUT = "-"
-BOOKKEEPING = (
-    "SessionStart",
-    "SessionEnd",
-    "SpawnProposed",
-    "RunClaimed",
-    "RunStarted",
-    "CostReserved",
-    "Activity",
-    "RunEnded",
-)
-"""Entries that `ava logs` leaves out without `--all`: other entries tell a person the same, or nothing is in them."""
 _ROWS_AT_ONCE = 500
 _WHEN = re.compile(r"\[[\d :.-]+(Z|[+-]\d\d:?\d\d)?\]")
 
@@ -118,6 +107,8 @@ def logs_command(
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
+    from ava_server.service.logs import BOOKKEEPING
+
     server = chosen_server(context, url, token_file)
     ranged = since is not None or until is not None
     limit = last or (LAST_FOLLOWED if follow else MOST if ranged else LAST)

@@ -14,10 +14,9 @@ import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
 from ava_server.cli.completion import groups
-from ava_server.cli.log_access import has_log, open_snapshot
+from ava_server.cli.log_access import open_snapshot
 from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.report_sums import NOT_FAILED, Report, Sum, report_json, report_of
 from ava_server.cli.terminal import (
     Place,
     aligned,
@@ -31,8 +30,9 @@ from ava_server.cli.terminal import (
     say_json,
     write,
 )
-from ava_server.core.data_root import find_data_root, os_user
+from ava_server.core.data_root import find_data_root, has_log, os_user
 from ava_server.core.errors import BadInput
+from ava_server.service.report import NOT_FAILED, Report, Sum, fold_empty, months_of, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -47,8 +47,6 @@ TOP = 8
 """Reasons on a screen at most; JSON has all."""
 MANY_DAYS = 62
 """The screen has months for more days than this; JSON always has days."""
-FOLDED_DAYS = 4
-"""This many empty days in a row are one line."""
 BAR = 48
 
 
@@ -175,7 +173,7 @@ def _screen(report: Report) -> None:
     if not total.calls and not total.ended:
         return say("\nNothing was spent, and nothing ended.")
     by_month = len(report.days) > MANY_DAYS
-    days = list(_folded(_months(report.days) if by_month else report.days))
+    days = list(_folded(months_of(report.days) if by_month else report.days))
     _table(f"By {'month' if by_month else 'day'} (UTC)", ("cost", "calls", "ended", "failed"), days)
     for by, sums in report.by.items():
         last = ("runs",) if by == "ending" else ("ended", "failed")
@@ -212,35 +210,15 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
-def _months(days: Sequence[Sum]) -> list[Sum]:
-    months: dict[str, Sum] = {}
-    for day in days:
-        month = months.setdefault(day.name[:7], Sum(day.name[:7]))
-        month.cost += day.cost
-        month.calls += day.calls
-        month.ended += day.ended
-        month.failed += day.failed
-    return list(months.values())
-
-
 def _folded(days: Sequence[Sum]) -> Iterator[Row]:
     """Yield a row for each day; many empty days in a row are one."""
-    nothing = ("-", "-", "-", "-")
-    empty: list[str] = []
-
-    def close() -> Iterator[Row]:
-        names = [f"{empty[0]} to {empty[-1]}"] if len(empty) >= FOLDED_DAYS else empty
-        yield from (Row(name, nothing) for name in names)
-        empty.clear()
-
-    for day in days:
-        if not day.calls and not day.ended:
-            empty.append(day.name)
+    for group in fold_empty(days):
+        first, last = group[0], group[-1]
+        if first.empty:
+            yield Row(first.name if first is last else f"{first.name} to {last.name}", ("-", "-", "-", "-"))
             continue
-        yield from close()
-        figures = (format_usd(day.cost), f"{day.calls:,}", f"{day.ended:,}", f"{day.failed:,}" if day.failed else "-")
-        yield Row(day.name, figures, day.cost)
-    yield from close()
+        failed = f"{first.failed:,}" if first.failed else "-"
+        yield Row(first.name, (format_usd(first.cost), f"{first.calls:,}", f"{first.ended:,}", failed), first.cost)
 
 
 def _row(one: Sum, total: Sum, by: str) -> Row:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_server.cli.log_access import has_log
 from ava_server.cli.options import TokenFile, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
-from ava_server.core.data_root import find_data_root
+from ava_server.core.data_root import find_data_root, has_log
 
 if TYPE_CHECKING:
     from rich.text import Text

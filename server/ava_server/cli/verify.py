@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ava_server.cli.log_access import has_log
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
-from ava_server.core.data_root import find_data_root
+from ava_server.core.data_root import find_data_root, has_log
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:

@@ -200,3 +200,37 @@ def absolute_folder(path: Path) -> Path:
     if not path.is_absolute():
         raise ValueError("an absolute folder, e.g. /srv/code or ~/code")
     return path
+
+
+_KERNEL = (Path("/proc"), Path("/sys"))
+"""Where no folder can be created, even if root seems to have the right to."""
+
+
+def has_log(root: DataRoot) -> bool:
+    """Tell whether there is a log; if not, one can be created.
+
+    Raises:
+        ConfigError: The data root cannot be used, so "there is nothing" would be the wrong answer.
+    """
+    path = root.path
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        _refuse_unmakeable(path)
+        return False
+    except OSError as failed:
+        raise ConfigError(f"The data root {path} cannot be read: {failed.strerror}. {_ELSEWHERE}") from failed
+    if not stat.S_ISDIR(mode):
+        raise ConfigError(f"The data root {path} is not a folder. {_ELSEWHERE}")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigError(f"The data root {path} is not readable and writable for this user. {_ELSEWHERE}")
+    return root.db.exists()
+
+
+def _refuse_unmakeable(path: Path) -> None:
+    """Refuse a missing folder that could not be created, without creating one to find out."""
+    if path.is_symlink():
+        raise ConfigError(f"The data root {path} is a broken link. {_ELSEWHERE}")
+    above = next(parent for parent in path.parents if parent.exists())
+    if any(above.is_relative_to(kernel) for kernel in _KERNEL) or not os.access(above, os.W_OK | os.X_OK):
+        raise ConfigError(f"The data root {path} does not exist and cannot be created in {above}. {_ELSEWHERE}")

@@ -40,6 +40,17 @@ from ava_server.service.render_text import compact
 from ava_server.service.responses import Answer, LogAnswer
 from ava_server.service.run_view import json_chars
 
+BOOKKEEPING = (
+    "SessionStart",
+    "SessionEnd",
+    "SpawnProposed",
+    "RunClaimed",
+    "RunStarted",
+    "CostReserved",
+    "Activity",
+    "RunEnded",
+)
+"""Entries that a person's log leaves out until asked for: others tell the same, or nothing is in them."""
 VALUE_CHARS = 80
 _SHAPES = Redactor({})
 _NO_NAMES: Mapping[str, str] = {}

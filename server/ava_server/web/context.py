@@ -10,8 +10,10 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.service.access import Access
+from ava_server.service.records import Budget
 from ava_server.web.authority import Authority
 from ava_server.web.render import page
 from ava_server.web.requests import HEADERS
@@ -19,6 +21,7 @@ from ava_server.web.site import VISITOR, Site, Visitor
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
+    from ava_audit.view import View
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
 
@@ -71,6 +74,14 @@ class PageContext:
     def access(self, visitor: Visitor) -> Access:
         """Return what a visitor may see."""
         return Access(self.runtime, visitor.service_session(self.site.url))
+
+    def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> list[Budget]:
+        """Return today's budgets: the visitor's, and the one of all users for whoever may see or looks at all."""
+        day, caps = utc_day(at_us), self.runtime.day_caps(visitor.user)
+        spent = [("you", view.bucket(user_scope(visitor.user, day)), caps.user_micros)]
+        if everybody or visitor.admin:
+            spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
+        return [Budget(whose, found.spent_micros, found.held_micros, cap) for whose, found, cap in spent]
 
     def show(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
         """Return a page inside the frame that all pages share."""

@@ -11,7 +11,6 @@ from starlette.routing import Route
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import Pending, pending_proposals
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.runs.extension_answer import PendingExtension, waiting_extensions
 from ava_server.service.records import Budget, current_runs
 from ava_server.service.run_view import RunView
@@ -71,15 +70,11 @@ class Overview:
         counts, runs = current_runs(
             view, None if everybody else user, runtime.instances.alive, at_us, served=lambda: True, most=MOST_RUNS
         )
-        day, caps = utc_day(at_us), runtime.day_caps(user)
-        spent = [("you", view.bucket(user_scope(user, day)), caps.user_micros)]
-        if everybody or visitor.admin:
-            spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
         return Now(
             proposals=pending_proposals(view, user, at_us),
             extensions=[one.pending for one in waiting_extensions(view, user, at_us)],
             runs=runs,
             counts=counts,
-            budgets=[Budget(whose, found.spent_micros, found.held_micros, cap) for whose, found, cap in spent],
+            budgets=self._context.budgets(view, visitor, at_us, everybody=everybody),
             others=0 if everybody or not visitor.reads_all else view.unended_of_others(user),
         )

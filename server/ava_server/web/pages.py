@@ -20,7 +20,10 @@ from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web import peers
 from ava_server.web.context import NotFound, PageContext, SignedOut, asked_for, go_to, visitor_or_none
+from ava_server.web.costs import Costs
 from ava_server.web.deciding import Deciding
+from ava_server.web.events import Events
+from ava_server.web.health import Health
 from ava_server.web.live import Live
 from ava_server.web.overview import Overview
 from ava_server.web.render import page, static_answer
@@ -51,7 +54,8 @@ class Pages:
     def __init__(self, app: App, site: Site) -> None:
         self._site = site
         context = self._context = PageContext(app, site)
-        parts = (SignIn(context), Overview(context), Runs(context), Deciding(context), Live(context))
+        reports = (Costs(context), Events(context), Health(context))
+        parts = (SignIn(context), Overview(context), Runs(context), Deciding(context), Live(context), *reports)
         routes = [route for part in parts for route in part.routes()]
         self._paths = [route for route in routes if isinstance(route, Route)]
         self._router = Router(

@@ -14,12 +14,11 @@ from ava_audit.units import format_ts, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, texts_of
 from ava_server.cli.dashboard.page import joined, why_ended
-from ava_server.cli.logs import BOOKKEEPING
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
 from ava_server.cli.terminal import wrapped
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
-from ava_server.service.logs import entry_text, is_trouble
+from ava_server.service.logs import BOOKKEEPING, entry_text, is_trouble
 from ava_server.service.render_text import compact
 from ava_server.service.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.service.steps import Step, recent_steps

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_audit.store.locks import is_held
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
-from ava_server.cli.doctor.finding import nearest_folder
-from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
+from ava_server.cli.log_access import LogSnapshot, open_snapshot
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
-from ava_server.core.data_root import os_user
+from ava_server.core.data_root import has_log, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
+from ava_server.service.checks.finding import nearest_folder
 from ava_server.service.records import Budget, current_runs
 from ava_server.service.run_view import Alive, RunView
 from ava_server.service.steps import Step, recent_steps

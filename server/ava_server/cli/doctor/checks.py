@@ -6,11 +6,12 @@ import contextlib
 from collections.abc import Iterator
 
 from ava_audit.redaction import Redactor
-from ava_server.cli.doctor import data, machine, models, roles
-from ava_server.cli.doctor.finding import REPORT, Check, Finding, Setup
+from ava_server.cli.doctor import log, machine, roles
 from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError
+from ava_server.service.checks import data, models
+from ava_server.service.checks.finding import REPORT, Check, Finding, Setup
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", machine.python),
@@ -23,9 +24,9 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("disk space", data.space),
     ("settings", data.settings),
     ("approval", data.approval),
-    ("log", data.log),
+    ("log", log.log),
     ("processes", data.processes),
-    ("budget", data.budgets),
+    ("budget", log.budgets),
     ("keys", models.keys),
     ("secrets", roles.secrets),
     ("providers", models.providers),

@@ -23,7 +23,6 @@ from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_server import MODULE_ARGS
-from ava_server.cli.doctor.finding import Finding, Setup
 from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
@@ -31,6 +30,8 @@ from ava_server.core.files import is_root
 from ava_server.hosts.change import servers_of
 from ava_server.hosts.known import HOSTS, UserPlace
 from ava_server.hosts.launching import passing
+from ava_server.service.checks import state
+from ava_server.service.checks.finding import Finding, Setup
 
 PROBE_S = 5.0
 """A program that does not answer within this time counts as missing."""
@@ -122,29 +123,16 @@ def _version_of(program: str) -> str:
 
 def confinement(setup: Setup) -> Iterator[Finding]:
     """Report what confines commands here, or why nothing does and what to do."""
-    name = "confinement"
     settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
     found = sandbox(settings.mode)
     has = "; ".join((_bubblewrap(), _landlock(), _user_namespaces()))
-    if isinstance(found, Unavailable):
-        off = "run_bash, python_exec and programs of MCP servers are off"
-        text = f"commands cannot be confined here, so {off}: {found.why}"
-        step = f"{found.what_to_do[0].upper()}{found.what_to_do[1:]}, then run `ava doctor` again."
-        yield Finding(name, "warning" if sys.platform == "linux" else "note", text, step)
+    yield state.confinement(found, has)
+    if isinstance(found, Unavailable) or found.kind == "none":
         return
-    if found.kind == "none":
-        text = 'commands are not confined (sandbox.mode = "none"): they can read, change and send whatever you can'
-        yield Finding(name, "warning", text, 'Set sandbox.mode to "auto", or remove it.')
-        return
-    if found.kind == "landlock":
-        text = f"commands run in Landlock, which hides less than bubblewrap would ({has})"
-        yield Finding(name, "note", text, "Install bubblewrap, or let it create user namespaces.")
-    else:
-        yield Finding(name, "ok", f"commands run in bubblewrap ({has})")
     closed = (setup.root.path,) if setup.root is not None else ()
     toolchains = find_toolchains(None, (), HostFolders(home_folder(), settings.read_only, closed))
     for why in toolchains.refused:
-        yield Finding(name, "warning", why, "Correct sandbox.read_only in config.toml.")
+        yield Finding("confinement", "warning", why, "Correct sandbox.read_only in config.toml.")
 
 
 @cache

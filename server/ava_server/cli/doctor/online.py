@@ -18,8 +18,6 @@ from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine
 from ava_server.budget.caps import Slots
 from ava_server.cli.app import leaves_of
-from ava_server.cli.doctor.finding import REPORT, Finding, Setup, from_error
-from ava_server.cli.doctor.models import cheapest, models_of, search_engine
 from ava_server.cli.log_access import note_fetched, whole_answer
 from ava_server.cli.service_client import ignore_progress, open_session, propose, start
 from ava_server.cli.terminal import ReaderGone, someone_there
@@ -29,6 +27,8 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.manager import Manager
+from ava_server.service.checks.finding import REPORT, Finding, Setup, from_error
+from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
 from ava_server.service.service import Service
 

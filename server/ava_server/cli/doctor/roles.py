@@ -19,9 +19,7 @@ from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_server.approval.coding import changes_files
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
-from ava_server.cli.doctor.finding import Finding, Setup, from_error
 from ava_server.cli.doctor.machine import sandbox
-from ava_server.cli.doctor.models import models_of, search_engine
 from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
 from ava_server.config.secrets import read_secrets
@@ -29,6 +27,8 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import resolve_models
 from ava_server.models.selection import Choice
 from ava_server.models.web_search import ProviderSearch
+from ava_server.service.checks.finding import Finding, Setup, from_error
+from ava_server.service.checks.models import models_of, search_engine
 
 if TYPE_CHECKING:
     from ava_roles.mcp_client.connection import ToolListing

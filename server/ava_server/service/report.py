@@ -1,15 +1,15 @@
-"""What `ava report` reports, as values and JSON: sums by day, role, model, ending and user, and why runs failed."""
+"""What was spent and what failed, for `ava report` and the page `/costs`: sums by day, role, model, ending and user."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import DAY_US, cents, day_of
-from ava_server.cli.results import ENDING_CODES
 
 if TYPE_CHECKING:
     from ava_audit.totals import DaySpending, ErrorCount, RunFacts, Spending
@@ -18,6 +18,9 @@ NOT_RUN = ("rejected", "expired", "superseded")
 """Endings of what never started."""
 NOT_FAILED = ("success", "cancelled", *NOT_RUN)
 NOT_ENDED = "not ended"
+FOLDED_DAYS = 4
+"""So many empty days in a row are one line of a table."""
+ALL_OTHERS = "all others"
 _NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -37,6 +40,11 @@ class Sum:
     failed: int = 0
     spenders: set[str] = field(default_factory=set[str])
     enders: set[str] = field(default_factory=set[str])
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was called and nothing ended."""
+        return not self.calls and not self.ended
 
     @property
     def runs(self) -> int:
@@ -103,6 +111,15 @@ class Report:
     others: int = 0
 
 
+_KEYS: Mapping[str, Callable[[RunFacts], str]] = {
+    "role": lambda run: run.role,
+    "model": lambda run: run.model,
+    "ending": lambda run: run.state if run.ended_us is not None else NOT_ENDED,
+    "user": lambda run: run.user_id,
+}
+"""What sums are made by."""
+
+
 def report_of(found: Spending | None, first: int, last: int, user: str | None) -> Report:
     """Return the report of the days from `first` to `last`; None is a log that does not exist yet."""
     spent = found.spent if found is not None else ()
@@ -134,12 +151,7 @@ def report_of(found: Spending | None, first: int, last: int, user: str | None) -
         last=last,
         total=sums(lambda _run: "total").get("total", Sum("total")),
         days=tuple(days[day] for day in sorted(days)),
-        by={
-            "role": by(lambda run: run.role),
-            "model": by(lambda run: run.model),
-            "ending": by(lambda run: run.state if run.ended_us is not None else NOT_ENDED),
-            **({"user": by(lambda run: run.user_id)} if user is None else {}),
-        },
+        by={what: by(key) for what, key in _KEYS.items() if what != "user" or user is None},
         endings=Counter(run.state for run in ended),
         reasons=tuple(_reasons(run for run in ended if run.state not in NOT_FAILED)),
         errors=found.errors if found is not None else (),
@@ -151,13 +163,67 @@ def _reasons(failed: Iterable[RunFacts]) -> list[Reason]:
     """Return why runs failed, the most common reason first; reasons that differ only in figures are one."""
     alike = defaultdict[tuple[str, str], list["RunFacts"]](list)
     for run in failed:
-        ending = run.state if run.state in ENDING_CODES or not run.error_kind else f"{run.state} ({run.error_kind})"
+        ending = run.state if run.state != "error" or not run.error_kind else f"{run.state} ({run.error_kind})"
         alike[ending, _NUMBERS.sub("#", run.stop_reason or "")].append(run)
     reasons: list[Reason] = []
     for (ending, _same), runs in alike.items():
         newest = max(runs, key=lambda run: (run.ended_us or 0, run.id))
         reasons.append(Reason(ending, newest.stop_reason or "", len(runs), newest))
     return sorted(reasons, key=lambda reason: (-reason.runs, -(reason.newest.ended_us or 0)))
+
+
+def months_of(days: Iterable[Sum]) -> list[Sum]:
+    """Return the sums of days as sums of months."""
+    months: dict[str, Sum] = {}
+    for day in days:
+        month = months.setdefault(day.name[:7], Sum(day.name[:7]))
+        month.cost += day.cost
+        month.calls += day.calls
+        month.ended += day.ended
+        month.failed += day.failed
+    return list(months.values())
+
+
+def fold_empty(days: Iterable[Sum]) -> Iterator[list[Sum]]:
+    """Yield each day by itself, but many empty days in a row together."""
+    for empty, group in groupby(days, key=lambda day: day.empty):
+        alike = list(group)
+        if empty and len(alike) >= FOLDED_DAYS:
+            yield alike
+        else:
+            yield from ([day] for day in alike)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a role, model or user has cost in each period, in micro-USD."""
+
+    name: str
+    costs: tuple[int, ...]
+
+
+def shares_of(found: Spending, report: Report, what: str, periods: Sequence[Sum], most: int) -> list[Share]:
+    """Return the parts of each period's cost, the largest first; those after the first `most` together.
+
+    Args:
+        found: The spending.
+        report: Its report.
+        what: `role`, `model` or `user`.
+        periods: Days of the report, or its months.
+        most: How many have a part of their own.
+    """
+    key = _KEYS[what]
+    names = [one.name for one in report.by[what] if one.cost]
+    own = names if len(names) <= most else names[: most - 1]
+    of_period = {period.name: index for index, period in enumerate(periods)}
+    costs = {name: [0] * len(periods) for name in own}
+    others = [0] * len(periods)
+    for spent in found.spent:
+        name = key(found.runs[spent.run_id])
+        day = day_of(spent.day * DAY_US)
+        costs.get(name, others)[of_period[day if day in of_period else day[:7]]] += spent.cost_micros
+    shares = [Share(name, tuple(each)) for name, each in costs.items()]
+    return shares if len(own) == len(names) else [*shares, Share(ALL_OTHERS, tuple(others))]
 
 
 def report_json(report: Report) -> dict[str, Any]:

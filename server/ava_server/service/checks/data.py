@@ -1,37 +1,27 @@
-"""Checks of the data root: its folder, disk, settings, approval, log, processes and budgets."""
+"""Checks of the data root: its folder, disk, settings, approval and processes."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ava_audit.mirror import mirror_faults
-from ava_audit.store.locks import network_file_system
-from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
-from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd, micros_from_cents
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
-from ava_server.cli.doctor.finding import Finding, Setup, from_error, nearest_folder
-from ava_server.cli.log_access import LogSnapshot, has_log, is_held, open_snapshot
+from ava_audit.store.locks import is_held, network_file_system
+from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
 from ava_server.config.checks import variable
 from ava_server.config.pin import PinFile, policy_in_force
-from ava_server.core.data_root import os_user
+from ava_server.core.data_root import has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
+from ava_server.service.checks.finding import Finding, Setup, from_error, nearest_folder
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000
 """An entry has at most 2 MB, and is written twice: to the write-ahead log, and into the database."""
 _OTHER_FOLDER = "Set AVA_DATA_ROOT to a folder that this user may write to."
 _OTHERS = stat.S_IRGRP | stat.S_IXGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IXOTH
-_BROKEN = (
-    "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"
-    " Ava then begins a new log."
-)
 _BACKGROUND = (
     "subagents continue when their host is closed: a worker process runs them, and ends a minute after the last one"
     " (background = true)"
@@ -39,10 +29,6 @@ _BACKGROUND = (
 _NO_BACKGROUND = (
     "when the last host is closed, its subagents are interrupted until a server of this data root starts"
     " (background = false)"
-)
-_LOST = (
-    "Restore a copy of ava.db, or start Ava without one: it then begins a new log, and keeps the old one's files beside"
-    " the new ones."
 )
 
 
@@ -169,62 +155,6 @@ def approval(setup: Setup) -> Iterator[Finding]:
         yield Finding(name, "note", text, advice)
 
 
-# -- the log ----------------------------------------------------------------------------------------------------------
-
-
-def log(setup: Setup) -> Iterator[Finding]:
-    """Report the log's size, whether this version can read it, and whether index and mirror are behind."""
-    root = setup.usable_root
-    if root is None:
-        return
-    path = root.db
-    try:
-        if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
-            yield Finding("log", "fault", lost[0].text, _LOST)
-        elif not path.exists():
-            yield Finding("log", "note", "there is none yet; it is created at the first start")
-        else:
-            with open_snapshot(path) as snapshot:
-                yield from list(_check_log(setup, path, snapshot))
-    except (sqlite3.Error, OSError) as error:
-        yield Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)
-
-
-def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Finding]:
-    size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
-    if snapshot.schema > SCHEMA_VERSION:
-        text = f"{path} has schema {snapshot.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
-        yield Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
-        return
-    if snapshot.schema == 0 and size > 0:
-        yield Finding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
-        return
-    if snapshot.schema < SCHEMA_VERSION:
-        yield Finding(
-            "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
-        )
-        return
-    if faults := schema_faults(schema_changes(snapshot.db)):
-        for fault in faults:
-            yield Finding("log", "fault", fault.text, _BROKEN)
-        return
-    head = snapshot.view.head()
-    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {snapshot.schema}"
-    if snapshot.partial:
-        text += "; a process died while writing, and the last entries are shown after the next start"
-    yield Finding("log", "note" if snapshot.partial else "ok", text)
-    mirror = setup.settings is None or setup.settings.mirror
-    behind_by = {"text index": head - snapshot.view.progress("words")}
-    if mirror:
-        behind_by["JSONL mirror"] = head - snapshot.view.progress("mirror")
-    behind = [f"the {name} is {count:,} entries behind" for name, count in behind_by.items() if count > 0]
-    if behind:
-        later = "a running server updates it within seconds, else the next one that starts"
-        yield Finding("upkeep", "note", f"{' and '.join(behind)}; {later}")
-    else:
-        yield Finding("upkeep", "ok", f"{' and '.join(behind_by)} {'are' if mirror else 'is'} up to date")
-
-
 def processes(setup: Setup) -> Iterator[Finding]:
     """Report how many Ava processes use the data root, and what becomes of subagents when their host is closed."""
     name, root = "processes", setup.usable_root
@@ -251,37 +181,3 @@ def processes(setup: Setup) -> Iterator[Finding]:
     if worker:
         running += ", one of them the worker"
     yield Finding(name, "ok", f"{running}; {'one' if keeper else 'none'} of them updates index and mirror")
-
-
-def budgets(setup: Setup) -> Iterator[Finding]:
-    """Report what is spent of today's budgets."""
-    root, settings = setup.usable_root, setup.settings
-    if settings is None or root is None:
-        return
-    limits, day = settings.limits, utc_day(time.time_ns() // 1000)
-    caps = (
-        ("you", user_scope(os_user(), day), limits.user_daily_cents, settings.user_day_setting),
-        ("everybody", installation_scope(day), limits.installation_daily_cents, settings.installation_day_setting),
-    )
-    spent = [0 for _cap in caps]
-    if root.db.exists():
-        try:
-            with open_snapshot(root.db) as snapshot:
-                if snapshot.schema != SCHEMA_VERSION:
-                    return
-                spent = [snapshot.view.bucket(scope).committed for _who, scope, _cents, _setting in caps]
-        except (sqlite3.Error, OSError):  # the log's own check reports this
-            return
-    shown = [
-        f"{who} {format_usd(micros)} of {format_usd(micros_from_cents(cents))}"
-        for micros, (who, _scope, cents, _setting) in zip(spent, caps, strict=True)
-    ]
-    text = f"spent today (UTC): {', '.join(shown)}"
-    full = [cap for cap, micros in zip(caps, spent, strict=True) if micros >= micros_from_cents(cap[2])]
-    if not full:
-        yield Finding("budget", "ok", text)
-        return
-    step = f"raise {', and '.join(setting for _who, _scope, _cents, setting in full)}"
-    if all(cents for _who, _scope, cents, _setting in full):  # a new day does not help against 0
-        step = f"wait until 00:00 UTC, or {step}"
-    yield Finding("budget", "warning", f"{text}; only free models can run", f"{step[0].upper()}{step[1:]}.")

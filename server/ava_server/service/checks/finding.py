@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ava_server.cli.log_access import has_log
 from ava_server.config.settings import Settings, load_settings
-from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.data_root import DataRoot, find_data_root, has_log
 from ava_server.core.errors import AvaError, ConfigError
 
 State = Literal["ok", "note", "warning", "fault"]

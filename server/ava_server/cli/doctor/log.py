@@ -1,0 +1,100 @@
+"""Checks of the log and of today's budgets."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ava_audit.mirror import mirror_faults
+from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
+from ava_audit.units import micros_from_cents
+from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.cli.log_access import LogSnapshot, open_snapshot
+from ava_server.core.data_root import os_user
+from ava_server.service.checks import state
+from ava_server.service.checks.finding import Finding, Setup
+
+_BROKEN = (
+    "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"
+    " Ava then begins a new log."
+)
+_LOST = (
+    "Restore a copy of ava.db, or start Ava without one: it then begins a new log, and keeps the old one's files beside"
+    " the new ones."
+)
+
+
+def log(setup: Setup) -> Iterator[Finding]:
+    """Report the log's size, whether this version can read it, and whether index and mirror are behind."""
+    root = setup.usable_root
+    if root is None:
+        return
+    path = root.db
+    try:
+        if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
+            yield Finding("log", "fault", lost[0].text, _LOST)
+        elif not path.exists():
+            yield Finding("log", "note", "there is none yet; it is created at the first start")
+        else:
+            with open_snapshot(path) as snapshot:
+                yield from list(_check_log(setup, path, snapshot))
+    except (sqlite3.Error, OSError) as error:
+        yield Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)
+
+
+def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Finding]:
+    size = sum(part.stat().st_size for part in path.parent.glob(f"{path.name}*") if part.is_file())
+    if snapshot.schema > SCHEMA_VERSION:
+        text = f"{path} has schema {snapshot.schema}, and this version knows {SCHEMA_VERSION}: a newer Ava wrote it"
+        yield Finding("log", "fault", text, "Install the newer Ava, or set AVA_DATA_ROOT to another folder.")
+        return
+    if snapshot.schema == 0 and size > 0:
+        yield Finding("log", "fault", f"{path} is not a log: its beginning is missing", _BROKEN)
+        return
+    if snapshot.schema < SCHEMA_VERSION:
+        yield Finding(
+            "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
+        )
+        return
+    if faults := schema_faults(schema_changes(snapshot.db)):
+        for fault in faults:
+            yield Finding("log", "fault", fault.text, _BROKEN)
+        return
+    head = snapshot.view.head()
+    text = f"{head:,} entries, {size / 1e6:.1f} MB, schema {snapshot.schema}"
+    if snapshot.partial:
+        text += "; a process died while writing, and the last entries are shown after the next start"
+    yield Finding("log", "note" if snapshot.partial else "ok", text)
+    lags = {"text index": head - snapshot.view.progress("words")}
+    if setup.settings is None or setup.settings.mirror:
+        lags["JSONL mirror"] = head - snapshot.view.progress("mirror")
+    yield state.upkeep(lags)
+
+
+def budgets(setup: Setup) -> Iterator[Finding]:
+    """Report what is spent of today's budgets."""
+    root, settings = setup.usable_root, setup.settings
+    if settings is None or root is None:
+        return
+    limits, day = settings.limits, utc_day(time.time_ns() // 1000)
+    caps = (
+        ("you", user_scope(os_user(), day), limits.user_daily_cents, settings.user_day_setting),
+        ("everybody", installation_scope(day), limits.installation_daily_cents, settings.installation_day_setting),
+    )
+    spent = [0 for _cap in caps]
+    if root.db.exists():
+        try:
+            with open_snapshot(root.db) as snapshot:
+                if snapshot.schema != SCHEMA_VERSION:
+                    return
+                spent = [snapshot.view.bucket(scope).committed for _who, scope, _cents, _setting in caps]
+        except (sqlite3.Error, OSError):  # the log's own check reports this
+            return
+    yield state.budgets(
+        [
+            state.DayBudget(who, micros, micros_from_cents(cents), setting)
+            for micros, (who, _scope, cents, setting) in zip(spent, caps, strict=True)
+        ]
+    )

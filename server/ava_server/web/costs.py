@@ -1,0 +1,236 @@
+"""The page of costs: what was spent by day, role, model and user, today's budgets, and what failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ava_audit.totals import spending
+from ava_audit.units import DAY_US, EPOCH, day_of, format_usd, now_us
+from ava_audit.view import View
+from ava_roles.wrap import clean
+from ava_server.core.errors import BadInput
+from ava_server.service.records import Budget
+from ava_server.service.report import Report, Share, Sum, fold_empty, months_of, report_of, shares_of
+from ava_server.web.context import PageContext, reader_of
+from ava_server.web.site import Visitor
+
+SPANS = (7, 30, 90)
+USUAL = 30
+MANY_DAYS = 92
+"""A longer time is shown by month."""
+MOST_SHARES = 7
+"""Parts of a bar: more colours cannot be told apart."""
+MOST_REASONS = 8
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the address asks for.
+
+    Attributes:
+        first: The first day, in days since 1970, UTC.
+        last: The last day.
+        span: How many days up to today; None for a range of dates.
+        by: What the bars are divided by.
+        everybody: The runs of all users.
+    """
+
+    first: int
+    last: int
+    span: int | None
+    by: str
+    everybody: bool
+
+    def address(self, **changed: Any) -> str:
+        """Return the address of the page with something else asked for."""
+        asked = replace(self, **changed)
+        when = {"days": asked.span} if asked.span is not None else {"from": asked.since, "to": asked.through}
+        return "/costs?" + urlencode({**when, "by": asked.by, **({"all": ""} if asked.everybody else {})})
+
+    @property
+    def since(self) -> str:
+        """The first day as a date."""
+        return day_of(self.first * DAY_US)
+
+    @property
+    def through(self) -> str:
+        """The last day as a date."""
+        return day_of(self.last * DAY_US)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table of days.
+
+    Attributes:
+        name: A day, a month, or the first and last of many empty days.
+        sum: Its sums; None for empty days.
+        parts: What each part has cost, in micro-USD.
+        address: Its entries in the log; empty without one.
+    """
+
+    name: str
+    sum: Sum | None
+    parts: tuple[int, ...] = ()
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the log says.
+
+    Attributes:
+        report: The sums.
+        periods: The days, or the months of a long time.
+        shares: The parts of each period's cost.
+        budgets: Today's budgets.
+        empty: Nothing is in the log yet.
+    """
+
+    report: Report
+    periods: Sequence[Sum]
+    shares: Sequence[Share]
+    budgets: list[Budget]
+    empty: bool
+
+
+class Costs:
+    """The page of costs."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Return the path."""
+        return [Route("/costs", self.show, methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        """Show the costs of some days; of everybody, with `all` and the right to."""
+        visitor = reader_of(request)
+        today, problem = now_us() // DAY_US, ""
+        try:
+            asked = asked_of(request.query_params, today, visitor)
+        except BadInput as error:
+            asked, problem = Asked(today - USUAL + 1, today, USUAL, "role", everybody_of(request, visitor)), str(error)
+        found = await self._context.store.read(lambda view: self._found(view, asked, visitor))
+        values = {
+            "asked": asked,
+            "problem": problem,
+            "spans": SPANS,
+            "found": found,
+            "report": found.report,
+            "total": found.report.total,
+            "lines": list(lines_of(found, everybody=asked.everybody))[::-1],
+            "chart": chart_of(found) if found.report.total.cost else None,
+            "tables": {what: [row_of(one, what, asked) for one in sums] for what, sums in found.report.by.items()},
+            "most_reasons": MOST_REASONS,
+            "monthly": len(found.report.days) > MANY_DAYS,
+        }
+        return self._context.show(request, "costs.html", values, 400 if problem else 200)
+
+    def _found(self, view: View, asked: Asked, visitor: Visitor) -> Found:
+        user = None if asked.everybody else visitor.user
+        found = spending(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
+        report = report_of(found, asked.first, asked.last, user)
+        periods = months_of(report.days) if len(report.days) > MANY_DAYS else report.days
+        shares = shares_of(found, report, asked.by, periods, MOST_SHARES)
+        budgets = self._context.budgets(view, visitor, now_us(), everybody=asked.everybody)
+        return Found(report, periods, shares, budgets, found.first_us is None)
+
+
+def everybody_of(request: Request, visitor: Visitor) -> bool:
+    """Tell whether everybody's are asked for by somebody who may see them."""
+    return "all" in request.query_params and visitor.reads_all
+
+
+def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:
+    """Return what the address asks for.
+
+    Raises:
+        BadInput: A value cannot be understood.
+    """
+    everybody = "all" in query and visitor.reads_all
+    by = query.get("by", "role")
+    if by not in ("role", "model", *(("user",) if everybody else ())):
+        raise BadInput(f"by: {by[:40]!r} is not one of role and model; user needs the costs of all users")
+    if query.get("from") or query.get("to"):
+        last = _day("to", query["to"]) if query.get("to") else today
+        first = _day("from", query["from"]) if query.get("from") else last - USUAL + 1
+        last = min(last, today)  # later days have no costs, and there may be millions
+        if first > last:
+            raise BadInput("from: it is later than the last day, or than today")
+        return Asked(max(first, 0), last, None, by, everybody)
+    days = query.get("days", str(USUAL))
+    if days not in map(str, SPANS):
+        raise BadInput(f"days: {days[:40]!r} is not one of {', '.join(map(str, SPANS))}")
+    return Asked(today - int(days) + 1, today, int(days), by, everybody)
+
+
+def _day(field: str, given: str) -> int:
+    try:
+        day = (date.fromisoformat(given) - EPOCH.date()).days
+    except ValueError:
+        day = -1
+    if day < 0:
+        raise BadInput(f"{field}: {given[:40]!r} is not a date from 1970 on, like 2026-01-31")
+    return day
+
+
+def lines_of(found: Found, *, everybody: bool) -> list[Line]:
+    """Return the rows of the table of days or months, oldest first."""
+    index = {period.name: number for number, period in enumerate(found.periods)}
+    lines: list[Line] = []
+    for group in fold_empty(found.periods):
+        first, last = group[0], group[-1]
+        if first.empty:
+            lines.append(Line(first.name if first is last else f"{first.name} to {last.name}", None))
+            continue
+        parts = tuple(share.costs[index[first.name]] for share in found.shares)
+        lines.append(Line(first.name, first, parts, _entries_of(first.name, everybody)))
+    return lines
+
+
+def _entries_of(day: str, everybody: bool) -> str:
+    """Return the address of a day's costs in the log; empty for a month."""
+    if len(day) != len("2026-01-31"):
+        return ""
+    start = (date.fromisoformat(day) - EPOCH.date()).days * DAY_US
+    asked = {"type": "cost", "since": f"{day}T00:00Z", "until": f"{day_of(start + DAY_US)}T00:00Z"}
+    return "/events?" + urlencode({**asked, **({"all": ""} if everybody else {})})
+
+
+def row_of(one: Sum, what: str, asked: Asked) -> tuple[Sum, str]:
+    """Return the sums of a role, model, ending or user, and the address of its runs; empty without one."""
+    everybody = {"all": ""} if asked.everybody else {}
+    match what:
+        case "role":
+            return one, "/subagents?" + urlencode({"role": one.name, **everybody})
+        case "user":
+            return one, "/events?" + urlencode({"user": one.name, "type": "complete", **everybody})
+        case _:
+            return one, ""
+
+
+def chart_of(found: Found) -> dict[str, Any]:
+    """Return what the chart shows: for each part its name and, for each period, its cost and that in words."""
+    return {
+        "periods": [period.name for period in found.periods],
+        "totals": [format_usd(period.cost) for period in found.periods],
+        "parts": [
+            {
+                "name": clean(share.name)[0],
+                "costs": [micros / 1e6 for micros in share.costs],
+                "shown": [format_usd(micros) if micros else "" for micros in share.costs],
+            }
+            for share in found.shares
+        ],
+    }

@@ -1,0 +1,295 @@
+"""The pages of the log: search, newest first, and each entry with its whole text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC
+from typing import Any, cast, get_args
+from urllib.parse import urlencode
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ava_audit.entries import Entry
+from ava_audit.errors import BadQuery
+from ava_audit.events import FACTS, Severity
+from ava_audit.search import LogQuery, Page, search
+from ava_audit.text_index import SHORT_TYPES
+from ava_audit.units import now_us, parse_time
+from ava_audit.view import View
+from ava_server.core.errors import BadInput
+from ava_server.core.ids import AGENT, parse_id
+from ava_server.service.logs import BOOKKEEPING, entry_text, is_trouble, names_of
+from ava_server.web.context import NotFound, PageContext, reader_of
+from ava_server.web.render import page
+from ava_server.web.site import Visitor
+
+AT_ONCE = 100
+TEXT_CHARS = 240
+WORDS_CHARS = 1_000
+MOST_RUNS = 100
+"""Runs of a role that are searched, the newest ones."""
+_DIGITS = 18
+_FILTERS = ("q", "type", "level", "run", "agent", "user", "since", "until")
+"""The fields of the form, apart from its checkbox."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the address asks for.
+
+    Attributes:
+        fields: The text of each field of the form.
+        bookkeeping: Entries of `BOOKKEEPING` too.
+        everybody: The entries of all users.
+        at_us: When the first page was asked for: `1h` means the same on all pages.
+        before: The cursor.
+        upto: The newest entry when the first page was asked for.
+    """
+
+    fields: Mapping[str, str]
+    bookkeeping: bool
+    everybody: bool
+    at_us: int
+    before: int | None = None
+    upto: int | None = None
+
+    def __getitem__(self, name: str) -> str:
+        return self.fields[name]
+
+    def address(self, path: str = "/events", **more: Any) -> str:
+        """Return the address of the first page of this search, with further parameters."""
+        flags = {"bookkeeping": "1"} if self.bookkeeping else {}
+        everybody = {"all": ""} if self.everybody else {}
+        asked = {name: text for name, text in self.fields.items() if text}
+        return f"{path}?" + urlencode({**asked, **flags, **everybody, **more})
+
+
+@dataclass(frozen=True)
+class Row:
+    """An entry in the list.
+
+    Attributes:
+        entry: The entry.
+        trouble: `error` or `warning`, else empty.
+        text: What happened.
+        run: The name of its run, else the id; empty without a run.
+    """
+
+    entry: Entry
+    trouble: str
+    text: str
+    run: str
+
+
+class Events:
+    """The log."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Return the paths."""
+        return [
+            Route("/events", self.show, methods=["GET"]),
+            Route("/events/news", self.news, methods=["GET"]),
+            Route("/events/{seq}", self.one, methods=["GET"]),
+        ]
+
+    async def show(self, request: Request) -> Response:
+        """Show the newest entries that match, or the next older ones."""
+        visitor = reader_of(request)
+        asked, problem = lenient(request.query_params, visitor), ""
+        found, rows = Page((), None, 0), list[Row]()
+        try:
+            asked = asked_of(request.query_params, visitor)
+            found = await self._search(await self._query(asked, visitor))
+            rows = await self._context.store.read(lambda view: rows_of(view, found.entries))
+        except BadInput as error:
+            problem = str(error)
+        live = not problem and asked.before is None and not asked["until"]
+        older: dict[str, Any] = {"before": found.next, "upto": asked.upto or found.upto, "at": asked.at_us}
+        values = {
+            "asked": asked,
+            "problem": problem,
+            "rows": rows,
+            "short_types": ("error", *SHORT_TYPES),
+            "types": tuple(FACTS),
+            "zone": "" if self._context.site.local else "UTC",
+            "older": asked.address(**older) if found.next is not None else "",
+            "news": asked.address("/events/news", after=found.upto) if live else "",
+            "stream": "/stream" if live else None,
+        }
+        return self._context.show(request, "events.html", values, 400 if problem else 200)
+
+    async def news(self, request: Request) -> Response:
+        """Return a line that says how many new entries match."""
+        visitor = reader_of(request)
+        asked = asked_of(request.query_params, visitor)
+        after = _number("after", request.query_params.get("after", ""))
+        query = replace(await self._query(asked, visitor), after_seq=after, limit=AT_ONCE)
+        found = await self._search(query)
+        values = {"count": len(found.entries), "more": found.next is not None, "address": asked.address()}
+        return page("news.html", values)
+
+    async def one(self, request: Request) -> Response:
+        """Show one entry with its whole text."""
+        visitor = reader_of(request)
+        given = request.path_params["seq"]
+        missing = NotFound(f"There is no entry {given[:40]} of yours in this log.")
+        try:
+            seq = _number("entry", given)
+        except BadInput:
+            raise missing from None
+        entry = await self._context.store.read(lambda view: visible_entry(view, seq, visitor))
+        if entry is None:
+            raise missing
+        return self._context.show(request, "entry.html", {"entry": entry, "fields": fields_of(entry)})
+
+    async def _search(self, query: LogQuery) -> Page:
+        try:
+            return await search(self._context.store, query)
+        except BadQuery as error:
+            raise BadInput(f"type: {error}") from error
+
+    async def _query(self, asked: Asked, visitor: Visitor) -> LogQuery:
+        """Return what to search for: a visitor's own entries, or those of a run that they may see.
+
+        Raises:
+            BadInput: A field cannot be understood.
+        """
+        zone = None if self._context.site.local else UTC
+        users = () if asked.everybody else (visitor.user,)
+        if asked["user"]:
+            if not asked.everybody and asked["user"] != visitor.user:
+                raise BadInput("user: the entries of other users need ?all and the right to see them")
+            users = (asked["user"],)
+        runs: tuple[str, ...] = ()
+        if asked["run"]:
+            runs, users = (await self._run(asked["run"], visitor),), ()
+        return LogQuery(
+            agents=await self._agents(asked, visitor),
+            users=users,
+            runs=runs,
+            types=(asked["type"],) if asked["type"] else (),
+            without=() if asked.bookkeeping or asked["type"] else BOOKKEEPING,
+            since_us=_time("since", asked, zone),
+            until_us=_time("until", asked, zone),
+            search=asked["q"] or None,
+            level=_level(asked["level"]),
+            limit=AT_ONCE,
+            before_seq=asked.before,
+            upto_seq=asked.upto,
+        )
+
+    async def _run(self, given: str, visitor: Visitor) -> str:
+        try:
+            return (await self._context.access(visitor).run(given, "run", reading=True)).id
+        except BadInput:
+            raise BadInput(f"run: there is no subagent {given[:40]!r} of yours; an id looks like S-7f3a2b") from None
+
+    async def _agents(self, asked: Asked, visitor: Visitor) -> tuple[str, ...]:
+        """Return the agents that are meant: `ava`, a run, or the newest runs of a role."""
+        given = asked["agent"]
+        if not given or given.lower() == AGENT:
+            return (AGENT,) if given else ()
+        try:
+            return (parse_id("subagent_id", given),)
+        except BadInput:
+            user = None if asked.everybody else visitor.user
+            runs = await self._context.store.read(lambda view: runs_of_role(view, given, user))
+        if not runs:
+            raise BadInput(f"agent: {given[:40]!r} is not ava, a subagent's id or the role of a subagent of yours")
+        return tuple(runs)
+
+
+def runs_of_role(view: View, role: str, user: str | None) -> list[str]:
+    """Return the ids of the newest runs of a role; with a user, only theirs."""
+    sql = "SELECT id FROM runs WHERE role = ? AND (? IS NULL OR user_id = ?) ORDER BY created_us DESC LIMIT ?"
+    return [str(run_id) for (run_id,) in view.select(sql, role, user, user, MOST_RUNS)]
+
+
+def visible_entry(view: View, seq: int, visitor: Visitor) -> Entry | None:
+    """Return an entry if it is the visitor's own, belongs to their run, or they may see all; else None."""
+    entry = view.entry(seq)
+    if entry is None or visitor.reads_all or entry.who.user_id == visitor.user:
+        return entry
+    run = view.run(entry.run_id) if entry.run_id is not None else None
+    return entry if run is not None and run.user_id == visitor.user else None
+
+
+def rows_of(view: View, entries: Sequence[Entry]) -> list[Row]:
+    """Return entries as rows of the list."""
+    names = names_of(view, entries)
+    return [_row(entry, names) for entry in entries]
+
+
+def _row(entry: Entry, names: Mapping[str, str]) -> Row:
+    run = entry.run_id or ""
+    text = entry_text(entry, names).removeprefix(entry.type).lstrip()
+    trouble = ""
+    if is_trouble(entry) and entry.fact is not None:
+        trouble = "warning" if entry.fact.severity == "warning" else "error"
+    return Row(
+        entry,
+        trouble,
+        text if len(text) <= TEXT_CHARS else text[: TEXT_CHARS - 1] + "…",
+        names.get(run, run),
+    )
+
+
+def fields_of(entry: Entry) -> list[tuple[str, str]]:
+    """Return the name and the text of each field of an entry's content; none if that was erased."""
+    if entry.content is None:
+        return []
+    content: object = json.loads(entry.content)
+    fields = cast("dict[str, Any]", content) if isinstance(content, dict) else {"content": content}
+    return [
+        (name, value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
+        for name, value in fields.items()
+    ]
+
+
+def lenient(query: QueryParams, visitor: Visitor) -> Asked:
+    """Return what the form shows, whatever is wrong with it."""
+    fields = {name: query.get(name, "").strip()[:WORDS_CHARS] for name in _FILTERS}
+    return Asked(fields, "bookkeeping" in query, "all" in query and visitor.reads_all, now_us())
+
+
+def asked_of(query: QueryParams, visitor: Visitor) -> Asked:
+    """Return what the address asks for.
+
+    Raises:
+        BadInput: A value cannot be understood.
+    """
+    for name in _FILTERS:
+        if len(query.get(name, "")) > WORDS_CHARS:
+            raise BadInput(f"{name}: it is longer than {WORDS_CHARS:,} characters")
+    asked = lenient(query, visitor)
+    place = {name: _number(name, query[name]) for name in ("before", "upto", "at") if name in query}
+    return replace(asked, before=place.get("before"), upto=place.get("upto"), at_us=place.get("at", asked.at_us))
+
+
+def _number(name: str, given: str) -> int:
+    if not (given.isascii() and given.isdecimal() and len(given) <= _DIGITS):
+        raise BadInput(f"{name}: {given[:40]!r} is not a number of the log")
+    return int(given)
+
+
+def _time(name: str, asked: Asked, zone: Any) -> int | None:
+    if not asked[name]:
+        return None
+    try:
+        return parse_time(asked[name], asked.at_us, zone)
+    except ValueError as error:
+        raise BadInput(f"{name}: {error}") from None
+
+
+def _level(given: str) -> Severity | None:
+    if given and given not in get_args(Severity):
+        raise BadInput(f"level: {given[:40]!r} is not one of {', '.join(get_args(Severity))}")
+    return cast("Severity", given) if given else None

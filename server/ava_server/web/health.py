@@ -1,0 +1,158 @@
+"""The page of the server's health: what a person needs to know when something does not work, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import anyio
+import anyio.to_thread
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ava_audit.search import LogQuery, search
+from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
+from ava_audit.view import View
+from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_server.service.checks import data, models, state
+from ava_server.service.checks.finding import REPORT, Finding, Setup
+from ava_server.service.records import Budget, current_runs
+from ava_server.web.context import PageContext, reader_of
+from ava_server.web.events import Row, rows_of
+from ava_server.web.site import Visitor
+
+CHECKED_WITHIN_S = 10.0
+MOST_ERRORS = 10
+CHECKS = (
+    data.data_root, data.space, data.settings, data.approval, data.processes,
+    models.keys, models.providers, models.tiers, models.search, models.network,
+)  # fmt: skip
+"""The checks of `ava doctor` that read a few files and send nothing."""
+_WORST_FIRST = ("fault", "warning", "note", "ok")
+_PATH = re.compile(r"(?<![\w:/.~-])~?/[^\s,;:)'\"]+")
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What the log says now: its newest entry, the entries that its copies lack, runs by state, and budgets."""
+
+    head: int
+    lags: dict[str, int]
+    counts: dict[str, int]
+    budgets: list[Budget]
+
+
+class Health:
+    """The page of the server's health."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+        self._started_us = now_us()
+
+    def routes(self) -> list[Route]:
+        """Return the path."""
+        return [Route("/health", self.show, methods=["GET"])]
+
+    async def show(self, request: Request) -> Response:
+        """Show how the server is; what concerns other users or this machine, only to whoever may see all."""
+        visitor = reader_of(request)
+        everybody = visitor.reads_all
+        now = await self._context.store.read(lambda view: self._state(view, visitor))
+        sandbox = await anyio.to_thread.run_sync(self._context.runtime.sandbox)
+        errors = await self._errors(visitor)
+        findings = await self._findings(visitor, now, sandbox) if everybody else []
+        facts = [*self._facts(sandbox), *(self._server_facts(now) if everybody else [])]
+        values = {
+            "facts": facts,
+            "findings": sorted(findings, key=lambda found: _WORST_FIRST.index(found.state)),
+            "problems": sum(found.state in ("fault", "warning") for found in findings),
+            "started_us": self._started_us,
+            "state": now,
+            "errors": errors,
+            "everybody": everybody,
+        }
+        return self._context.show(request, "health.html", values)
+
+    def _state(self, view: View, visitor: Visitor) -> LogState:
+        runtime, at_us, everybody = self._context.runtime, now_us(), visitor.reads_all
+        user = None if everybody else visitor.user
+        counts, _runs = current_runs(view, user, runtime.instances.alive, at_us, served=lambda: True, most=0)
+        head = view.head()
+        lags = {"text index": head - view.progress("words")}
+        if runtime.settings.mirror:
+            lags["JSONL mirror"] = head - view.progress("mirror")
+        budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
+        return LogState(head, lags, {name: runs for name, runs in counts.items() if runs}, budgets)
+
+    async def _errors(self, visitor: Visitor) -> list[Row]:
+        users = () if visitor.reads_all else (visitor.user,)
+        query = LogQuery(users=users, types=("error",), since_us=now_us() - DAY_US, limit=MOST_ERRORS)
+        found = await search(self._context.store, query)
+        return await self._context.store.read(lambda view: rows_of(view, found.entries))
+
+    def _facts(self, sandbox: Sandbox | Unavailable) -> Iterator[tuple[str, str]]:
+        """Yield what everybody may know."""
+        yield "Version", version("ava-subagents")
+        yield "Running for", format_duration((now_us() - self._started_us) / US_PER_S)
+        yield "Sandbox", "none" if isinstance(sandbox, Unavailable) else sandbox.kind
+
+    def _server_facts(self, now: LogState) -> Iterator[tuple[str, str]]:
+        """Yield what only those may know who may see all; paths, only on this machine."""
+        store = self._context.store
+        size = sum(_size(path) for path in (store.path, store.wal))
+        yield "Log", f"{now.head:,} entries, {format_bytes(size)}"
+        yield "Free on its disk", format_bytes(shutil.disk_usage(store.path.parent).free)
+        if self._context.site.local:
+            yield "Data root", str(store.path.parent)
+
+    async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[Finding]:
+        """Return what the checks find."""
+        runtime = self._context.runtime
+        setup = Setup(os.environ, runtime.settings.paths, runtime.settings)
+        found = [state.upkeep(now.lags), state.confinement(sandbox), self._budgets(visitor, now)]
+        if (why := runtime.manager.out_of_reach) is not None:
+            found.append(Finding("log", "fault", f"this server cannot use the log: {why}", "See the checks below."))
+        try:
+            with anyio.fail_after(CHECKED_WITHIN_S):
+                found += await anyio.to_thread.run_sync(run_checks, setup, abandon_on_cancel=True)
+        except TimeoutError:
+            text = f"the checks did not end within {CHECKED_WITHIN_S:.0f} s"
+            found.append(Finding("checks", "fault", text, "See whether the disk of the data root answers."))
+        return found if self._context.site.local else [without_paths(each) for each in found]
+
+    def _budgets(self, visitor: Visitor, now: LogState) -> Finding:
+        settings = self._context.runtime.spawn_limits_of(visitor.user).day_settings
+        return state.budgets(
+            [
+                state.DayBudget(each.whose, each.spent + each.held, each.cap, setting)
+                for each, setting in zip(now.budgets, settings, strict=False)
+            ]
+        )
+
+
+def run_checks(setup: Setup) -> list[Finding]:
+    """Return what all checks find; one that fails does not end the others. Blocking."""
+    found: list[Finding] = []
+    for check in CHECKS:
+        try:
+            found += check(setup)
+        except Exception as error:
+            found.append(Finding(check.__name__, "fault", f"this check failed: {type(error).__name__}", REPORT))
+    return found
+
+
+def without_paths(found: Finding) -> Finding:
+    """Return a finding without the paths of this machine."""
+    return replace(found, text=_PATH.sub("(path)", found.text), what_to_do=_PATH.sub("(path)", found.what_to_do))
+
+
+def _size(path: os.PathLike[str]) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0

@@ -1,0 +1,248 @@
+"""The page of costs: the figures of `ava report`, for whoever may see them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Generator
+from functools import partial
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.browser import PAID, There, Visitor, open_team
+from support.http_server import token
+from support.past import DAY_S, Lived, Past
+from support.terminal import ava
+
+from ava_audit.events import ErrorOccurred
+from ava_audit.store.store import Store
+from ava_audit.units import format_usd, micros_from_cents
+
+START_S = 20_450 * DAY_S
+"""2025-12-28."""
+KEPT = f"retention_days = 3650\n{PAID}"
+WEEK = "from=2025-12-28&to=2026-01-03"
+HOSTILE = "<script>alert(1)</script>\u202e"
+OF_BEN = "secret-role-of-ben"
+
+
+async def write_week(root: Path) -> None:
+    """Write runs of two users over a week: one over midnight, one that failed, one with a cost that is unknown."""
+    with pytest.MonkeyPatch.context() as patch:
+        past = Past(patch)
+        async with Store.open(root) as store:
+            await write_runs(store, past)
+
+
+async def write_runs(store: Store, past: Past) -> None:
+    await past.lived(store, Lived("S-000001", user="ana"), START_S + 3_600, costs=(3_000, 4_001))
+    late = Lived("S-000002", user="ana", role="coder", model="openai:gpt-5")
+    await past.at(store, START_S + DAY_S - 10, *late.begun(), partial(late.asks, 1))
+    await past.at(store, START_S + DAY_S + 5, partial(late.pays, 20_000), partial(late.asks, 2))
+    await past.at(store, START_S + DAY_S + 6, partial(late.pays, 60_500))
+    await past.at(store, START_S + DAY_S + 7, late.wrote(ErrorOccurred(error="no answer", kind="lost")))
+    await past.at(store, START_S + DAY_S + 8, *late.ends("error", f"it is {HOSTILE} down", "api"))
+    own = Lived("S-000003", user="ben", role=OF_BEN, model="secret:model")
+    await past.lived(store, own, START_S + 2 * DAY_S, costs=(70_000,), ending="timeout", reason="of ben")
+    again = Lived("S-000004", user="ana", role=HOSTILE)
+    await past.at(store, START_S + 5 * DAY_S, *again.begun(), partial(again.asks, 1))
+    await past.at(store, START_S + 5 * DAY_S + 1, again.pays(50_000, settlement="unknown"))
+    await past.at(store, START_S + 5 * DAY_S + 2, partial(again.asks, 1, 2))
+    await past.at(store, START_S + 5 * DAY_S + 3, again.pays(9_000, attempt=2, cost_by={"retries": 9_000}))
+    await past.at(store, START_S + 5 * DAY_S + 4, *again.ends("success", "done"))
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_team(tmp_path_factory.mktemp("team") / "data", KEPT, past=write_week) as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def ana(team: There) -> Visitor:
+    return team.with_token(token(team.root, "ana", "read", name="reads"))
+
+
+@pytest.fixture(scope="module")
+def auditor(team: There) -> Visitor:
+    return team.with_token(token(team.root, "carol", "audit", name="audits"))
+
+
+def tables(page: str) -> dict[str, dict[str, list[str]]]:
+    """The tables of a page: for each heading, the cells of each row by its first one."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for section in re.findall(r"<section aria-labelledby=\"([\w-]+)\">(.*?)</section>", page, re.DOTALL):
+        rows = re.findall(r"<tr>\s*<th scope=\"row\"[^>]*>(.*?)</th>(.*?)</tr>", section[1], re.DOTALL)
+        found[section[0]] = {
+            words(first): [words(cell) for cell in re.findall(r"<td>(.*?)</td>", rest)] for first, rest in rows
+        }
+    return found
+
+
+def words(html: str) -> str:
+    return unescape(re.sub(r"<[^>]*>", "", html)).strip()
+
+
+def facts(page: str) -> dict[str, str]:
+    return {words(name): words(value) for name, value in re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)}
+
+
+def usd(cents: float) -> str:
+    return format_usd(micros_from_cents(cents))
+
+
+def count(number: int) -> str:
+    return str(number) if number else "–"
+
+
+def reported(root: Path, user: str, *args: str) -> dict[str, Any]:
+    done = ava(root, "report", "--since", "2025-12-28", "--until", "2026-01-04", "--json", *args, env={"LOGNAME": user})
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: dict[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_the_page_has_the_figures_of_the_report(team: There, ana: Visitor, auditor: Visitor, everybody: bool) -> None:
+    visitor = auditor if everybody else ana
+    page = visitor.get(f"/costs?{WEEK}{'&all' if everybody else ''}").text
+    expected = reported(team.root, "ana", *(["--all"] if everybody else []))
+    total, shown = expected["total"], facts(page)
+    assert total["cost_cents"] > 0
+    assert shown["Spent"] == usd(total["cost_cents"])
+    assert shown["Model calls"] == f"{total['model_calls']} by {total['runs_that_spent']} runs"
+    assert shown["Ended"] == f"{total['runs_ended']}, {total['runs_failed']} failed"
+    assert shown["Repeated calls"] == usd(total["retries_cents"]) != "$0.00"
+    assert shown["Unknown, counted at the worst case"] == usd(total["uncosted_cents"]) != "$0.00"
+    assert shown["Above the reservation"].startswith(f"{usd(total['overrun_cents'])} in {total['overruns']} call")
+    days = tables(page)["days"]
+    for day in expected["by_day"]:
+        if day["model_calls"] or day["runs_ended"]:
+            cells = days[day["day"]]
+            assert cells[0] == usd(day["cost_cents"])
+            assert cells[-3:] == [count(day[name]) for name in ("model_calls", "runs_ended", "runs_failed")]
+    for what in ("role", "model", *(["user"] if everybody else [])):
+        rows = tables(page)[f"by-{what}"]
+        assert {name: (cells[0], *cells[2:]) for name, cells in rows.items()} == {
+            one[what].replace("\u202e", ""): (
+                usd(one["cost_cents"]), count(one["runs_ended"]), count(one["runs_failed"])
+            )
+            for one in expected[f"by_{what}"]
+        }  # fmt: skip
+    for reason in expected["failed"]:
+        assert f'href="/subagents/{reason["newest"]}"' in page
+    for error in expected["errors"]:
+        assert f"/events?type=error&amp;run={error['newest']}" in page
+
+
+@pytest.mark.parametrize("by", ["role", "model", "user"])
+def test_the_chart_has_the_figures_of_the_table(auditor: Visitor, by: str) -> None:
+    page = auditor.get(f"/costs?{WEEK}&by={by}&all").text
+    found = re.search(r"data-chart='(.*?)'", page)
+    assert found is not None
+    chart, days = json.loads(found[1]), tables(page)["days"]
+    for number, period in enumerate(chart["periods"]):
+        parts = [part["shown"][number] or "–" for part in chart["parts"]]
+        if period in days:
+            total = chart["totals"][number]
+            assert days[period][: 1 + len(parts)] == [total if total != "$0.00" else "–", *parts]
+        else:
+            assert chart["totals"][number] == "$0.00"  # one of many empty days
+    costs = [sum(costs) for costs in zip(*(part["costs"] for part in chart["parts"]), strict=True)]
+    assert [format_usd(round(cost * 1e6)) for cost in costs] == chart["totals"]
+
+
+def test_a_long_time_is_shown_by_month_with_the_same_total(ana: Visitor) -> None:
+    week = facts(ana.get(f"/costs?{WEEK}").text)
+    page = ana.get("/costs?from=2025-06-01&to=2026-05-31").text
+    assert facts(page)["Spent"] == week["Spent"]
+    months = tables(page)["days"]
+    assert list(months) == ["2026-02 to 2026-05", "2026-01", "2025-12"]
+    assert [float(cells[0].removeprefix("$")) > 0 for cells in months.values() if cells[0] != "–"] == [True, True]
+
+
+@pytest.mark.parametrize("query", [WEEK, f"{WEEK}&all", f"{WEEK}&all&by=model", f"{WEEK}&user=ben"])
+def test_a_user_sees_nothing_of_others(ana: Visitor, query: str) -> None:
+    page = ana.get(f"/costs?{query}").text
+    assert "S-000002" in page
+    assert not any(secret in page for secret in (OF_BEN, "secret:model", "S-000003", "of ben", "of other users"))
+    assert "All users" not in page and "everybody" not in page
+
+
+def test_an_auditor_is_told_of_others_and_sees_them_only_when_asked(auditor: Visitor) -> None:
+    page = auditor.get(f"/costs?{WEEK}").text
+    assert "4 runs of other users are not counted" in words(page) and OF_BEN not in page
+    assert OF_BEN in auditor.get(f"/costs?{WEEK}&all").text
+
+
+def test_a_hostile_name_is_text(ana: Visitor) -> None:
+    page = ana.get(f"/costs?{WEEK}").text
+    assert "<script>alert" not in page and "\u202e" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("days=31", "days: '31' is not one of 7, 30, 90"),
+        ("days=<b>", "days: '<b>' is not one of"),
+        ("by=user", "by: 'user' is not one of role and model"),
+        ("by=user&all", "by: 'user' is not one of role and model"),
+        ("from=yesterday", "from: 'yesterday' is not a date"),
+        ("to=2026-02-30", "to: '2026-02-30' is not a date"),
+        ("from=1969-12-31", "from: '1969-12-31' is not a date from 1970 on"),
+        ("from=2026-01-02&to=2026-01-01", "from: it is later than the last day, or than today"),
+        ("from=9999-01-01", "from: it is later than the last day, or than today"),
+        ("from=%00&to=%ff", "is not a date"),
+    ],
+)
+def test_a_value_that_cannot_be_understood_is_named(ana: Visitor, query: str, said: str) -> None:
+    answer = ana.get(f"/costs?{query}")
+    assert answer.status_code == 400
+    assert said in unescape(answer.text) and "<b>'" not in answer.text
+    assert "Today's budgets" in unescape(answer.text)
+
+
+@pytest.mark.parametrize("query", ["from=1970-01-01", "from=1970-01-01&to=9999-12-31", "to=1970-01-01"])
+def test_the_longest_times_are_answered(ana: Visitor, query: str) -> None:
+    assert ana.get(f"/costs?{query}").status_code == 200
+
+
+def test_rows_lead_to_what_they_count(auditor: Visitor) -> None:
+    page = unescape(auditor.get(f"/costs?{WEEK}&all").text)
+    assert f'href="/subagents?role={OF_BEN}&all="' in page
+    assert 'href="/events?user=ben&type=complete&all="' in page
+    assert "S-000003 timeout" in auditor.get("/events?user=ben&type=complete&all=").text
+    day = re.search(r'href="(/events\?type=cost&since=2025-12-30[^"]*)"', page)
+    assert day is not None
+    entries = auditor.get(day[1]).text
+    assert "S-000003" in entries and "S-000002" not in entries
+
+
+def test_only_this_page_loads_the_chart_and_it_stays_light(ana: Visitor) -> None:
+    for path in ("/", "/subagents", "/events", "/health"):
+        assert "uPlot" not in ana.get(path).text, path
+    page = ana.get(f"/costs?{WEEK}")
+    files = re.findall(r'"(/static/[^"]+)"', page.text)
+    assert any("uPlot.iife" in file for file in files)
+    assert len(page.content) + sum(len(ana.get(file).content) for file in files) <= 150_000
+
+
+def test_without_costs_the_page_says_so(team: There) -> None:
+    page = team.with_token(token(team.root, "erin", "read", name="erin")).get("/costs").text
+    assert "Nothing was spent, and nothing ended." in page and "uPlot" not in page
+
+
+def test_a_run_is_counted_when_it_has_ended(team: There) -> None:
+    visitor = team.with_token(token(team.root, "ana", "read", "approve", name="decides"))
+    proposed = team.host.propose()
+    visitor.decide(proposed["pending_id"], "approve")
+    team.host.ended(proposed["subagent_id"])
+    done = ava(team.root, "report", "--json", env={"LOGNAME": "ana"})
+    cost = json.loads(done.stdout)["total"]["cost_cents"]
+    assert cost > 0
+    page = visitor.get("/costs?days=7").text
+    assert facts(page)["Spent"] == usd(cost)
+    assert f"{usd(cost)} of $" in page  # of today's budget

@@ -1,0 +1,270 @@
+"""The log as pages: search, one entry, and what each visitor may see of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from functools import partial
+from html import unescape
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from support.browser import There, Visitor, open_team
+from support.http_server import token
+from support.log import run_who, write
+from support.past import DAY_S, Lived, Past
+
+from ava_audit.events import ErrorOccurred, Event, ToolCall, UserMessage
+from ava_audit.store.store import Store
+from ava_server.web.events import AT_ONCE
+
+START_S = 20_450 * DAY_S
+"""2025-12-28."""
+HOSTILE = "<img src=x onerror=alert(1)>\u202e\u200b"
+LONG = "word " * 2_000
+
+
+async def write_log(root: Path) -> None:
+    """Write two runs of Ana's and one of Ben's."""
+    with pytest.MonkeyPatch.context() as patch:
+        past = Past(patch)
+        async with Store.open(root) as store:
+            await write_runs(store, past)
+
+
+async def write_runs(store: Store, past: Past) -> None:
+    ana = Lived("S-0000a1", user="ana")
+    await past.at(store, START_S, *ana.begun())
+    await past.at(store, START_S + 1, ana.wrote(ToolCall(tool="web_search", call_id="c1", args={"query": "trains"})))
+    await past.at(store, START_S + 2, ana.wrote(ErrorOccurred(error=f"zebra {HOSTILE}", kind="lost")))
+    await past.at(store, START_S + 3, partial(ana.asks, 1))
+    await past.at(store, START_S + 4, partial(ana.pays, 3_000))
+    await past.at(store, START_S + 5, *ana.ends("success", "done"))
+    long = Lived("S-0000a2", user="ana", role="critic")
+    await past.at(store, START_S + DAY_S, *long.begun())
+    await past.at(store, START_S + DAY_S + 1, long.wrote(UserMessage(text=f"giraffe {LONG}the very end")))
+    await past.at(store, START_S + DAY_S + 2, *long.ends("success", "done"))
+    ben = Lived("S-0000b1", user="ben", role="role-of-ben")
+    await past.at(store, START_S + 2 * DAY_S, *ben.begun())
+    await past.at(store, START_S + 2 * DAY_S + 1, ben.wrote(ErrorOccurred(error="zebra of ben", kind="lost")))
+    await past.at(store, START_S + 2 * DAY_S + 2, *ben.ends("error", "of ben", "api"))
+
+
+async def write_texts(root: Path, user: str, texts: list[str]) -> None:
+    async with Store.open(root) as store:
+        who = run_who("S-0000a1" if user == "ana" else "S-0000b1", user)
+        await write(store, *(Event(who, UserMessage(text=text), run_id=who.agent_id) for text in texts))
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_team(tmp_path_factory.mktemp("team") / "data", "retention_days = 3650", past=write_log) as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def ana(team: There) -> Visitor:
+    return team.with_token(token(team.root, "ana", "read", name="reads"))
+
+
+@pytest.fixture(scope="module")
+def auditor(team: There) -> Visitor:
+    return team.with_token(token(team.root, "carol", "audit", name="audits"))
+
+
+def listed(page: str) -> list[str]:
+    """The lines of the list, without markup."""
+    lines = re.findall(r"<summary>(.*?)</summary>", page, re.DOTALL)
+    return [" ".join(unescape(re.sub(r"<[^>]*>", " ", line)).split()) for line in lines]
+
+
+def numbers(page: str) -> list[int]:
+    return [int(seq) for seq in re.findall(r'<details hx-get="/events/(\d+)"', page)]
+
+
+def found(visitor: Visitor, query: str) -> list[str]:
+    answer = visitor.get(f"/events?{query}")
+    assert answer.status_code == 200, answer.text
+    return listed(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("q=zebra", ["ErrorOccurred lost: zebra <img src=x onerror=alert(1)>"]),
+        ("q=giraffe+%22very+end%22", ["UserMessage (message) giraffe"]),
+        ("q=zebra+giraffe", []),
+        ("q=%22%22", []),
+        ("type=tool", ["ToolCall web_search query=trains"]),
+        ("type=ToolCall&q=trains", ["ToolCall web_search query=trains"]),
+        ("level=error", ["ErrorOccurred lost"]),
+        ("run=S-0000a2&type=message", ["UserMessage (message) giraffe", "UserMessage (task) Look it up"]),
+        ("agent=critic&type=message", ["UserMessage (message) giraffe", "UserMessage (task) Look it up"]),
+        ("agent=S-0000a1&type=message", ["UserMessage (task) Look it up"]),
+        ("agent=ava&type=SpawnDecided&until=2025-12-29", ["SpawnDecided P-0000a100 S-0000a1 approved host_call"]),
+        ("since=2025-12-29T00:00Z&until=2025-12-29T00:00:01Z&type=message", ["UserMessage (task) Look it up"]),
+        ("type=cost&run=S-0000a1", ["CostUpdate turn 1: 300 tokens, billed $0.003", "CostReserved turn 1 attempt 1"]),
+    ],
+)
+def test_each_field_narrows_the_list(ana: Visitor, query: str, expected: list[str]) -> None:
+    lines = found(ana, query)
+    assert len(lines) == len(expected), lines
+    for line, part in zip(lines, expected, strict=True):
+        assert part in line
+
+
+def test_bookkeeping_is_shown_only_when_asked_for(ana: Visitor) -> None:
+    plain, whole = found(ana, "run=S-0000a1"), found(ana, "run=S-0000a1&bookkeeping=1")
+    assert not any("RunClaimed" in line or "CostReserved" in line for line in plain)
+    assert any("RunClaimed" in line for line in whole) and any("CostReserved" in line for line in whole)
+    assert [line for line in whole if line in plain] == plain
+
+
+def test_older_pages_neither_skip_nor_repeat_while_the_log_grows(team: There, ana: Visitor) -> None:
+    team.portal.call(write_texts, team.root, "ana", [f"walrus {number}" for number in range(2 * AT_ONCE + 7)])
+    seen: list[str] = []
+    path, pages = "/events?q=walrus&since=1h", 0
+    while path:
+        page = ana.get(path).text
+        seen += [line.partition("walrus ")[2] for line in listed(page)]
+        team.portal.call(write_texts, team.root, "ana", ["walrus later"])
+        pages += 1
+        link = re.search(r'<a href="([^"]*)" rel="next">', page)
+        path = unescape(link[1]) if link is not None else ""
+        assert pages == 1 or "Newest entries" in page
+    assert pages == 3
+    assert seen == [str(number) for number in reversed(range(2 * AT_ONCE + 7))]
+
+
+SECRETS = ("of ben", "S-0000b1", "role-of-ben")
+
+
+@pytest.mark.parametrize(
+    "query", ["", "all", "q=zebra&all", "level=error&all", "q=zebra", "agent=S-0000b1", "type=error"]
+)
+def test_a_user_sees_no_entry_of_others(ana: Visitor, query: str) -> None:
+    answer = ana.get(f"/events?{query}")
+    assert answer.status_code == 200
+    assert not any(secret in line for line in listed(answer.text) for secret in SECRETS)
+    assert "Of all users" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "query", ["run=S-0000b1", "user=ben", "user=ben&all", "agent=role-of-ben", "agent=role-of-ben&all"]
+)
+def test_asking_for_others_by_name_is_refused_without_telling_whether_they_exist(ana: Visitor, query: str) -> None:
+    answer, unknown = (
+        ana.get(f"/events?{query}"),
+        ana.get(f"/events?{query.replace('b1', 'ff').replace('ben', 'nobody')}"),
+    )
+    assert answer.status_code == unknown.status_code == 400
+    assert not listed(answer.text)
+
+    def said(page: str) -> str:
+        problem = re.search(r'<p class="problem" role="alert">(.*?)</p>', page)
+        assert problem is not None
+        return problem[1].replace("b1", "ff").replace("ben", "nobody")
+
+    assert said(answer.text) == said(unknown.text)
+
+
+def test_an_auditor_sees_others_only_when_asked(auditor: Visitor) -> None:
+    assert found(auditor, "q=zebra") == []
+    assert len(found(auditor, "q=zebra&all")) == 2
+    assert [line for line in found(auditor, "q=zebra&all&user=ben") if "ben" in line] == found(
+        auditor, "q=zebra&all&user=ben"
+    )
+    assert len(found(auditor, "run=S-0000b1&q=zebra")) == 1
+
+
+def test_an_entry_shows_its_whole_text_to_its_own_user(ana: Visitor, auditor: Visitor) -> None:
+    page = ana.get("/events?q=giraffe").text
+    (seq,) = numbers(page)
+    assert "the very end" not in page and f'<a href="/events/{seq}">Entry {seq}</a>' in page
+    entry = ana.get(f"/events/{seq}").text
+    assert LONG + "the very end" in entry and 'href="/subagents/S-0000a2"' in entry
+    (of_ben,) = numbers(auditor.get("/events?q=zebra&all&user=ben").text)
+    assert "zebra of ben" in auditor.get(f"/events/{of_ben}").text
+    refused, missing = ana.get(f"/events/{of_ben}"), ana.get("/events/999999")
+    assert refused.status_code == missing.status_code == 404
+    assert (
+        f"There is no entry {of_ben} of yours" in refused.text and "There is no entry 999999 of yours" in missing.text
+    )
+
+
+@pytest.mark.parametrize("seq", ["0", "-1", "x", "1.5", "9" * 40, "%D9%A1", "1e3", "new"])
+def test_an_address_of_no_entry_is_not_found(ana: Visitor, seq: str) -> None:
+    assert ana.get(f"/events/{seq}").status_code == 404
+
+
+def test_hostile_texts_are_text(ana: Visitor) -> None:
+    page = ana.get("/events?q=zebra").text
+    entry = ana.get(f"/events/{numbers(page)[0]}").text
+    for shown in (page, entry):
+        assert "<img" not in shown and "\u202e" not in shown and "\u200b" not in shown
+        assert "&lt;img src=x onerror=alert(1)&gt;" in shown
+    typed = ana.get("/events?q=" + quote('"><script>alert(1)</script>')).text
+    assert "<script>alert" not in typed and "&lt;script&gt;alert(1)" in typed
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("type=tols", "type: no event type 'tols'; did you mean tool?"),
+        ("level=loud", "level: 'loud' is not one of info, warning, error"),
+        ("run=nobody", "run: there is no subagent 'nobody' of yours"),
+        ("agent=nobody", "agent: 'nobody' is not ava"),
+        ("since=soon", "since: 'soon' is not a time"),
+        ("until=2026-02-30", "until: '2026-02-30' is not a time"),
+        ("before=x", "before: 'x' is not a number of the log"),
+        (f"before={'9' * 30}", "is not a number of the log"),
+        ("upto=-1", "upto: '-1' is not a number of the log"),
+        ("at=%D9%A1", "is not a number of the log"),
+        (f"q={'a' * 1001}", "q: it is longer than 1,000 characters"),
+    ],
+)
+def test_a_value_that_cannot_be_understood_is_named(ana: Visitor, query: str, said: str) -> None:
+    answer = ana.get(f"/events?{query}&user=ana")
+    assert answer.status_code == 400
+    assert said in unescape(answer.text)
+    assert '<form method="get" action="/events"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "query", ["q=%00", "q=%ff%fe", "q=%ED%A0%80", "run=%00", "agent=%ff", "q=%22", "q=AND+OR+NOT+(*)"]
+)
+def test_odd_texts_are_answered(ana: Visitor, query: str) -> None:
+    assert ana.get(f"/events?{query}").status_code in (200, 400)
+
+
+def test_new_entries_are_counted_without_those_of_others(team: There, ana: Visitor) -> None:
+    page = ana.get("/events?q=ostrich").text
+    address = re.search(r'id="news" role="status" hx-get="([^"]*)"', page)
+    assert address is not None and 'data-stream="/stream"' in page
+    news = unescape(address[1])
+    assert ana.get(news).text.strip() == ""
+    team.portal.call(write_texts, team.root, "ben", ["ostrich of ben"])
+    assert ana.get(news).text.strip() == ""
+    team.portal.call(write_texts, team.root, "ana", ["ostrich"])
+    assert "1 new entry" in ana.get(news).text
+    team.portal.call(write_texts, team.root, "ana", ["ostrich"] * AT_ONCE)
+    answer = ana.get(news).text
+    assert f"more than {AT_ONCE} new entries" in answer and 'href="/events?q=ostrich"' in answer
+
+
+@pytest.mark.parametrize("query", ["before=5", "until=2026-01-01", "type=tols"])
+def test_only_the_newest_page_waits_for_new_entries(ana: Visitor, query: str) -> None:
+    page = ana.get(f"/events?{query}").text
+    assert 'id="news"' not in page and "data-stream" not in page
+
+
+@pytest.mark.parametrize("after", ["", "x", "-1"])
+def test_news_after_no_entry_is_refused(ana: Visitor, after: str) -> None:
+    assert ana.get(f"/events/news?after={after}").status_code == 400
+
+
+def test_somebody_without_the_right_to_read_sees_no_log(team: There) -> None:
+    decides = team.with_token(token(team.root, "dora", "approve", name="decides"))
+    for path in ("/events", "/events/1", "/events/news?after=0", "/costs", "/health"):
+        assert decides.get(path).status_code == 404, path

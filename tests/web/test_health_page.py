@@ -1,0 +1,139 @@
+"""The page of the server's health: what is wrong and what to do, for whoever may know it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Iterator
+from html import unescape
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from support.browser import There, Visitor, open_pages, open_team
+from support.http_server import token
+from support.log import write
+from support.past import Lived
+
+from ava_audit.events import ErrorOccurred
+from ava_audit.store.store import Store
+from ava_server.config.keys import set_key
+from ava_server.core.data_root import DataRoot
+from ava_server.service.checks.finding import Finding, Setup
+from ava_server.web import health
+
+KEY = "sk-ant-api03-" + "k" * 80
+HOSTILE = "<img src=x onerror=alert(1)>\u202e"
+WRONG = """
+[limits]
+user_daily_cents = 0
+[search]
+engine = "kagi"
+"""
+
+
+async def write_errors(root: Path) -> None:
+    async with Store.open(root) as store:
+        for user, run_id in (("ana", "S-0000a1"), ("ben", "S-0000b1")):
+            life = Lived(run_id, user=user)
+            await write(store, *life.begun())
+            await write(store, life.wrote(ErrorOccurred(error=f"failed for {user} {HOSTILE}", kind="lost")))
+            await write(store, *life.ends("error", "it is down", "api"))
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_team(tmp_path_factory.mktemp("team") / "data", WRONG, past=write_errors) as there:
+        set_key("anthropic", KEY, DataRoot(there.root).keys)
+        yield there
+
+
+@pytest.fixture(scope="module")
+def ana(team: There) -> Visitor:
+    return team.with_token(token(team.root, "ana", "read", name="reads"))
+
+
+@pytest.fixture(scope="module")
+def auditor(team: There) -> Visitor:
+    return team.with_token(token(team.root, "carol", "audit", name="audits"))
+
+
+def findings(page: str) -> dict[str, tuple[str, str]]:
+    """The state and the words of each finding, by its name."""
+    found = re.findall(r'<li class="(\w+)"><b>(.*?)</b>(.*?)</li>', page, re.DOTALL)
+    return {name: (state, " ".join(unescape(re.sub(r"<[^>]*>", " ", text)).split())) for state, name, text in found}
+
+
+def test_a_user_sees_their_own_state_and_nothing_of_the_machine_or_of_others(team: There, ana: Visitor) -> None:
+    page = ana.get("/health").text
+    assert version("ava-subagents") in page and "Running for" in page and "Sandbox" in page
+    assert "failed for ana" in page and 'href="/subagents/S-0000a1"' in page and "$0.00" in page
+    assert findings(page) == {}
+    for secret in ("failed for ben", "S-0000b1", "everybody", "anthropic", "entries,", str(team.root), "/"):
+        shown = re.sub(r"<[^>]*>", " ", page)
+        assert secret not in shown, secret
+    assert "<dt>ended in the last hour</dt><dd>1</dd>" in page
+
+
+def test_an_auditor_sees_what_is_wrong_and_what_to_do_without_paths(team: There, auditor: Visitor) -> None:
+    page = auditor.get("/health").text
+    found = findings(page)
+    state, text = found["budget"]
+    assert state == "warning" and "only free models can run" in text and "→ Raise" in text
+    state, text = found["search"]
+    assert state == "warning" and "search.engine is kagi" in text and "→ ava key set kagi" in text
+    assert found["disk space"][1].startswith("works") and "process" in found["processes"][1]
+    assert "failed for ben" in page and "failed for ana" in page
+    states = [state for state, _text in found.values()]
+    assert states == sorted(states, key=("fault", "warning", "note", "ok").index)
+    assert str(team.root) not in page and str(Path.home()) not in re.sub(r"<[^>]*>", " ", page)
+    assert "Data root" not in page
+
+
+def test_keys_are_named_and_never_shown(team: There, auditor: Visitor, ana: Visitor) -> None:
+    page = auditor.get("/health").text
+    assert "anthropic" in findings(page)["keys"][1]
+    for visitor in (auditor, ana):
+        assert KEY[:20] not in visitor.get("/health").text
+
+
+def test_hostile_errors_are_text(ana: Visitor) -> None:
+    page = ana.get("/health").text
+    assert "<img" not in page and "\u202e" not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
+
+
+def test_the_user_of_this_machine_sees_where_the_data_is(tmp_path: Path) -> None:
+    with open_pages(tmp_path / "data", "enabled = false") as here:
+        page = here.signed_in().get("/health").text
+        assert str(here.root) in findings(page)["data root"][1]
+        switched = [
+            text for state, text in re.findall(r'<li class="(warning)"><b>settings</b>(.*?)</li>', page, re.DOTALL)
+        ]
+        assert len(switched) == 1 and "subagents are switched off" in switched[0] and "enabled = true" in switched[0]
+
+
+def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_setup: Setup) -> Iterator[Finding]:
+        raise OSError("/secret/path")
+
+    def whole(_setup: Setup) -> Iterator[Finding]:
+        yield Finding("whole", "ok", "fine")
+
+    monkeypatch.setattr(health, "CHECKS", (broken, whole))
+    failed, fine = health.run_checks(Setup({}))
+    assert (failed.name, failed.state, fine.name) == ("broken", "fault", "whole")
+    assert "OSError" in failed.text and "/secret" not in failed.text and failed.what_to_do
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Fix it with: chmod 700 /srv/ava data", "Fix it with: chmod 700 (path) data"),
+        ("/srv/ava/config.toml is valid; ~/ava too", "(path) is valid; (path) too"),
+        ("calls go to https://api.example/v1, with a key", "calls go to https://api.example/v1, with a key"),
+        ('anthropic from "/home/ana/keys.toml"', 'anthropic from "(path)"'),
+        ("openrouter:qwen/qwen-3 costs $1/$2", "openrouter:qwen/qwen-3 costs $1/$2"),
+    ],
+)
+def test_paths_are_left_out(text: str, expected: str) -> None:
+    found = health.without_paths(Finding("data root", "fault", text, text))
+    assert (found.text, found.what_to_do) == (expected, expected)
