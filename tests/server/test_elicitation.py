@@ -247,15 +247,6 @@ async def test_records_a_client_that_cannot_ask_as_a_host_call(tmp_path: Path, e
         assert [fact.kind for fact in await at.facts(made, UserMessage)] == ["task"]
 
 
-async def test_under_the_human_policy_a_client_that_could_ask_does_not(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), config=f'approval = "human"\n{PRICED}') as at:
-        made = await at.propose()
-        answer = await at.confirm(made)
-        assert answer["status"] == "failed" and f"ava approve {made['pending_id']}" in answer["message"]
-        assert at.person.asked == []
-        await at.nothing_started()
-
-
 async def test_a_pin_set_while_the_question_is_open_applies(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, decline) as at:
         pin = PinFile(
