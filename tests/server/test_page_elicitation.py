@@ -28,13 +28,14 @@ from mcp_types import (
 )
 from support.elicitation import ERAS, Host, Person, approval, decline, structured
 from support.http_server import serving_http, token
-from support.model_server import ModelServer, running_model_server
+from support.extensions import CAP, works
+from support.model_server import ModelServer, Script, running_model_server
 from support.runtime import PRICED, connect, hand_over
 from support.stdio import AVA, environment, until, using
 from support.stdio import made as made_root
 
 from ava_audit.entries import Entry
-from ava_audit.events import Channel, SpawnDecided, Who
+from ava_audit.events import Channel, ExtensionAsked, ExtensionDecided, SpawnDecided, Who
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
@@ -48,6 +49,8 @@ from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
 from ava_server.core.local_server import pages_server
 from ava_server.mcp_server import elicitation
+from ava_server.runs.extension import ExtensionLimits
+from ava_server.runs.extension_answer import decide_extension
 
 HUMAN = f'approval = "human"\n{PRICED}'
 ADDRESS = "http://localhost:8643"
@@ -116,9 +119,17 @@ class At(Host):
 
 
 @asynccontextmanager
-async def host(tmp: Path, mode: str, opens: Opening = accepts, config: str = HUMAN) -> AsyncGenerator[At]:
+async def host(
+    tmp: Path,
+    mode: str,
+    opens: Opening = accepts,
+    config: str = HUMAN,
+    script: Script = (),
+    name: str | None = None,
+) -> AsyncGenerator[At]:
     browser = Browser(opens)
-    opening = connect(tmp, [hand_over(), hand_over()], config=config, mode=mode, asks=browser, hears=browser.hears)
+    given = script or [hand_over(), hand_over()]
+    opening = connect(tmp, given, config=config, mode=mode, asks=browser, hears=browser.hears, name=name)
     async with opening as (client, models):
         yield At(client, Person(decline), models, tmp / "data", tmp / "workspace", browser)
 
@@ -216,8 +227,8 @@ async def test_without_a_decision_the_call_ends_and_the_next_one_waits_on(tmp_pa
         answer = await at.confirm(made)
         assert reason(answer) == "it still waits for the person"
         for words in (
-            f"at {ADDRESS}/proposals/{made['pending_id']}", f"ava approve {made['pending_id']}",
-            "Call confirm_spawn again with the same arguments to wait on",
+            f"can decide: {ADDRESS}/proposals/{made['pending_id']}", f"ava approve {made['pending_id']}",
+            "Call confirm_spawn again with the same arguments to wait",
         ):  # fmt: skip
             assert words in answer["next"]
         await at.nothing_started()
@@ -225,6 +236,20 @@ async def test_without_a_decision_the_call_ends_and_the_next_one_waits_on(tmp_pa
             tasks.start_soon(at.decide, made)
             assert (await at.confirm(made))["status"] == "approved"
         assert len(at.browser.opened) == 1, "the page is open already"
+        await at.started_once(made)
+
+
+async def test_a_host_that_opens_no_pages_is_given_the_address_and_then_waits(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, name="codex-mcp-client") as at:
+        made = await at.propose()
+        with anyio.fail_after(10):
+            answer = await at.confirm(made)
+        assert f"{ADDRESS}/proposals/{made['pending_id']}" in answer["next"] and at.browser.opened == []
+        await at.nothing_started()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(at.decide, made)
+            assert (await at.confirm(made))["status"] == "approved"
+        assert at.browser.opened == []
         await at.started_once(made)
 
 
@@ -387,6 +412,62 @@ async def test_a_connection_that_ends_ends_the_wait(tmp_path: Path, era: str) ->
         async with Store.open(at.root) as store:
             row = await store.read(lambda view: view.proposal(made["pending_id"]))
         assert row is not None and row.state == WAITING
+
+
+# -- a run near a cap -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def near_a_cap(tmp_path: Path, era: str) -> AsyncGenerator[tuple[At, dict[str, Any], ExtensionAsked]]:
+    """A run that asks for more, which its person has approved on the page."""
+    async with host(tmp_path, era, script=works) as at:
+        made = await at.propose(**CAP)
+
+        async def opens(_page: ElicitRequestURLParams) -> ElicitResult:
+            await at.decide(made)
+            return ElicitResult(action="accept")
+
+        at.browser.opens = opens
+        assert (await at.confirm(made))["status"] == "approved"
+        with anyio.fail_after(20):
+            while not (asked := await at.facts(made, ExtensionAsked)):  # noqa: ASYNC110 - another store reads it
+                await anyio.sleep(0.05)
+        yield at, made, asked[0]
+
+
+async def test_more_for_a_run_is_allowed_on_its_page(tmp_path: Path, era: str) -> None:
+    async with near_a_cap(tmp_path, era) as (at, made, asked):
+        run_id = made["subagent_id"]
+
+        async def opens(page: ElicitRequestURLParams) -> ElicitResult:
+            assert page.url == f"{ADDRESS}/subagents/{run_id}" and "Raise the cost cap" in page.message
+            who, limits = Who("sess-browser", "person", os_user()), ExtensionLimits(60, 10**9, 10**9, 10**9, 10**6, DayCaps(10**9, 10**9))
+            command = decide_extension(run_id, asked.digest, who, "browser", limits, allow=asked.proposed)
+            async with Store.open(at.root) as store:
+                assert (await store.do(command)).status == "approved"
+            return ElicitResult(action="accept", content={"max_cost_dollars": 9.0})
+
+        at.browser.opens = opens
+        checked = await at.call("check_subagent", subagent_id=run_id)
+        assert checked["message"].startswith("The person has decided about researcher"), checked
+        ended = await at.call("check_subagent", subagent_id=run_id, wait_seconds=20)
+        assert ended["status"] == "success", ended
+        [decided] = await at.facts(made, ExtensionDecided)
+        assert (decided.decision, decided.channel) == ("approved", "browser")
+
+
+@pytest.mark.usefixtures("short")
+async def test_accepting_the_page_of_a_run_allows_it_nothing(tmp_path: Path, era: str) -> None:
+    async with near_a_cap(tmp_path, era) as (at, made, _asked):
+        at.browser.opens = accepts
+        run_id = made["subagent_id"]
+        checked = await at.call("check_subagent", subagent_id=run_id)
+        assert checked["status"] == "awaiting_extension", checked
+        assert f"at {ADDRESS}/subagents/{run_id}, or " in checked["message"]
+        assert (await at.call("check_subagent", subagent_id=run_id))["status"] == "awaiting_extension"
+        assert len(at.browser.opened) == 2, "one page for the proposal, and one for this"
+        assert await at.facts(made, ExtensionDecided) == []
+        await at.call("cancel_subagent", subagent_id=run_id)
 
 
 # -- real servers -----------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class ClientPerson:
 
         self._ctx = ctx
         self._params = params
+        self._began = anyio.current_time()
         client = ctx.session.client_params
         self._host = host_of(client.client_info.name if client is not None else None)
         self.fills_forms = self._host is None or self._host.shows_forms
@@ -133,14 +134,14 @@ class ClientPerson:
     async def address(self) -> str | None:
         """Return the address of the pages: this server's, or on this machine that of `ava ui`, which is started."""
         from ava_server.config.tokens import OF_THIS_MACHINE
-        from ava_server.core.local_server import READY_S, start_pages
+        from ava_server.core.local_server import PAGES_READY_S, start_pages
         from ava_server.mcp_server.app import HTTP, token_of
 
         app = self._ctx.lifespan_context
         if app.transport == HTTP and not token_of(self._ctx).name.startswith(OF_THIS_MACHINE):
             return app.url
         try:
-            with anyio.move_on_after(READY_S + 2):
+            with anyio.move_on_after(PAGES_READY_S + 2):
                 root = app.runtime.settings.paths
                 return await anyio.to_thread.run_sync(start_pages, root, abandon_on_cancel=True)
         except (AvaError, OSError) as error:
@@ -154,9 +155,15 @@ class ClientPerson:
     async def open(
         self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str]
     ) -> NotAgreed | None:
-        """Send the person to a page, and wait while the call may last; see `PageOpener`."""
+        """Send the person to a page, and wait while the call may last; see `PageOpener`.
+
+        A host that opens none gets the address as the answer, and its next call waits.
+        """
         from ava_server.approval.questions import AnsweredLater
 
+        if self._host is not None and not self._host.opens_pages and question.sha() not in opened:
+            opened.add(question.sha())
+            return "silent"
         pushes = self._ctx.session.can_send_request
         answer = None if pushes else self._answer(question)
         if answer is not None and answer.action != "accept":
@@ -167,7 +174,8 @@ class ClientPerson:
         if not known and not pushes:
             raise AnsweredLater(question)
         closing = self._ctx.lifespan_context.runtime.closing
-        with anyio.move_on_after(self._wait_s if known else self._question_s) as waiting, closing.question(waiting):
+        until = self._began + (self._wait_s if known else self._question_s)
+        with anyio.move_on_after(until - anyio.current_time()) as waiting, closing.question(waiting):
             if known:
                 await decided()
                 return None

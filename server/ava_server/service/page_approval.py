@@ -44,10 +44,13 @@ WHY: Mapping[NotAgreed, str] = {
     "silent": "it still waits for the person",
 }
 """Why nothing has started, by how the wait ended."""
-_ASKED = "Ava asks for your decision. Check it on the page, and approve it there with your approval PIN, or reject it."
+_ASKED = (
+    "Ava asks for your decision. Check it on the page, and approve it there with your approval PIN, or reject it; then"
+    " continue here."
+)
 _LATER = (
-    "The person can decide at {page}, or in a terminal with `ava approve {ids}`: it starts then. Call confirm_spawn"
-    " again with the same arguments to wait on."
+    "Show the person where they can decide: {page}, or in a terminal with `ava approve {ids}`. It starts then. Call"
+    " confirm_spawn again with the same arguments to wait for that."
 )
 _ELSE = "If the person said no, ask what they want instead."
 

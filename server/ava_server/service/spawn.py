@@ -31,8 +31,8 @@ _BY_PIN = (
 )
 _ON_PAGE = (
     'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
-    " the person is sent to a page of Ava, where only they can approve, and the call waits for that. They can also run"
-    " `ava approve {pending_id}` in a terminal."
+    " it gives the person the address of a page of Ava, where only they can approve, and waits for that. They can"
+    " also run `ava approve {pending_id}` in a terminal."
 )
 _ASKS = (
     'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
