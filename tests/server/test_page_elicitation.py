@@ -27,8 +27,8 @@ from mcp_types import (
     InputRequiredResult,
 )
 from support.elicitation import ERAS, Host, Person, approval, decline, structured
-from support.http_server import serving_http, token
 from support.extensions import CAP, works
+from support.http_server import serving_http, token
 from support.model_server import ModelServer, Script, running_model_server
 from support.runtime import PRICED, connect, hand_over
 from support.stdio import AVA, environment, until, using
@@ -84,7 +84,7 @@ class Browser:
     opened: list[ElicitRequestURLParams] = field(default_factory=list[ElicitRequestURLParams])
     completed: list[str] = field(default_factory=list[str])
 
-    async def __call__(self, _context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
+    async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
         assert isinstance(params, ElicitRequestURLParams), "no form is shown under this policy"
         self.opened.append(params)
         return await self.opens(params)
@@ -441,7 +441,10 @@ async def test_more_for_a_run_is_allowed_on_its_page(tmp_path: Path, era: str) -
 
         async def opens(page: ElicitRequestURLParams) -> ElicitResult:
             assert page.url == f"{ADDRESS}/subagents/{run_id}" and "Raise the cost cap" in page.message
-            who, limits = Who("sess-browser", "person", os_user()), ExtensionLimits(60, 10**9, 10**9, 10**9, 10**6, DayCaps(10**9, 10**9))
+            who, limits = (
+                Who("sess-browser", "person", os_user()),
+                ExtensionLimits(60, 10**9, 10**9, 10**9, 10**6, DayCaps(10**9, 10**9)),
+            )
             command = decide_extension(run_id, asked.digest, who, "browser", limits, allow=asked.proposed)
             async with Store.open(at.root) as store:
                 assert (await store.do(command)).status == "approved"
@@ -512,10 +515,10 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
     given: dict[str, Any] = {"role": "researcher", "task": "Look", "workspace": str(tmp_path / "workspace")}
     with running_model_server([hand_over(), hand_over()]) as models:
 
-        async def opens(_context: ClientRequestContext, page: ElicitRequestParams) -> ElicitResult:
-            assert isinstance(page, ElicitRequestURLParams)
-            assert urlsplit(page.url).hostname == "localhost" and PIN not in page.url + page.message
-            said.append(await decide_in_browser(page.url, {"pin": PIN}))
+        async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+            assert isinstance(params, ElicitRequestURLParams)
+            assert urlsplit(params.url).hostname == "localhost" and PIN not in params.url + params.message
+            said.append(await decide_in_browser(params.url, {"pin": PIN}))
             return ElicitResult(action="accept")
 
         command = StdioServerParameters(command=AVA[0], args=["serve"], env=environment(root.path, **uses(models)))
@@ -539,9 +542,9 @@ async def test_a_persons_token_approves_on_the_page_of_the_server_that_asks(tmp_
         async with serving_http(root.path, env=uses(models)) as server:
             host_token, own = token(root.path, "ana"), token(root.path, "ana", "read", "approve", name="browser")
 
-            async def opens(_context: ClientRequestContext, page: ElicitRequestParams) -> ElicitResult:
-                assert isinstance(page, ElicitRequestURLParams) and page.url.startswith(server.base)
-                await decide_in_browser(page.url, {"token": own})
+            async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+                assert isinstance(params, ElicitRequestURLParams) and params.url.startswith(server.base)
+                await decide_in_browser(params.url, {"token": own})
                 return ElicitResult(action="accept")
 
             async with server.client(host_token, mode=era, ask=opens) as client:
@@ -559,7 +562,7 @@ async def test_a_server_that_ends_ends_the_wait_for_the_person(tmp_path: Path, e
     with running_model_server([]) as models:
         async with serving_http(root.path, "--drain", "1s", env=uses(models)) as server:
 
-            async def opens(_context: ClientRequestContext, _page: ElicitRequestParams) -> ElicitResult:
+            async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
                 server.signal()
                 return ElicitResult(action="accept")
 
