@@ -254,6 +254,25 @@ async def test_a_host_that_opens_no_pages_is_given_the_address_and_then_waits(tm
 
 
 @pytest.mark.usefixtures("short")
+async def test_a_pin_set_while_a_form_is_open_sends_the_person_to_the_page(tmp_path: Path, era: str) -> None:
+    asked: list[str] = []
+    root = DataRoot(tmp_path / "data")
+
+    async def person(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        asked.append(params.mode)
+        if params.mode == "form":
+            PinFile(root.approval_file).set(PIN)
+        return ElicitResult(action="accept", content={})
+
+    async with connect(tmp_path, [hand_over()], config=PRICED, mode=era, asks=person) as (client, models):
+        at = Host(client, Person(decline), models, root.path, tmp_path / "workspace")
+        made = await at.propose()
+        assert reason(await at.confirm(made)) == "it still waits for the person"
+        assert asked == ["form", "url"]
+        await at.nothing_started()
+
+
+@pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("content", [None, {}, {"decision": "Yes", "pin": PIN, "approved": True}])
 async def test_a_client_that_accepts_by_itself_starts_nothing(
     tmp_path: Path, era: str, content: dict[str, str | int | float | bool | list[str] | None] | None

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,7 +200,10 @@ class ClientPerson:
                     ended.append(None)
                 except AuditError as error:  # raised below, not inside a group
                     failed.append(error)
-                with anyio.move_on_after(TOLD_S):
+                with (
+                    anyio.move_on_after(TOLD_S),
+                    suppress(MCPError, anyio.BrokenResourceError, anyio.ClosedResourceError),
+                ):
                     await session.send_elicit_complete(elicitation_id, self._ctx.request_id)
                 tasks.cancel_scope.cancel()
 

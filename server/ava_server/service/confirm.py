@@ -102,11 +102,11 @@ class Confirmations(Operations):
         if by_pin and caller.pages is not None:
             return await self._pages.decide(asked, caller.pages, caller.progress)
         if caller.person is not None:
-            return await self._ask(asked, caller.person)
+            return await self._ask(asked, caller.person, caller)
         who, channel = self._session.who, self._session.channel
         return await self._store.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
-    async def _ask(self, asked: Approval, person: Person) -> ConfirmOutcome:
+    async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
@@ -118,8 +118,10 @@ class Confirmations(Operations):
             return ConfirmOutcome(
                 tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members), not_agreed=reply.action
             )
-        # A PIN may have been set while the question was open.
-        await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
+        if await self._access.needs_pin():  # it was set while the question was open
+            if caller.pages is None:
+                raise Refused(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
+            return await self._pages.decide(asked, caller.pages, caller.progress)
         agreed = apply_reply(checked, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
