@@ -76,19 +76,19 @@ class PageApprovals(Operations):
         if address is None:
             raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
         question = PageQuestion("\n".join((_ASKED, *(asked.approving or ()))), page_of(address, ids))
-        waiting = [row.state == WAITING for row in await self._proposals(ids)]
-        ended: NotAgreed | None = None
-        if all(waiting) or not pages.knows(question, self._session.opened):
-            limits, now_us = self._runtime.spawn_limits_of(self._session.user), time.time_ns() // 1000
-            # A person decides there, so the hourly limit on starts without one does not apply.
-            checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, now_us))
-            if isinstance(checked, Outcome):
+        limits, now_us = self._runtime.spawn_limits_of(self._session.user), time.time_ns() // 1000
+        # A person decides there, so the hourly limit on starts without one does not apply.
+        checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, now_us))
+        if isinstance(checked, Outcome):
+            waits = all(row.state == WAITING for row in await self._proposals(ids))
+            if waits or not pages.knows(question, self._session.opened):
                 return await self._store.do(refuse(asked, who, "browser", limits))
+            return await self._outcome(ids, "silent", question)  # decided since the page was opened
 
-            async def decided() -> None:
-                await self._decided(ids, progress, question.url)
+        async def decided() -> None:
+            await self._decided(ids, progress, question.url)
 
-            ended = await pages.open(question, decided, self._session.opened)
+        ended = await pages.open(question, decided, self._session.opened)
         return await self._outcome(ids, ended or "silent", question)
 
     async def _proposals(self, ids: Sequence[str]) -> list[ProposalRow]:
