@@ -253,7 +253,6 @@ async def test_a_host_that_opens_no_pages_is_given_the_address_and_then_waits(tm
         await at.started_once(made)
 
 
-@pytest.mark.usefixtures("short")
 async def test_a_pin_set_while_a_form_is_open_sends_the_person_to_the_page(tmp_path: Path, era: str) -> None:
     asked: list[str] = []
     root = DataRoot(tmp_path / "data")
@@ -262,12 +261,13 @@ async def test_a_pin_set_while_a_form_is_open_sends_the_person_to_the_page(tmp_p
         asked.append(params.mode)
         if params.mode == "form":
             PinFile(root.approval_file).set(PIN)
-        return ElicitResult(action="accept", content={})
+            return ElicitResult(action="accept", content={})
+        return ElicitResult(action="decline")
 
     async with connect(tmp_path, [hand_over()], config=PRICED, mode=era, asks=person) as (client, models):
         at = Host(client, Person(decline), models, root.path, tmp_path / "workspace")
         made = await at.propose()
-        assert reason(await at.confirm(made)) == "it still waits for the person"
+        assert "declined to open the page" in reason(await at.confirm(made))
         assert asked == ["form", "url"]
         await at.nothing_started()
 
@@ -529,9 +529,8 @@ def _hidden(page: str, name: str) -> list[str]:
 @pytest.mark.slow
 async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on_demand(tmp_path: Path) -> None:
     root = human_root(tmp_path)
-    (tmp_path / "workspace").mkdir()
     said: list[str] = []
-    given: dict[str, Any] = {"role": "researcher", "task": "Look", "workspace": str(tmp_path / "workspace")}
+    given: dict[str, Any] = {"role": "custom", "system_prompt": "Look.", "max_cost_cents": 50}
     with running_model_server([hand_over(), hand_over()]) as models:
 
         async def opens(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
@@ -544,6 +543,7 @@ async def test_two_proposals_over_stdio_are_approved_on_a_page_that_is_served_on
         try:
             async with Client(stdio_client(command), mode="auto", elicitation_callback=opens) as client:
                 made = [structured(await client.call_tool("spawn_subagent", {**given, "task": task})) for task in "ab"]
+                assert {each["status"] for each in made} == {WAITING}, made
                 call = approval(*made, last="2 subagents together, at most $1.00", wait_seconds=20)
                 answer = structured(await client.call_tool("confirm_spawn", call))
                 assert answer["status"] == "approved", answer
