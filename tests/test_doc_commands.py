@@ -39,6 +39,7 @@ NOT_RUN: Mapping[str, str] = {
     "--url": "a server elsewhere, under a name that is none: tests/system/test_http_approvals.py",
     "init HOST --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
     "init codex --url": "checks a server elsewhere: tests/system/test_cli_init_url.py",
+    "ui": "starts a server and opens a browser: tests/system/test_cli_ui.py",
     "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
     "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
     "send": "needs a run that is at work: tests/system/test_cli_steer.py",

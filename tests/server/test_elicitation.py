@@ -29,7 +29,6 @@ from support.stdio import MODERN, serving, using
 from ava_audit.events import RunClaimed, SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
 from ava_server.approval.questions import LimitField, Question
-from ava_server.config.pin import PinFile
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
 from ava_server.service import access
@@ -245,34 +244,6 @@ async def test_records_a_client_that_cannot_ask_as_a_host_call(tmp_path: Path, e
         assert (await at.confirm(made))["status"] == "approved"
         assert (await at.started_once(made)).channel == "host_call"
         assert [fact.kind for fact in await at.facts(made, UserMessage)] == ["task"]
-
-
-async def test_under_the_human_policy_a_client_that_could_ask_does_not(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, accept(), config=f'approval = "human"\n{PRICED}') as at:
-        made = await at.propose()
-        answer = await at.confirm(made)
-        assert answer["status"] == "failed" and f"ava approve {made['pending_id']}" in answer["message"]
-        assert at.person.asked == []
-        await at.nothing_started()
-
-
-async def test_a_pin_set_while_the_question_is_open_applies(tmp_path: Path, era: str) -> None:
-    async with host(tmp_path, era, decline) as at:
-        pin = PinFile(
-            settings_of(tmp_path / "data", at.models.base_url, with_workspace(PRICED, at.workspace)).paths.approval_file
-        )
-
-        def meanwhile(_question: ElicitRequestFormParams) -> ElicitResult:
-            if not pin.is_set:
-                pin.set("tortoise-9")
-            return ElicitResult(action="accept", content={})
-
-        at.person.answers = meanwhile
-        made = await at.propose()
-        answer = await at.confirm(made)
-        assert answer["status"] == "failed" and "ava approve" in answer["message"]
-        assert len(at.person.asked) == 1
-        await at.nothing_started()
 
 
 # -- what the question says -------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ EACH: dict[str, tuple[str, ...]] = {
     "worker": ("worker", "--nonsense"),
     "connect": ("connect", "--port", "0"),
     "status": ("status", "--once"),
+    "ui": ("ui", "--sign-out"),
     "show": ("show", "S-000000"),
     "report": ("report",),
     "wait": ("wait", "S-000000"),

@@ -48,6 +48,7 @@ class ConfirmOutcome:
         approval_lines: The right lines, where a given one was wrong.
         not_agreed: If a person was asked and did not agree: how. The proposals still wait.
         lowered: A sentence for each limit that was lowered.
+        page: The page where the person can still decide, if they were sent to one.
     """
 
     decisions: tuple[Decision, ...]
@@ -55,6 +56,7 @@ class ConfirmOutcome:
     approval_lines: tuple[str, ...] = ()
     not_agreed: NotAgreed | None = None
     lowered: tuple[str, ...] = ()
+    page: str | None = None
 
 
 @dataclass(frozen=True)

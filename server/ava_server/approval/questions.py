@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -126,10 +126,27 @@ class Reply:
     content: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True)
+class PageQuestion:
+    """A question that a person answers on one of Ava's pages. The client only opens the page, and learns no answer.
+
+    Attributes:
+        message: What the client shows with the address.
+        url: The address, without a token or code: whoever has no session signs in there.
+    """
+
+    message: str
+    url: str
+
+    def sha(self) -> str:
+        """Return the hash of everything that is shown."""
+        return hashlib.sha256(json.dumps([self.message, self.url]).encode()).hexdigest()
+
+
 class AnsweredLater(Exception):
     """Raised to end a call with a question: the client asks the person and calls again with the answer."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question | PageQuestion) -> None:
         super().__init__("the person is asked, and the client calls again with the answer")
         self.question = question
 
@@ -148,6 +165,32 @@ class Person(Protocol):
 
         Raises:
             AnsweredLater: The answer comes with another call.
+        """
+
+
+class PageOpener(Protocol):
+    """The client of one call that can open a page in its person's browser."""
+
+    async def address(self) -> str | None:
+        """Return the address of the pages where this person can decide; None if they cannot be served."""
+
+    def knows(self, question: PageQuestion, opened: Container[str]) -> bool:
+        """Tell whether this client has asked the question: in this call, or in an earlier one as `opened` says."""
+
+    async def open(
+        self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str]
+    ) -> NotAgreed | None:
+        """Send the person to a page, and wait while the call may last. Return None once `decided` has returned.
+
+        Nothing that the client answers is a decision.
+
+        Args:
+            question: The page.
+            decided: Returns when the person has decided.
+            opened: The hashes of questions whose page was opened: none is opened twice.
+
+        Raises:
+            AnsweredLater: The client opens the page and calls again.
         """
         ...
 

@@ -61,8 +61,8 @@ REMOTE_COMMANDS = (
 )  # fmt: skip
 """Commands that `--url` and AVA_URL send to another server."""
 URL_VARIABLE = "AVA_URL"
-_ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion")
-"""Commands that are not about the runs of a data root, or that programs start: they ignore AVA_URL."""
+_ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion", "ui")
+"""Commands that AVA_URL does not stop: they are not about a data root's runs, programs start them, or they open it."""
 _OPTIONS_WITH_VALUE = ("--url", "--token-file")
 TWO_WORDS = ("logs export",)
 """Commands of two words whose first word is also a command."""
@@ -241,7 +241,7 @@ def _refuse_elsewhere(args: Sequence[str]) -> None:
     if not known or command in REMOTE_COMMANDS or {"--help", "-h"} & set(words):
         return
     there = f"`ava {command}` works only on the data root of its own machine; run it there, on the server."
-    if command != "init" and any(word.partition("=")[0] == "--url" for word in words):
+    if command not in ("init", "ui") and any(word.partition("=")[0] == "--url" for word in words):
         raise BadInput(f"--url: {there}")
     if command not in _ANYWHERE and os.environ.get(URL_VARIABLE, "").strip():
         raise BadInput(f"{URL_VARIABLE} names another server. {there} For this machine's data root, unset it.")

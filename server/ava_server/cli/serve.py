@@ -68,13 +68,17 @@ def serve_command(
     if http:
         from ava_server.cli.options import parse_seconds
         from ava_server.cli.terminal import say
+        from ava_server.core.local_server import pages_port
         from ava_server.http.server import serve as serve_http
         from ava_server.http.settings import DEFAULT_PORT, Reach, proxies_of
         from ava_server.http.settings import public_url as url_of
 
+        settings = load_settings()
+        if port is None:
+            port = pages_port(settings.paths) if pages else DEFAULT_PORT
         reach = Reach(
             host="localhost" if pages else (host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
-            port=DEFAULT_PORT if port is None else port,
+            port=port,
             public_url=url_of(public_url),
             proxies=proxies_of(trusted_proxy or []),
             drain_s=parse_seconds("--drain", drain) or 5.0,
@@ -82,7 +86,6 @@ def serve_command(
             idle_s=parse_seconds("--idle", idle),
             pages=pages,
         )
-        settings = load_settings()
         heading(settings.paths)
         raise typer.Exit(serve_http(lambda: settings, reach, say))
 

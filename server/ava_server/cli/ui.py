@@ -1,15 +1,22 @@
-"""`ava ui`: opens the pages of this machine's data root in the browser."""
+"""`ava ui`: opens the pages of this machine's data root, or of another server, in the browser."""
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
-from ava_server.cli.app import refuse_in_subagent
+from ava_server.cli.app import URL_VARIABLE, refuse_in_subagent
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.terminal import heading, say, someone_there
-from ava_server.core.data_root import os_user
+from ava_server.core.data_root import DataRoot, os_user
+from ava_server.core.errors import BadInput
+
+_DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
+"""Variables that a system with X11 or Wayland sets for programs with windows; an editor's terminal sets BROWSER."""
 
 
 def register(app: typer.Typer) -> None:
@@ -18,26 +25,102 @@ def register(app: typer.Typer) -> None:
 
 
 def ui_command(
+    context: typer.Context,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
+    sign_out: Annotated[bool, typer.Option("--sign-out", help="Sign every browser out instead.")] = False,
+    url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Open the pages of this server instead; default: AVA_URL.")
+    ] = None,
 ) -> None:
     """Open the pages of this machine's data root in the default browser.
 
     A server for them starts in the background, for this user alone, and stops 30 minutes after the last page was
-    closed. The address has a code that works once, within 10 minutes. For the pages of a team's server, open the
-    server's address and sign in with a token.
+    closed. The address has a code that works once, within 10 minutes. With --url, the pages of a team's server open,
+    where you sign in with a token.
     """
-    import webbrowser
+    refuse_in_subagent("ava ui")
+    before, _token_file = context.obj or (None, None)
+    url, named = (before if url is None else url), os.environ.get(URL_VARIABLE, "").strip()
+    if url is not None or named:
+        _open_remote(url, named, browser=browser, sign_out=sign_out)
+        return
+    root = checked_root()
+    if sign_out:
+        _sign_out(root)
+    else:
+        _open_here(root, browser=browser)
 
+
+def _open_here(root: DataRoot, *, browser: bool) -> None:
+    """Serve the pages of this machine's data root, and open them."""
+    from ava_server.config.settings import load_settings
     from ava_server.core.local_server import start_pages
     from ava_server.web.sessions import BrowserSessions
 
-    refuse_in_subagent("ava ui")
-    root = checked_root(show=False)
+    load_settings()  # what is wrong in them is said here, not in the server's output
     address = start_pages(root)
     code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=someone_there())
     opening = f"{address}/enter?code={code}"
-    heading(root)
-    if browser and webbrowser.open(opening):
+    if browser and _opens(opening):
         say(f"Opened {address} in your browser. If no page appears, open this address, which works once: {opening}")
-    else:
-        say(f"Open this address in a browser on this machine. It works once, within 10 minutes: {opening}")
+        return
+    say(f"Open this address in a browser on this machine. It works once, within 10 minutes: {opening}")
+    if forward := _forward(urlsplit(address).port or 0):
+        say(f"To open it on the machine that you sit at, run this there first, and leave it open: {forward}")
+
+
+def _open_remote(url: str | None, named: str, *, browser: bool, sign_out: bool) -> None:
+    """Open the pages of another server, where the person signs in.
+
+    Raises:
+        BadInput: It is not a server's address, or sessions there were to be ended.
+    """
+    from ava_server.cli.remote import RemoteServer
+
+    server = RemoteServer(named, source=URL_VARIABLE) if url is None else RemoteServer(url)
+    address = server.address
+    if sign_out:
+        raise BadInput(
+            "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"
+            " revoked ends its sessions."
+        )
+    heading(address)
+    done = "Opened it in your browser" if browser and _opens(address) else f"Open {address} in a browser"
+    say(f"{done}, and sign in with your token.")
+
+
+def _sign_out(root: DataRoot) -> None:
+    """End all sessions of browsers, and make codes that were not used invalid."""
+    from ava_server.web.sessions import BrowserSessions
+
+    ended = BrowserSessions(root.browser_sessions).end_all()
+    say(
+        f"Signed out {ended} {'browser' if ended == 1 else 'browsers'}. Addresses that were not opened yet are invalid."
+    )
+
+
+def _opens(address: str) -> bool:
+    """Open an address in the default browser, where there is one with a window, and tell whether it did.
+
+    In a session over SSH a browser would open on the wrong machine, and a text browser would take the terminal.
+    """
+    import webbrowser
+
+    graphical = any(os.environ.get(name) for name in _DISPLAYS)
+    remote = bool(os.environ.get("SSH_CONNECTION"))
+    if not graphical and (remote or sys.platform not in ("win32", "darwin")):
+        return False
+    try:
+        return webbrowser.open(address)
+    except (webbrowser.Error, OSError):
+        return False
+
+
+def _forward(port: int) -> str:
+    """Return the command that forwards a port to the machine at the other end of SSH; empty without SSH."""
+    parts = os.environ.get("SSH_CONNECTION", "").split()
+    if len(parts) != 4:
+        return ""
+    _client, _client_port, host, ssh_port = parts
+    other_port = "" if ssh_port == "22" else f"-p {ssh_port} "
+    return f"ssh {other_port}-L {port}:localhost:{port} {os_user()}@{host}"

@@ -28,6 +28,8 @@ Scope = Literal["spawn", "read", "audit", "approve", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 BEGINS = "avatok_"
 """How every token begins, so that it is recognised and redacted wherever it appears."""
+OF_THIS_MACHINE = "local-"
+"""How the names of tokens begin that `ava connect` makes for hosts on this machine."""
 _BYTES = 32
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")

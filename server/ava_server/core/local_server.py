@@ -7,11 +7,14 @@ of ours uses: only the lock proves which process listens.
 from __future__ import annotations
 
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from ava_audit.store.locks import hold_within, try_hold
@@ -22,10 +25,15 @@ from ava_server.core.errors import ConfigError
 
 READY_S = 8.0
 """Claude Code waits ten seconds for the command that starts a server."""
+PAGES_READY_S = 20.0
+"""For the pages a person waits, who sees what happens: a slow machine has more time."""
 PAGES_PORT = 8643
 """The first port that the server of `ava ui` tries."""
-PAGES_IDLE = "30m"
-"""After so long without an open page it ends."""
+PAGES_IDLE, PAGES_DRAIN = "30m", "1s"
+"""After so long without an open page it ends, and then within this time for requests."""
+ENDS_WITHIN_S = 6.0
+"""Seconds in which a server ends that was told to; see `EXIT_WITHIN_S`."""
+_PACKAGE = "ava-subagents"
 TRY_FOR_S = 1.0
 """Seconds for which a server tries its lock: a command that looks for a server holds it for a moment."""
 
@@ -37,7 +45,7 @@ class LocalServer:
     Attributes:
         root: The data root.
         lock: The file that the server locks.
-        port_file: The file with its port and its process.
+        port_file: The file with its port, its process and its version of Ava.
         output: The file for its standard error, when another process has started it.
         what: What it is, for errors.
     """
@@ -59,13 +67,36 @@ class LocalServer:
     def last_port(self) -> int | None:
         """Return the port that was recorded last, by a server that may have ended; None if there is none. Blocking."""
         try:
-            return int(self.port_file.read_text("ascii").split()[0])
-        except (OSError, ValueError, IndexError):  # it is just beginning
+            return int(self._record()[0])
+        except (ValueError, IndexError):  # it is just beginning
             return None
 
+    def _record(self) -> list[str]:
+        try:
+            return self.port_file.read_text("ascii").split()
+        except (OSError, ValueError):
+            return []
+
+    def end_older(self) -> bool:
+        """End the server that runs if its version of Ava is older than this one, and tell whether it did. Blocking."""
+        record = self._record()
+        if self.port() is None or len(record) < 2 or not record[1].isdigit():
+            return False
+        if len(record) > 2 and _numbers(record[2]) >= _numbers(version(_PACKAGE)):
+            return False
+        process, end = int(record[1]), time.monotonic() + ENDS_WITHIN_S
+        try:
+            os.kill(process, signal.SIGTERM)
+        except OSError:
+            return False
+        # It frees its lock before its port, and the next one is to have the same port.
+        while time.monotonic() < end and (self.port() is not None or _lives(process)):
+            time.sleep(0.05)
+        return True
+
     @contextmanager
-    def announced(self, port: int, *, keep: bool = False) -> Generator[None]:
-        """Record that this process serves on this port, if it is the first one. Blocking.
+    def announced(self, port: int, *, keep: bool = False) -> Generator[bool]:
+        """Record that this process serves on this port, and yield whether it is the first one. Blocking.
 
         Args:
             port: The port.
@@ -73,28 +104,29 @@ class LocalServer:
         """
         held = hold_within(self.lock, TRY_FOR_S)
         if held is None:
-            yield
+            yield False
             return
         with held:
-            self.port_file.write_text(f"{port} {os.getpid()}\n", "ascii")
+            self.port_file.write_text(f"{port} {os.getpid()} {version(_PACKAGE)}\n", "ascii")
             try:
-                yield
+                yield True
             finally:
                 if not keep:
                     self.port_file.unlink(missing_ok=True)
 
-    def start(self, options: Sequence[str], port: int | None = None) -> int:
+    def start(self, options: Sequence[str], port: int | None = None, within_s: float = READY_S) -> int:
         """Start the server as a process of its own, unless it runs, and return its port. Blocking.
 
         Args:
             options: What follows `ava`.
             port: The port that it has to have; None accepts any.
+            within_s: Seconds in which it has to serve.
 
         Raises:
             ConfigError: It cannot be started, or runs on another port.
         """
         started = False
-        end = time.monotonic() + READY_S
+        end = time.monotonic() + within_s
         while True:
             serving = self.port()
             if serving is not None and port in (None, serving):
@@ -107,7 +139,7 @@ class LocalServer:
                 self._launch(options)
                 started = True
             if time.monotonic() > end:
-                raise ConfigError(f"{self.what} did not start within {READY_S:.0f} s; see {self.output}")
+                raise ConfigError(f"{self.what} did not start within {within_s:.0f} s; see {self.output}")
             time.sleep(0.05)
 
     def _launch(self, options: Sequence[str]) -> None:
@@ -123,16 +155,36 @@ def pages_server(root: DataRoot) -> LocalServer:
     return LocalServer(root, root.pages_lock, root.pages_port, root.pages_words, "the server of `ava ui`")
 
 
+def pages_port(root: DataRoot) -> int:
+    """Return the port that the server of `ava ui` tries first: the last one's, so that open pages find it again."""
+    return pages_server(root).last_port() or PAGES_PORT
+
+
 def start_pages(root: DataRoot) -> str:
     """Start the server of `ava ui` unless it runs, and return its address. Blocking.
 
-    It takes the port of the last one if that is free, so that open pages find it again.
+    One of an older Ava, left running during an upgrade, is replaced.
 
     Raises:
         ConfigError: It cannot be started.
     """
     root.create()
     server = pages_server(root)
-    port = server.last_port() or PAGES_PORT
-    port = server.start(("serve", "--http", "--pages", "--port", str(port), "--idle", PAGES_IDLE))
-    return f"http://localhost:{port}"
+    server.end_older()
+    options = ("serve", "--http", "--pages", "--idle", PAGES_IDLE, "--drain", PAGES_DRAIN)
+    return f"http://localhost:{server.start(options, within_s=PAGES_READY_S)}"
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a version, to compare it."""
+    return tuple(int(number) for number in re.findall(r"\d+", text))
+
+
+def _lives(process: int) -> bool:
+    """Tell whether a process lives; on Windows only its lock tells."""
+    if os.name != "posix":
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(process, 0)
+        return True
+    return False

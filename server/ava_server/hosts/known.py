@@ -153,6 +153,7 @@ class Host:
             longer than for any other call.
         wait_s: Seconds that a call may wait for a run; None if it is not known to wait longer than a minute.
         shows_forms: It shows the form of such a question, not only yes and no.
+        opens_pages: If it declares that it opens pages, it does; else it declines each without asking its person.
         tool_rules: Where it keeps rules for single tools; None if no file has any.
         quiet: What its person may do so that it asks less often, besides those rules.
         remote: How it connects to another machine's server; None if its configuration takes no such server.
@@ -174,6 +175,7 @@ class Host:
     question_s: float | None = None
     wait_s: float | None = None
     shows_forms: bool = True
+    opens_pages: bool = True
     http_entry: Callable[[str, str], dict[str, Any]] | None = None
     tool_rules: ToolRules | None = None
     quiet: str = ""
@@ -352,6 +354,7 @@ HOSTS: Mapping[str, Host] = {
             wait_s=LONG_QUESTION_S,
             question_s=LONG_QUESTION_S,  # its limit for a call is 300 s, and does not run while a question is open
             shows_forms=False,
+            opens_pages=False,  # 0.169
             tool_rules=ToolRules(Toml(), lambda _place, config: config, _codex_rules, needed=False),
             quiet=(
                 "Codex asks about none of them, and leaves the question before a start to Ava, unless the approval_mode"

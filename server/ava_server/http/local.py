@@ -22,8 +22,6 @@ LOCK_S = 5.0
 """Seconds for which a command waits for another one that makes the token."""
 IDLE = "12h"
 """After so long without a request and without an open stream, the server ends."""
-NAMED = "local"
-"""How the names of its tokens begin."""
 
 
 def server_of(root: DataRoot) -> LocalServer:
@@ -65,7 +63,7 @@ def _token(root: DataRoot) -> tuple[str, tokens.Token | None]:
         raise ConfigError(f"{root.local_token} cannot be read: {error}") from error
     if text and tokens.Tokens(root.tokens_file).find(text) is not None:
         return text, None
-    name = f"{NAMED}-{secrets.token_hex(3)}"
+    name = f"{tokens.OF_THIS_MACHINE}{secrets.token_hex(3)}"
     made, text = tokens.create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)
     root.local_token.unlink(missing_ok=True)
     create_file(root.local_token, f"{text}\n".encode(), 0o600)

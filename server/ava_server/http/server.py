@@ -307,9 +307,12 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
                     if reach.idle_s is not None:
                         serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
-                    async with _announced(load().paths, reach):  # it ends before the port is free for another user
-                        say(_serving(reach))
-                        await ending.asked.wait()
+                    async with _announced(
+                        load().paths, reach
+                    ) as first:  # it ends before another user can have the port
+                        if first or not reach.pages:  # of two that start at once, one serves the pages
+                            say(_serving(reach))
+                            await ending.asked.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
                     with anyio.move_on_after(TOLD_WITHIN_S):
@@ -344,14 +347,15 @@ def _site(root: DataRoot, reach: Reach, tokens: Tokens) -> Site:
 
 
 @asynccontextmanager
-async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[None]:
-    """Let hosts on this machine find a server that listens only there."""
+async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[bool]:
+    """Let hosts on this machine find a server that listens only there; yield whether it is the first one."""
     with ExitStack() as held:
+        first = True
         if reach.loopback:
             server = pages_server(root) if reach.pages else server_of(root)
             announcing = server.announced(reach.port, keep=reach.pages)
-            await anyio.to_thread.run_sync(held.enter_context, announcing)
-        yield
+            first = await anyio.to_thread.run_sync(held.enter_context, announcing)
+        yield first
 
 
 async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulShutdown) -> None:

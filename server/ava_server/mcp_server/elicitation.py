@@ -5,13 +5,17 @@ host is known to allow it. From 2026-07-28 on the call ends with the question, a
 answer and with what it was given to keep (the request state): the question's hash, sealed under a key in the data root,
 so that a new server of the same data root recognizes it. Without it, or where the question has changed since, the
 person is asked again.
+
+A question that a person answers on a page is only an address for the client. Its answer says whether the page was
+opened; the call then waits for the decision in the log.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,10 +31,12 @@ from pydantic import ValidationError
 from ava_server.core.errors import AvaError, ConfigError
 
 if TYPE_CHECKING:
+    from anyio import CancelScope
     from mcp.server.request_state import RequestStateBoundary
     from tomlkit import TOMLDocument
 
-    from ava_server.approval.questions import Question, Reply
+    from ava_server.approval.decisions import NotAgreed
+    from ava_server.approval.questions import PageQuestion, Question, Reply
     from ava_server.mcp_server.app import App
     from ava_server.service.responses import Answer
 
@@ -39,6 +45,8 @@ ASK_S = 45.0
 """Seconds that a question may take, unless the host is known to wait longer: some hosts end a call at 60 s."""
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
+TOLD_S = 1.0
+"""Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
 _STATE, _RESPONSES = "requestState", "inputResponses"
 
@@ -49,6 +57,13 @@ def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
     elicitation = capabilities.elicitation if capabilities is not None else None
     # A client of before 2025-11-25 names no kinds, and means forms.
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+
+
+def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
+    """Tell whether the client says that it can open a page for a person."""
+    capabilities = ctx.session.client_capabilities
+    elicitation = capabilities.elicitation if capabilities is not None else None
+    return elicitation is not None and elicitation.url is not None
 
 
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
@@ -67,7 +82,7 @@ def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
 
 
 class ClientPerson:
-    """The person behind one call.
+    """The person behind one call: a `Person` for a client that shows forms, a `PageOpener` for one that opens pages.
 
     Args:
         ctx: The call.
@@ -82,6 +97,7 @@ class ClientPerson:
 
         self._ctx = ctx
         self._params = params
+        self._began = anyio.current_time()
         client = ctx.session.client_params
         self._host = host_of(client.client_info.name if client is not None else None)
         self.fills_forms = self._host is None or self._host.shows_forms
@@ -105,31 +121,147 @@ class ClientPerson:
 
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
-            seconds = (self._host.question_s if self._host is not None else None) or ASK_S
-            with anyio.move_on_after(seconds) as asking, closing.question(asking):
-                return reply_of(await self._send(question))
+            with anyio.move_on_after(self._question_s) as asking, closing.question(asking):
+                form = self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
+                return reply_of(await _answer_to(form))
             return Reply("silent")
-        answer = (self._params.input_responses or {}).get(_ANSWER)
-        if not isinstance(answer, types.ElicitResult) or self._params.request_state != question.sha():
+        answer = self._answer(question)
+        if answer is None:
             raise AnsweredLater(question)
         return reply_of(answer)
 
-    async def _send(self, question: Question) -> types.ElicitResult:
-        """Send the question; where the client cannot ask after all, or its answer is invalid, it counts as closed."""
+    # -- pages --------------------------------------------------------------------------------------------------------
+
+    async def address(self) -> str | None:
+        """Return the address of the pages: this server's, or on this machine that of `ava ui`, which is started."""
+        from ava_server.config.tokens import OF_THIS_MACHINE
+        from ava_server.core.local_server import PAGES_READY_S, start_pages
+        from ava_server.mcp_server.app import HTTP, token_of
+
+        app = self._ctx.lifespan_context
+        if app.transport == HTTP and not token_of(self._ctx).name.startswith(OF_THIS_MACHINE):
+            return app.url
         try:
-            return await self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
-        except (MCPError, ValidationError) as error:
-            log.warning("the client could not ask: %s", type(error).__name__)
-            return types.ElicitResult(action="cancel")
+            with anyio.move_on_after(PAGES_READY_S + 2):
+                root = app.runtime.settings.paths
+                return await anyio.to_thread.run_sync(start_pages, root, abandon_on_cancel=True)
+        except (AvaError, OSError) as error:
+            log.warning("the pages could not be served: %s", error)
+        return None
+
+    def knows(self, question: PageQuestion, opened: Container[str]) -> bool:
+        """Tell whether this client has asked the question already."""
+        return question.sha() in opened or self._answer(question) is not None
+
+    async def open(
+        self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str]
+    ) -> NotAgreed | None:
+        """Send the person to a page, and wait while the call may last; see `PageOpener`.
+
+        A host that opens none gets the address as the answer, and its next call waits.
+        """
+        from ava_server.approval.questions import AnsweredLater
+
+        if self._host is not None and not self._host.opens_pages and question.sha() not in opened:
+            opened.add(question.sha())
+            return "silent"
+        pushes = self._ctx.session.can_send_request
+        answer = None if pushes else self._answer(question)
+        if answer is not None and answer.action != "accept":
+            return answer.action
+        if answer is not None:
+            opened.add(question.sha())
+        known = question.sha() in opened
+        if not known and not pushes:
+            raise AnsweredLater(question)
+        closing = self._ctx.lifespan_context.runtime.closing
+        until = self._began + (self._wait_s if known else self._question_s)
+        with anyio.move_on_after(until - anyio.current_time()) as waiting, closing.question(waiting):
+            if known:
+                await decided()
+                return None
+            return await self._opened(question, decided, opened, waiting)
+        return "silent"
+
+    async def _opened(
+        self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str], waiting: CancelScope
+    ) -> NotAgreed | None:
+        """Have the client open a page, and wait for the decision meanwhile and afterwards."""
+        from ava_audit.errors import AuditError
+
+        ended: list[NotAgreed | None] = []
+        failed: list[AuditError] = []
+        session, elicitation_id = self._ctx.session, secrets.token_hex(16)
+        async with anyio.create_task_group() as tasks:
+
+            async def wait() -> None:
+                try:
+                    await decided()
+                    ended.append(None)
+                except AuditError as error:  # raised below, not inside a group
+                    failed.append(error)
+                with (
+                    anyio.move_on_after(TOLD_S),
+                    suppress(MCPError, anyio.BrokenResourceError, anyio.ClosedResourceError),
+                ):
+                    await session.send_elicit_complete(elicitation_id, self._ctx.request_id)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(wait)
+            answer = await _answer_to(
+                session.elicit_url(question.message, question.url, elicitation_id, self._ctx.request_id)
+            )
+            if answer.action == "accept":
+                opened.add(question.sha())
+                waiting.deadline = min(waiting.deadline, anyio.current_time() + self._wait_s)
+            elif not ended:
+                ended.append(answer.action)
+                tasks.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+        return ended[0] if ended else "silent"
+
+    # -- what the client answers --------------------------------------------------------------------------------------
+
+    @property
+    def _question_s(self) -> float:
+        """Seconds that a question may take."""
+        return (self._host.question_s if self._host is not None else None) or ASK_S
+
+    @property
+    def _wait_s(self) -> float:
+        """Seconds that a call may wait without a question."""
+        from ava_server.approval.requests import WAIT_LIMIT_S
+
+        return (self._host.wait_s if self._host is not None else None) or WAIT_LIMIT_S
+
+    def _answer(self, question: Question | PageQuestion) -> types.ElicitResult | None:
+        """Return the answer that the call came with, if it is to this question."""
+        answer = (self._params.input_responses or {}).get(_ANSWER)
+        known = isinstance(answer, types.ElicitResult) and self._params.request_state == question.sha()
+        return answer if known and isinstance(answer, types.ElicitResult) else None
 
 
-def asked_back(question: Question) -> types.InputRequiredResult:
+async def _answer_to(question: Awaitable[types.ElicitResult]) -> types.ElicitResult:
+    """Return the client's answer; where it cannot ask after all, or the answer is invalid, the question was closed."""
+    try:
+        return await question
+    except (MCPError, ValidationError) as error:
+        log.warning("the client could not ask: %s", type(error).__name__)
+        return types.ElicitResult(action="cancel")
+
+
+def asked_back(question: Question | PageQuestion) -> types.InputRequiredResult:
     """Return the end of a call whose question the client has to ask."""
     return types.InputRequiredResult(input_requests={_ANSWER: request_of(question)}, request_state=question.sha())
 
 
-def request_of(question: Question) -> types.ElicitRequest:
+def request_of(question: Question | PageQuestion) -> types.ElicitRequest:
     """Return a question as the request that a client carries out."""
+    from ava_server.approval.questions import PageQuestion
+
+    if isinstance(question, PageQuestion):
+        return types.ElicitRequest(params=types.ElicitRequestURLParams(message=question.message, url=question.url))
     form = types.ElicitRequestFormParams(message=question.message, requested_schema=question.schema())
     return types.ElicitRequest(params=form)
 
@@ -164,7 +296,7 @@ class QuestionSeal:
         """Be the server's middleware."""
         if ctx.method != "tools/call" or ctx.params is None or not _asks(ctx.params.get("name")):
             return await call_next(ctx)
-        if ctx.session.can_send_request or not can_ask(ctx):  # the client has nothing to keep
+        if ctx.session.can_send_request or not (can_ask(ctx) or can_open(ctx)):  # the client has nothing to keep
             return await call_next(_without_answer(ctx, ctx.params))
         try:
             boundary = await self._open(ctx)

@@ -74,7 +74,7 @@ async def call_tool(
     """
     from ava_server.approval.questions import AnsweredLater
     from ava_server.approval.requests import shown
-    from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask
+    from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask, can_open
     from ava_server.service.tools import TOOLS
 
     if params.name not in TOOLS:
@@ -87,11 +87,12 @@ async def call_tool(
 
     try:
         service = await ctx.lifespan_context.service(ctx)
-        person = ClientPerson(ctx, params) if can_ask(ctx) else None
+        client = ClientPerson(ctx, params)
+        person, pages = client if can_ask(ctx) else None, client if can_open(ctx) else None
         if person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
             raise Refused(NO_QUESTION)
         given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
-        answer = await service.call(params.name, given, progress, person=person, wakes=wakes)
+        answer = await service.call(params.name, given, progress, person=person, wakes=wakes, pages=pages)
         if (task := await as_task(ctx, service, answer)) is not None:
             return task
     except AnsweredLater as asked:

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import RunRow
 from ava_audit.view import loads
-from ava_server.approval.questions import Person
+from ava_server.approval.questions import PageOpener, Person
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -43,6 +43,7 @@ class Session:
         roots: Folders that the client named.
         url: The server's address; only over HTTP.
         unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
+        opened: The hashes of questions whose page its client has opened: none is opened twice.
         told: Runs whose end, more than an hour ago, an answer of this session has mentioned.
         seen: What each run looked like at the last poll: a poll without news is not logged.
         admin: It is the data root's owner at a terminal, who may see, cancel and resume the runs of all users.
@@ -62,6 +63,7 @@ class Session:
     token: Token | None = None
     started: bool = False
     unanswered: set[str] = field(default_factory=set[str])
+    opened: set[str] = field(default_factory=set[str])
     told: set[str] = field(default_factory=set[str])
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     admin: bool = False
@@ -129,8 +131,19 @@ class Access:
             ConfigError: It is not known whether there is a PIN.
         """
         for user in {self.session.user, of or self.session.user}:
-            if await self.runtime.policy(user) == "human" and not self.session.pin_given:
+            if await self.needs_pin(user):
                 raise Refused(why)
+
+    async def needs_pin(self, user: str | None = None) -> bool:
+        """Tell whether only the approval PIN may decide on a user's runs and this session does not have it.
+
+        Args:
+            user: The user; None is the session's.
+
+        Raises:
+            ConfigError: It is not known whether there is a PIN.
+        """
+        return await self.runtime.policy(user or self.session.user) == "human" and not self.session.pin_given
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
         """Refuse a call whose scope the session's token lacks; an auditor may read.
@@ -232,15 +245,16 @@ class Access:
             text = text.replace(str(self.runtime.settings.data_root), "the data root")
             text = re.sub(r", or `ava resume [^`]*`", "", text)
             text = text.replace("in a terminal, with `ava resume ", "in a terminal on the server, with `ava resume ")
+            text = text.replace("with `ava ui`", f"at {self.session.url or 'the address of this server'}")
             there = f"`ava --url {self.session.url or 'URL'} "
             return re.sub(r"`ava (?=(?:approve|reject) )", lambda _found: there, text)
         if self.session.transport == "terminal":  # the person has just typed one
             return text
 
         def whole(found: re.Match[str]) -> str:
-            return f"`{launching.terminal_command(self.runtime.settings.data_root, found[1])} "
+            return f"`{launching.terminal_command(self.runtime.settings.data_root, found[1])}"
 
-        return re.sub(r"`ava (approve|reject|resume|show) ", whole, text)
+        return re.sub(r"`ava (approve(?= )|reject(?= )|resume(?= )|show(?= )|ui(?=`))", whole, text)
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""
@@ -309,6 +323,7 @@ class CallContext:
     Attributes:
         progress: Called with a status line while the call waits.
         person: Who can be asked in the middle of it; None where the client cannot ask.
+        pages: Opens a page for that person; None where the client cannot.
         degraded: A proposal may miss tools that its role needs.
         wakes: The client takes an approval as a task, and gives its model the result when the run ends.
     """
@@ -317,3 +332,4 @@ class CallContext:
     person: Person | None = None
     degraded: bool = False
     wakes: bool = False
+    pages: PageOpener | None = None

@@ -44,7 +44,9 @@ EXPLAINED = 3
 """From more waiting proposals on, a list says once how a person approves them."""
 _BRIEFLY = "a person to approve it"
 _SEVERAL_WAIT = "A person approves what waits, through confirm_spawn or in a terminal: `ava approve P-…`."
-_BY_PIN = "a person to approve it in a terminal: `ava approve {pending_id}` (no tool can)"
+_BY_PIN = (
+    "a person to approve it in a terminal with `ava approve {pending_id}`, or in a browser with `ava ui` (no tool can)"
+)
 _BY_PERSON = (
     'a person to agree; then call confirm_spawn with pending_ids ["{pending_id}"]. If your host cannot ask them,'
     " tell them to run `ava approve {pending_id}` in a terminal"
@@ -87,8 +89,9 @@ class RunChecks(Operations):
             run = await self._access.run(args.subagent_id or "", "subagent_id", reading=True)
             rows = await self._waited_for([run], args.wait_seconds, caller.progress)
         # A question and a wait share the time of a call: after a long wait, the next call asks.
-        person = caller.person if time.monotonic() - began <= self._session.wait_s - ASKED_S else None
-        decided = await self._questions.ask(rows, person)
+        in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
+        decided = await self._questions.send(rows, caller.pages if in_time else None)
+        decided = decided or await self._questions.ask(rows, caller.person if in_time else None)
         runs = await self.answers(rows, offset=offset)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)

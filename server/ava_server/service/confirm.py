@@ -22,13 +22,10 @@ from ava_server.core.ids import label, new_id, parse_id
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
+from ava_server.service.page_approval import ONLY_PIN, PageApprovals, after_page
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.service.spawn import Spawns, started_next
 
-ONLY_PIN = (
-    'approval = "human": only the approval PIN approves, in a terminal: `ava approve {ids}`. No tool can; show the'
-    " person that command"
-)
 NOT_ASKED = (
     "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
     " terminal, with `ava approve {ids}`; the policy auto (config.toml) starts small ones without a question"
@@ -49,6 +46,7 @@ class Confirmations(Operations):
         self._checks = checks
         self._spawns = spawns
         self._resumptions = Resumptions(access)
+        self._pages = PageApprovals(access)
 
     async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `confirm_spawn`.
@@ -75,11 +73,11 @@ class Confirmations(Operations):
         if args.decision == "reject":
             decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
         else:
-            decided = await self._approve(args, ids, caller.person)
+            decided = await self._approve(args, ids, caller)
         return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
 
-    async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], person: Person | None) -> ConfirmOutcome:
-        """Approve, once the person has agreed where one can be asked.
+    async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
+        """Approve, once the person has agreed where one can be asked. Where only the PIN approves, wait for that.
 
         Raises:
             BadInput: An argument is invalid.
@@ -88,7 +86,9 @@ class Confirmations(Operations):
         """
         if not self._runtime.settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-        await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(ids)))
+        by_pin = await self._access.needs_pin()
+        if by_pin and caller.pages is None:
+            raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_ineffective(args, ids, changes)
         asked = Approval(
@@ -99,12 +99,14 @@ class Confirmations(Operations):
             group_timeout_s=args.group_timeout,
             group_id=new_id("group_id"),
         )
-        if person is not None:
-            return await self._ask(asked, person)
+        if by_pin and caller.pages is not None:
+            return await self._pages.decide(asked, caller.pages, caller.progress)
+        if caller.person is not None:
+            return await self._ask(asked, caller.person, caller)
         who, channel = self._session.who, self._session.channel
         return await self._store.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
-    async def _ask(self, asked: Approval, person: Person) -> ConfirmOutcome:
+    async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
@@ -116,8 +118,10 @@ class Confirmations(Operations):
             return ConfirmOutcome(
                 tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members), not_agreed=reply.action
             )
-        # A PIN may have been set while the question was open.
-        await self._access.refuse_without_pin(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
+        if await self._access.needs_pin():  # it was set while the question was open
+            if caller.pages is None:
+                raise Refused(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
+            return await self._pages.decide(asked, caller.pages, caller.progress)
         agreed = apply_reply(checked, asked, reply)
         return await self._store.do(approve(agreed, who, "elicitation", limits))
 
@@ -146,10 +150,11 @@ class Confirmations(Operations):
                 if at_desk:  # its folders are not the proposer's
                     decision.refused_because = "it expired before it was approved; propose it again"
                 else:
-                    await self._spawns.renew(decision, made.subagent_id, asks=caller.person is not None)
+                    await self._spawns.renew(decision, made.subagent_id, caller)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
+        rejected = args.decision == "reject" or all(made.status == "rejected" for made in decided.decisions)
         answer = ConfirmAnswer(
-            status="approved" if started else ("rejected" if args.decision == "reject" else "refused"),
+            status="approved" if started else ("rejected" if rejected else "refused"),
             decisions=decisions,
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
@@ -221,6 +226,8 @@ def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[s
 def _next(started: list[str], decided: ConfirmOutcome) -> str:
     if started:
         return started_next(started[0], decided.group_id)
+    if decided.page is not None:
+        return after_page(decided)
     if decided.not_agreed:
         ids = " ".join(made.pending_id for made in decided.decisions)
         waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"

@@ -19,7 +19,8 @@ from ava_server.runs.extension_answer import (
 from ava_server.service.access import Operations
 
 ONLY_PIN = (
-    'approval = "human": only the approval PIN allows a run more, in a terminal: `ava approve {run_id}`. No tool can'
+    'approval = "human": only the approval PIN allows a run more: in a terminal with `ava approve {run_id}`, or in a'
+    " browser with `ava ui`. No tool can"
 )
 
 

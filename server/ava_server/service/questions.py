@@ -1,17 +1,20 @@
 """What runs wait for a person with, where the client can ask one: more for a run near a cap, or a run's own question.
 
 The client asks within a call, or as the question of a task. A question that its person has closed or not seen is not
-asked again in the session; the run still waits.
+asked again in the session; the run still waits. Where only the PIN allows more, the person is sent to the run's page.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from urllib.parse import quote
+
+import anyio
 
 from ava_audit.rows import RunRow
 from ava_audit.view import View
-from ava_server.approval.questions import Person, Question, Reply
+from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
@@ -21,7 +24,12 @@ from ava_server.service.access import Access, Operations
 from ava_server.service.extensions import Extensions
 
 Waiting = WaitingExtension | WaitingQuestion
+LOOK_S = 1.0
 _UNANSWERED = "The person has not answered; {run_id} still waits: {how} in a terminal."
+_UNDECIDED = "The person has not decided; {run_id} still waits: at {page}, or {how} in a terminal."
+_ASKED = (
+    "Ava asks for your decision. Allow it on the page with your approval PIN, or decline there; then continue here."
+)
 
 
 class PersonQuestions(Operations):
@@ -53,6 +61,47 @@ class PersonQuestions(Operations):
             return f"{refused}."
         left = _UNANSWERED.format(run_id=first.run.id, how=first.in_a_terminal)
         return decided or self._access.adapt_text(left)
+
+    async def send(self, rows: Sequence[RunRow], pages: PageOpener | None) -> str | None:
+        """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that.
+
+        Raises:
+            AnsweredLater: The client opens the page and calls again.
+        """
+        if pages is None or not await self._access.needs_pin():
+            return None
+        found = [one for one in await self._waiting(rows, by_pin=True) if isinstance(one, WaitingExtension)]
+        address = await pages.address() if found else None
+        if address is None:
+            return None
+        first, run_id = found[0], found[0].run.id
+        question = PageQuestion(f"{_ASKED}\n{first.message}", f"{address}/subagents/{quote(run_id)}")
+
+        async def decided() -> None:
+            while True:
+                seen = self._store.head
+                if not await self._waits(first):
+                    return
+                with anyio.move_on_after(LOOK_S):  # it also ends without an entry, when its time is over
+                    await self._store.wait_for_entry_after(seen)
+
+        await pages.open(question, decided, self._session.opened)
+        if not await self._waits(first):
+            self._session.opened.discard(question.sha())
+            return f"The person has decided about {label(first.run)}."
+        self._session.unanswered.add(first.id)
+        left = _UNDECIDED.format(run_id=run_id, page=question.url, how=first.in_a_terminal)
+        return self._access.adapt_text(left)
+
+    async def _waits(self, one: WaitingExtension) -> bool:
+        """Tell whether a run still waits with this request."""
+
+        def query(view: View) -> bool:
+            row = view.run(one.run.id)
+            found = waiting_extension(view, row, time.time_ns() // 1000) if row is not None else ""
+            return isinstance(found, WaitingExtension) and found.id == one.id
+
+        return await self._store.read(query)
 
     async def open(self, rows: Sequence[RunRow]) -> dict[str, Question]:
         """Return the questions of these runs to a person whom a client can ask, by their ids."""
@@ -91,13 +140,18 @@ class PersonQuestions(Operations):
         self._access.wake(one.run.id)
         return f"{label(one.run)} has its answer and continues." if text is not None else f"{label(one.run)} continues."
 
-    async def _waiting(self, rows: Sequence[RunRow]) -> list[Waiting]:
-        """Return what these runs wait with, as far as this session's person may answer it and has not closed it."""
+    async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[Waiting]:
+        """Return what these runs wait with, as far as this session's person may answer it and has not closed it.
+
+        Args:
+            rows: The runs.
+            by_pin: The person can give the approval PIN.
+        """
         owned = [row for row in rows if self._access.owns(row) and (row.extension or row.question)]
         if not owned or not self._session.may("spawn"):
             return []
         now_us = time.time_ns() // 1000
-        by_pin = await self._runtime.policy(self._session.user) == "human" and not self._session.pin_given
+        locked = not by_pin and await self._access.needs_pin()
 
         def query(view: View) -> list[Waiting]:
             found = (waiting_question(view, row, now_us) or waiting_extension(view, row, now_us) for row in owned)
@@ -107,5 +161,5 @@ class PersonQuestions(Operations):
         return [
             one
             for one in found
-            if one.id not in self._session.unanswered and not (by_pin and isinstance(one, WaitingExtension))
+            if one.id not in self._session.unanswered and not (locked and isinstance(one, WaitingExtension))
         ]

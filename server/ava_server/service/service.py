@@ -16,7 +16,7 @@ from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_server.approval.questions import AnsweredLater, Person
+from ava_server.approval.questions import AnsweredLater, PageOpener, Person
 from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
@@ -87,6 +87,7 @@ class Service:
         raises: bool = False,
         degraded: bool = False,
         wakes: bool = False,
+        pages: PageOpener | None = None,
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
@@ -98,6 +99,7 @@ class Service:
             raises: Raise a mistake once it is recorded, for a caller that handles kinds of mistakes.
             degraded: A proposal may miss tools that its role needs: a person at a terminal has accepted that.
             wakes: The client takes an approval as a task.
+            pages: Opens a page for that person; None where the client cannot.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -121,7 +123,8 @@ class Service:
                 await self._store.do(called)
             self._access.refuse_without(spec.scope, admin=spec.admin)
             self._access.refuse_keys(given)
-            answer = await handler(self._redactor.redact_json(given), CallContext(progress, person, degraded, wakes))
+            caller = CallContext(progress, person, degraded, wakes, pages)
+            answer = await handler(self._redactor.redact_json(given), caller)
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._access.explained(error))

@@ -27,7 +27,12 @@ from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnsw
 
 _BY_PIN = (
     "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
-    " terminal: no tool can. Then check_subagent tells how it goes."
+    " terminal, or in a browser with `ava ui`: no tool can. Then check_subagent tells how it goes."
+)
+_ON_PAGE = (
+    'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
+    " it gives the person the address of a page of Ava, where only they can approve, and waits for that. They can"
+    " also run `ava approve {pending_id}` in a terminal."
 )
 _ASKS = (
     'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
@@ -60,8 +65,14 @@ class Spawns(Operations):
             retried, given = await self._retry(given)
         args = parse(SpawnArgs, given)
         retried_id = retried.id if retried else None
-        asks = caller.person is not None
-        return await self._propose(args, retried_id, asks=asks, degraded=caller.degraded, wakes=caller.wakes)
+        return await self._propose(
+            args,
+            retried_id,
+            asks=caller.person is not None,
+            opens=caller.pages is not None,
+            degraded=caller.degraded,
+            wakes=caller.wakes,
+        )
 
     async def _propose(
         self,
@@ -69,6 +80,7 @@ class Spawns(Operations):
         retry_of: str | None = None,
         *,
         asks: bool = False,
+        opens: bool = False,
         may_start: bool = True,
         degraded: bool = False,
         wakes: bool = False,
@@ -79,6 +91,7 @@ class Spawns(Operations):
             args: The arguments of the spawn.
             retry_of: The ended run that it repeats.
             asks: The client can ask its person, who then decides.
+            opens: The client can open a page for its person.
             may_start: The policy auto may start it.
             degraded: It may miss tools that its role needs.
             wakes: The client takes an approval as a task. Its model then reads the client's words and not ours.
@@ -102,8 +115,8 @@ class Spawns(Operations):
             raise Refused(made)
         answer = _proposal(made)
         if made.state == WAITING and (policy == "human" or asks):
-            following = (_BY_PIN if policy == "human" else _ASKS).format(pending_id=made.pending_id)
-            answer.next = self._access.adapt_text(following)
+            following = _ASKS if policy != "human" else _ON_PAGE if opens else _BY_PIN
+            answer.next = self._access.adapt_text(following.format(pending_id=made.pending_id))
         by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
         if by_itself and policy == "auto" and made.state == WAITING:
             await self._start_automatically(made, answer)
@@ -171,22 +184,23 @@ class Spawns(Operations):
         before.pop("task_id", None)
         return run, {**before, **given}
 
-    async def renew(self, decision: OneDecision, run_id: str, *, asks: bool) -> None:
+    async def renew(self, decision: OneDecision, run_id: str, caller: CallContext) -> None:
         """Add a new proposal to the refusal of an expired one, or why none can be made."""
         try:
-            fresh = await self._fresh(run_id, asks=asks)
+            fresh = await self._fresh(run_id, caller)
         except (AvaError, RolesError, AuditError) as error:  # the decision stands, and its answer is given
             decision.refused_because = f"it expired, and no new proposal can be made: {self._access.explained(error)}"
         else:
             decision.fresh = fresh.structured() if fresh is not None else None
 
-    async def _fresh(self, run_id: str, *, asks: bool) -> SpawnAnswer | None:
+    async def _fresh(self, run_id: str, caller: CallContext) -> SpawnAnswer | None:
         """Make a new proposal, with new figures, from an expired one."""
         run = await self._store.read(lambda view: view.run(run_id))
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
             return None
-        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), asks=asks, may_start=False)
+        asks, opens = caller.person is not None, caller.pages is not None
+        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), asks=asks, opens=opens, may_start=False)
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:

@@ -136,6 +136,17 @@ class BrowserSessions:
         """
         self._change(lambda document: document.pop(hashed, None))
 
+    def end_all(self) -> int:
+        """End every session and code, and return how many sessions there were.
+
+        Raises:
+            ConfigError: The file cannot be read or written.
+        """
+        before = self._read()
+        if before:
+            self._change(lambda document: document.clear())
+        return sum(each.kind == "session" and each.is_valid for each in before.values())
+
     def _take(self, text: str, kind: str) -> BrowserSession | None:
         hashed = _hash(text) if len(text) <= _LONGEST and text.isascii() else ""
         taken: list[BrowserSession] = []

@@ -164,6 +164,10 @@ def processes(setup: Setup) -> Iterator[Finding]:
         up = is_held(root.http_lock)
         text = f"runs (port, process: {root.http_port})" if up else "is not running; a host starts it"
         yield Finding("local server", "ok", f"the HTTP server for hosts on this machine {text}")
+    if root is not None and root.pages_port.exists():
+        up = is_held(root.pages_lock)
+        text = f"runs (port, process, version: {root.pages_port})" if up else "is not running; `ava ui` starts it"
+        yield Finding("pages", "ok", f"the server of `ava ui` {text}")
     if root is None or not root.db.exists():
         return
     try:
