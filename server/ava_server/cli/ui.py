@@ -19,12 +19,13 @@ def register(app: typer.Typer) -> None:
 
 def ui_command(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
+    sign_out: Annotated[bool, typer.Option("--sign-out", help="End all sessions of browsers, and open none.")] = False,
 ) -> None:
     """Open the pages of this machine's data root in the default browser.
 
     A server for them starts in the background, for this user alone, and stops 30 minutes after the last page was
     closed. The address has a code that works once, within 10 minutes. For the pages of a team's server, open the
-    server's address and sign in with a token.
+    server's address and sign in with a token. --sign-out signs out every browser, also those of users over HTTP.
     """
     import webbrowser
 
@@ -33,8 +34,13 @@ def ui_command(
 
     refuse_in_subagent("ava ui")
     root = checked_root(show=False)
+    sessions = BrowserSessions(root.browser_sessions)
+    if sign_out:
+        ended = sessions.end_all()
+        say(f"Signed out {ended} {'browser' if ended == 1 else 'browsers'}. Unused codes do not work any more.")
+        return
     address = start_pages(root)
-    code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=someone_there())
+    code = sessions.issue_code(os_user(), terminal=someone_there())
     opening = f"{address}/enter?code={code}"
     heading(root)
     if browser and webbrowser.open(opening):
