@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from cryptography.hazmat.primitives import hashes
@@ -46,7 +46,7 @@ class Authenticator:
 
     def create(self, options: dict[str, Any], *, verified: bool = True, origin: str | None = None) -> str:
         """What the browser sends of a new passkey."""
-        public = ES256.from_cryptography_key(self._key.public_key())
+        public = cast("Any", ES256).from_cryptography_key(self._key.public_key())
         made = AttestedCredentialData.create(Aaguid.NONE, self.credential, public)
         data = self._data(self.host, self.counter, FLAG.UP | FLAG.AT | (FLAG.UV if verified else FLAG(0)), made)
         client = self._client("webauthn.create", options["challenge"], origin or self.origin)
@@ -78,7 +78,10 @@ class Authenticator:
         return self._answer({**response, "signature": websafe_encode(signature)}, credential)
 
     def _data(self, host: str, counter: int, flags: FLAG, made: bytes = b"") -> AuthenticatorData:
-        return AuthenticatorData.create(hashlib.sha256(host.encode()).digest(), flags, counter, made)
+        created: AuthenticatorData = AuthenticatorData.create(
+            hashlib.sha256(host.encode()).digest(), flags, counter, made
+        )
+        return created
 
     def _client(self, kind: str, challenge: str, origin: str, *, crossed: bool = False) -> CollectedClientData:
         return CollectedClientData.create(kind, websafe_decode(challenge), origin, cross_origin=crossed)
