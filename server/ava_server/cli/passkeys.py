@@ -80,7 +80,7 @@ def remove_command(name: _Name, user: _User = None) -> None:
     """Remove a passkey: it approves nothing more. If an approval PIN is set, it is asked for."""
     root = checked_root("ava passkey remove")
     _require_terminal("ava passkey remove")
-    anyio.run(_remove, root, passkey_name(name), user_name(user or os_user()))
+    anyio.run(_remove, root, passkey_name(name), os_user() if user is None else user_name(user))
 
 
 async def _remove(root: DataRoot, name: str, user: str) -> None:

@@ -15,9 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict
-
-from ava_server.config.tokens import user_name
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.files import PrivateFile, WatchedFile
 
@@ -66,21 +63,6 @@ class Passkey:
     def on_record(self) -> dict[str, Any]:
         """Return what the log records of it."""
         return {"id": self.id, "user": self.user, "host": self.host}
-
-
-class _Entry(BaseModel):
-    """A passkey as the file has it; bytes are in base64."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    name: str
-    user: str
-    host: str
-    credential: str
-    public_key: str
-    counter: int
-    created_us: int
-    used_us: int | None = None
 
 
 class Passkeys:
@@ -174,7 +156,7 @@ def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: 
     Raises:
         BadInput: The name is invalid.
     """
-    return Passkey(passkey_name(name), user_name(user), host, credential, public_key, counter, _now_us())
+    return Passkey(passkey_name(name), user, host, credential, public_key, counter, _now_us())
 
 
 def passkey_name(given: str) -> str:
@@ -217,7 +199,9 @@ def _entry(passkey: Passkey) -> dict[str, Any]:
 
 
 def _passkey(name: str, stored: object) -> Passkey:
-    entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError, and so is what base64 raises
+    from ava_server.config.entries import PasskeyEntry
+
+    entry = PasskeyEntry.model_validate(stored)  # a ValidationError is a ValueError, and so is what base64 raises
     credential, public_key = (base64.b64decode(text, validate=True) for text in (entry.credential, entry.public_key))
     fields = entry.model_dump(exclude={"credential", "public_key"})
     found = Passkey(credential=credential, public_key=public_key, **fields)

@@ -6,6 +6,7 @@ that it was asked for. What a passkey has signed for one proposal therefore appr
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
 import secrets
@@ -194,7 +195,7 @@ class RelyingParty:
             )
 
             begun, _state = self._server().register_begin(
-                PublicKeyCredentialUserEntity(id=user.encode(), name=user, display_name=user),
+                PublicKeyCredentialUserEntity(id=hashlib.sha256(user.encode()).digest(), name=user, display_name=user),
                 _described(known),
                 ResidentKeyRequirement.PREFERRED,
                 UserVerificationRequirement.REQUIRED,
