@@ -36,6 +36,7 @@ EACH: dict[str, tuple[str, ...]] = {
     "restore": ("restore", "copy"),
     "verify": ("verify",),
     "pin": ("pin", "remove"),
+    "passkey": ("passkey", "add", "laptop"),
     "models": ("models",),
     "roles": ("roles",),
     "key": ("key", "list"),

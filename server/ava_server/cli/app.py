@@ -35,6 +35,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "backup": ("backup", "restore"),
     "verify": ("verify",),
     "credentials": ("pin", "key", "secret"),
+    "passkeys": ("passkey",),
     "models": ("models",),
     "roles": ("roles",),
     "memory": ("memory",),
@@ -49,7 +50,20 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Subagents": ("run", "approve", "reject", "status", "ui", "show", "wait", "send", "cancel", "resume"),
     "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore"),
-    "Set-up": ("init", "demo", "doctor", "config", "key", "secret", "models", "roles", "memory", "pin", "completion"),
+    "Set-up": (
+        "init",
+        "demo",
+        "doctor",
+        "config",
+        "key",
+        "secret",
+        "models",
+        "roles",
+        "memory",
+        "pin",
+        "passkey",
+        "completion",
+    ),
     "Server": ("serve", "connect", "worker", "token", "user"),
 }
 """The commands by what they are for, in the order of the help."""

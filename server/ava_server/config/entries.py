@@ -25,3 +25,18 @@ class SecretEntry(BaseModel):
     value: str
     hosts: list[str] = Field(default=[], alias="for")
     set_at: str = Field(default="", alias="set")
+
+
+class PasskeyEntry(BaseModel):
+    """A passkey; bytes are in base64."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    user: str
+    host: str
+    credential: str
+    public_key: str
+    counter: int
+    created_us: int
+    used_us: int | None = None

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import anyio.to_thread
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_server.approval.proposals import changed_since, pending_proposals
+from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import forbidden, read_body
@@ -112,6 +114,8 @@ async def _waiting(app: App, token: Token) -> Response:
 async def _decided(app: App, token: Token, request: Request) -> Response:
     try:
         wanted = _BODY.validate_json(await read_body(request, BODY_BYTES, "; decide on fewer proposals at once"))
+        if wanted.decision == "approve":
+            await _refuse_token_alone(app, token)
         if isinstance(wanted, ExtensionDecision):
             return await _extension_decided(app, token, wanted)
         ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
@@ -139,6 +143,18 @@ async def _extension_decided(app: App, token: Token, wanted: ExtensionDecision) 
     run_id = parse_id("subagent_id", wanted.subagent_id)
     answer = await service.extensions.decide(run_id, wanted.digest, approve=wanted.decision == "approve")
     return _json({"status": answer.status, "subagent_id": run_id, "message": answer.text})
+
+
+async def _refuse_token_alone(app: App, token: Token) -> None:
+    """Refuse an approval by a user who has a passkey for this server: the token alone is then not enough.
+
+    Raises:
+        Refused: The user has one.
+        ConfigError: The passkeys cannot be read.
+    """
+    url, passkeys = app.url or "", Passkeys(app.runtime.settings.paths.passkeys)
+    if await anyio.to_thread.run_sync(passkeys.of, token.user, passkey_host(url)):
+        raise Refused(f"{token.user} has a passkey for this server, and approves with it in the browser: {url}")
 
 
 async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[str, str]) -> None:

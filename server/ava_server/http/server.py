@@ -27,6 +27,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import pages_server
@@ -343,7 +344,8 @@ def _serving(reach: Reach) -> str:
 
 def _site(root: DataRoot, reach: Reach, tokens: Tokens) -> Site:
     """Return for whom the pages are."""
-    return Site(reach.base_url, reach.pages, BrowserSessions(root.browser_sessions), tokens, root.owned)
+    sessions, passkeys = BrowserSessions(root.browser_sessions), Passkeys(root.passkeys)
+    return Site(reach.base_url, reach.pages, sessions, tokens, passkeys, root.owned)
 
 
 @asynccontextmanager

@@ -50,11 +50,13 @@ class PageContext:
     Attributes:
         app: The server.
         site: For whom the pages are.
+        authority: Checks what an approval takes.
     """
 
     def __init__(self, app: App, site: Site) -> None:
         self.app = app
         self.site = site
+        self.authority = Authority(app, site)
 
     @property
     def runtime(self) -> Runtime:
@@ -65,11 +67,6 @@ class PageContext:
     def store(self) -> Store:
         """The log."""
         return self.app.runtime.store
-
-    @property
-    def authority(self) -> Authority:
-        """Checks what an approval takes."""
-        return Authority(self.app.runtime)
 
     def access(self, visitor: Visitor) -> Access:
         """Return what a visitor may see."""

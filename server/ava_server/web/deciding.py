@@ -27,6 +27,7 @@ from ava_server.service.service import Service
 from ava_server.web.context import PageContext, found_or_404, go_to, reader_of, visitor_of
 from ava_server.web.requests import Form, read_form
 from ava_server.web.site import Visitor
+from ava_server.web.webauthn import Subject
 
 DONE: Mapping[str, str] = {
     "approved": "Approved. It starts as soon as there is room.",
@@ -116,7 +117,7 @@ class Deciding:
         store, now = self._context.store, now_us()
         if why := await store.read(lambda view: changed_since(view, visitor.user, shown)):
             raise Refused(why)
-        await self._context.authority.check(visitor, form.one("pin"))
+        await self._context.authority.check(visitor, form, Subject.of("/proposals", form.pairs()))
         rows = [await self._context.access(visitor).run(pending_id, "id") for pending_id in shown]
         waiting = await store.read(lambda view: [_unexpired(pending_proposal(view, row), now) for row in rows])
         lines = [one.approval_line for one in waiting]
@@ -159,7 +160,7 @@ class Deciding:
         visitor, form = await self._sent(request)
         approve = form.one("decision") == "approve"
         if approve:
-            await self._context.authority.check(visitor, form.one("pin"))
+            await self._context.authority.check(visitor, form, Subject.of(request.url.path, form.pairs()))
         run_id = parse_id("subagent_id", request.path_params["run_id"])
         service = self._service(visitor, agreed=approve)
         service.refuse_without("spawn")

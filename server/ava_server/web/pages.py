@@ -26,6 +26,7 @@ from ava_server.web.events import Events
 from ava_server.web.health import Health
 from ava_server.web.live import Live
 from ava_server.web.overview import Overview
+from ava_server.web.passkeys import PasskeyPages
 from ava_server.web.render import page, static_answer
 from ava_server.web.requests import with_headers
 from ava_server.web.runs import Runs
@@ -55,7 +56,8 @@ class Pages:
         self._site = site
         context = self._context = PageContext(app, site)
         reports = (Costs(context), Events(context), Health(context))
-        parts = (SignIn(context), Overview(context), Runs(context), Deciding(context), Live(context), *reports)
+        people = (SignIn(context), PasskeyPages(context))
+        parts = (*people, Overview(context), Runs(context), Deciding(context), Live(context), *reports)
         routes = [route for part in parts for route in part.routes()]
         self._paths = [route for route in routes if isinstance(route, Route)]
         self._router = Router(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import parse_qs
 
+from pydantic import BaseModel, ValidationError
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
 
     from ava_server.web.site import Visitor
 
+M = TypeVar("M", bound=BaseModel)
 FORM_BYTES = 256 * 1024
 MOST_FIELDS = 400
 CSRF = "csrf"
+CSRF_HEADER = "x-csrf-token"
 NOT_FROM_HERE = "This form does not come from this page, or your session has changed. Go back, reload, and try again."
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
@@ -63,6 +66,10 @@ class Form:
         """Return all values of a field."""
         return self._fields.get(name, [])
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return all fields, with their values as they were sent."""
+        return [(name, value) for name, values in self._fields.items() for value in values]
+
 
 async def read_form(request: Request, visitor: Visitor | None) -> Form:
     """Return a form that a page of this site has sent.
@@ -75,6 +82,35 @@ async def read_form(request: Request, visitor: Visitor | None) -> Form:
         BadInput: It is too large, or no form.
         Refused: It comes from elsewhere.
     """
+    body = await _body(request)
+    try:
+        form = Form(parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
+    except ValueError:
+        raise BadInput("the form cannot be read") from None
+    _check_csrf(form.one(CSRF), visitor)
+    return form
+
+
+async def read_json(request: Request, visitor: Visitor | None, model: type[M]) -> M:
+    """Return what a script of this site has sent; the CSRF token is in a header.
+
+    Args:
+        request: The request.
+        visitor: Who has sent it; None for what needs no session.
+        model: What it has to be.
+
+    Raises:
+        BadInput: It is too large, or something else.
+        Refused: It comes from elsewhere.
+    """
+    _check_csrf(request.headers.get(CSRF_HEADER, ""), visitor)
+    try:
+        return model.model_validate_json(await _body(request))
+    except ValidationError:
+        raise BadInput("the request cannot be read") from None
+
+
+async def _body(request: Request) -> bytes:
     if request.headers.get("sec-fetch-site", "same-origin") != "same-origin" or "origin" not in request.headers:
         raise Refused(NOT_FROM_HERE)  # the server has compared the origin already
     body = b""
@@ -82,10 +118,9 @@ async def read_form(request: Request, visitor: Visitor | None) -> Form:
         body += piece
         if len(body) > FORM_BYTES:
             raise BadInput(f"the form is longer than {FORM_BYTES:,} bytes")
-    try:
-        form = Form(parse_qs(body.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS, errors="strict"))
-    except ValueError:
-        raise BadInput("the form cannot be read") from None
-    if visitor is not None and not hmac.compare_digest(form.one(CSRF).encode(), visitor.csrf.encode()):
+    return body
+
+
+def _check_csrf(given: str, visitor: Visitor | None) -> None:
+    if visitor is not None and not hmac.compare_digest(given.encode(), visitor.csrf.encode()):
         raise Refused(NOT_FROM_HERE)
-    return form

@@ -37,12 +37,13 @@ class BrowserSession:
 
     Attributes:
         hash: The SHA-256 of the cookie or the code, in hex.
-        kind: `session` or `code`.
+        kind: `session`, `code`, or `passkey` for a code that lets its user add a passkey.
         user: For whom it acts.
         token: The id of the token that it was opened with; None for the user of this machine.
-        terminal: It was opened with what only a person has: a terminal or the PIN.
+        terminal: It was opened with what only a person has: a terminal, the PIN or a passkey.
         created_us: When it was made, in microseconds since 1970.
         expires_us: When it ends.
+        name: The name of the passkey that the code is for.
     """
 
     hash: str
@@ -52,6 +53,7 @@ class BrowserSession:
     terminal: bool
     created_us: int
     expires_us: int
+    name: str | None = None
 
     @property
     def id(self) -> str:
@@ -73,6 +75,7 @@ class _Entry(BaseModel):
     terminal: bool = False
     created_us: int
     expires_us: int
+    name: str | None = None
 
 
 class BrowserSessions:
@@ -92,7 +95,35 @@ class BrowserSessions:
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._store("code", user, None, terminal, CODE_US)
+        return self._store("code", user, CODE_US, terminal=terminal)
+
+    def issue_passkey_code(self, user: str, name: str) -> str:
+        """Make a one-time code with which a user can add one passkey, and return it.
+
+        Raises:
+            ConfigError: It cannot be stored.
+        """
+        return self._store("passkey", user, CODE_US, name=name)
+
+    def passkey_code(self, code: str, user: str) -> BrowserSession | None:
+        """Return what a code for adding a passkey stands for; None if it is not valid for this user.
+
+        Raises:
+            ConfigError: The file cannot be read.
+        """
+        found = self._watched.current().get(_hash(code)) if _fits(code) else None
+        return found if found is not None and _is_passkey_code(found, user) else None
+
+    def take_passkey_code(self, code: str, user: str) -> BrowserSession | None:
+        """Use up a code for adding a passkey, and return what it stands for; None if it is not valid for this user.
+
+        Raises:
+            ConfigError: The file cannot be read or written.
+        """
+        if self.passkey_code(code, user) is None:
+            return None
+        found = self._take(code, "passkey")
+        return found if found is not None and _is_passkey_code(found, user) else None
 
     def open(self, user: str, *, token: str | None = None, terminal: bool = False) -> str:
         """Begin a session, and return the value of its cookie.
@@ -100,7 +131,7 @@ class BrowserSessions:
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._store("session", user, token, terminal, SESSION_US)
+        return self._store("session", user, SESSION_US, token=token, terminal=terminal)
 
     def redeem(self, code: str) -> str | None:
         """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid.
@@ -117,7 +148,7 @@ class BrowserSessions:
         Raises:
             ConfigError: The file cannot be read.
         """
-        return self.current(_hash(cookie)) if 0 < len(cookie) <= _LONGEST and cookie.isascii() else None
+        return self.current(_hash(cookie)) if _fits(cookie) else None
 
     def current(self, hashed: str) -> BrowserSession | None:
         """Return the session with this hash, None if it has ended.
@@ -137,18 +168,18 @@ class BrowserSessions:
         self._change(lambda document: document.pop(hashed, None))
 
     def end_all(self) -> int:
-        """End every session and code, and return how many sessions there were.
+        """End all sessions, make all codes useless, and return how many sessions there were.
 
         Raises:
             ConfigError: The file cannot be read or written.
         """
-        before = self._read()
-        if before:
+        ended = [each for each in self._read().values() if each.kind == "session" and each.is_valid]
+        if self._read():
             self._change(lambda document: document.clear())
-        return sum(each.kind == "session" and each.is_valid for each in before.values())
+        return len(ended)
 
     def _take(self, text: str, kind: str) -> BrowserSession | None:
-        hashed = _hash(text) if len(text) <= _LONGEST and text.isascii() else ""
+        hashed = _hash(text) if _fits(text) else ""
         taken: list[BrowserSession] = []
 
         def edit(document: TOMLDocument) -> None:
@@ -161,9 +192,18 @@ class BrowserSessions:
             self._change(edit)
         return taken[0] if taken and taken[0].is_valid else None
 
-    def _store(self, kind: str, user: str, token: str | None, terminal: bool, life_us: int) -> str:
+    def _store(
+        self,
+        kind: str,
+        user: str,
+        life_us: int,
+        *,
+        token: str | None = None,
+        terminal: bool = False,
+        name: str | None = None,
+    ) -> str:
         text, now = secrets.token_urlsafe(_BYTES), _now_us()
-        made = BrowserSession(_hash(text), kind, user, token, terminal, now, now + life_us)
+        made = BrowserSession(_hash(text), kind, user, token, terminal, now, now + life_us, name)
         self._file.make_folder()
 
         def edit(document: TOMLDocument) -> None:
@@ -194,6 +234,14 @@ def csrf_token(cookie: str) -> str:
 def _session(name: str, stored: object) -> BrowserSession:
     entry = _Entry.model_validate(stored)  # a ValidationError is a ValueError
     return BrowserSession(hash=name, **entry.model_dump())
+
+
+def _is_passkey_code(found: BrowserSession, user: str) -> bool:
+    return found.kind == "passkey" and found.user == user and found.name is not None and found.is_valid
+
+
+def _fits(text: str) -> bool:
+    return 0 < len(text) <= _LONGEST and text.isascii()
 
 
 def _hash(text: str) -> str:

@@ -1,4 +1,7 @@
-"""Signing in and out: with the code of `ava ui` or the PIN on this machine, with a token over HTTP."""
+"""Signing in and out: with the code of `ava ui`, a passkey or the PIN on this machine, with a token over HTTP.
+
+Over HTTP a passkey signs nobody in: it is asked for in addition to the token, when something is approved.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
 from ava_server.web.context import PageContext, go_to, local_path, visitor_of, visitor_or_none
-from ava_server.web.requests import read_form
+from ava_server.web.requests import Form, read_form
 from ava_server.web.sessions import SESSION_US
 from ava_server.web.site import VISITOR
+from ava_server.web.webauthn import SIGN_IN
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
@@ -67,11 +70,11 @@ class SignIn:
     async def enter(self, request: Request) -> Response:
         """Exchange the one-time code in the address for a session."""
         if request.method == "HEAD":  # a program that looks at addresses must not use up the code
-            return self._page(request, "", 200)
+            return await self._page(request, "", 200)
         code = request.query_params.get("code", "")
         cookie = await anyio.to_thread.run_sync(self._site.sessions.redeem, code) if self._site.local else None
         if cookie is None:
-            return self._page(request, *self._attempts.wrong(WRONG_CODE))
+            return await self._page(request, *self._attempts.wrong(WRONG_CODE))
         return self._signed_in(cookie, request.query_params.get("to", "/"))
 
     async def show(self, request: Request) -> Response:
@@ -80,20 +83,18 @@ class SignIn:
         if visitor_or_none(request) is not None:
             return go_to(to)
         ended = self._site.cookie_in(request.headers) is not None
-        return self._page(request, "Your session has ended. Sign in again." if ended else "", 401, to)
+        return await self._page(request, "Your session has ended. Sign in again." if ended else "", 401, to)
 
     async def sign_in(self, request: Request) -> Response:
-        """Check the token or the PIN."""
+        """Check the token, the passkey or the PIN."""
         form = await read_form(request, None)
         to = local_path(form.one("to"))
         try:
-            cookie = await (
-                self._with_pin(form.one("pin")) if self._site.local else self._with_token(form.one("token"))
-            )
+            cookie = await (self._on_this_machine(form) if self._site.local else self._with_token(form.one("token")))
         except Refused as error:
-            return self._page(request, str(error), 403, to)
+            return await self._page(request, str(error), 403, to)
         if cookie is None:
-            return self._page(request, *self._attempts.wrong(UNKNOWN), to)
+            return await self._page(request, *self._attempts.wrong(UNKNOWN), to)
         return self._signed_in(cookie, to)
 
     async def sign_out(self, request: Request) -> Response:
@@ -102,13 +103,16 @@ class SignIn:
         await read_form(request, visitor)
         await anyio.to_thread.run_sync(self._site.sessions.end, visitor.session.hash)
         request.scope[VISITOR] = None  # so that the answer still arrives
-        answer = self._page(request, "You are signed out.", 200)
+        answer = await self._page(request, "You are signed out.", 200)
         answer.headers["Set-Cookie"] = self._site.cookie_header("", seconds=0)
         return answer
 
-    async def _with_pin(self, pin: str) -> str:
-        await self._context.authority.check_pin(pin)
-        user = self._context.runtime.user
+    async def _on_this_machine(self, form: Form) -> str:
+        user, authority = self._context.runtime.user, self._context.authority
+        if signed := form.one("passkey"):
+            await authority.passkeys.check_use(user, "", SIGN_IN, signed)
+        else:
+            await authority.check_pin(form.one("pin"))
         return await anyio.to_thread.run_sync(lambda: self._site.sessions.open(user, terminal=True))
 
     async def _with_token(self, given: str) -> str | None:
@@ -122,8 +126,9 @@ class SignIn:
         answer.headers["Set-Cookie"] = self._site.cookie_header(cookie, seconds=SESSION_US // 1_000_000)
         return answer
 
-    def _page(self, request: Request, said: str, status: int, to: str = "/") -> Response:
-        pin = self._site.local and PinFile(self._context.runtime.settings.paths.approval_file).is_set
-        return self._context.show(
-            request, "sign_in.html", {"said": said, "to": to, "pin": pin, "visitor": None}, status
-        )
+    async def _page(self, request: Request, said: str, status: int, to: str = "/") -> Response:
+        local, authority = self._site.local, self._context.authority
+        pin = local and await authority.pin_is_set()
+        passkey = local and bool(await authority.passkeys.own(self._context.runtime.user))
+        values = {"said": said, "to": to, "pin": pin, "passkey": passkey, "visitor": None}
+        return self._context.show(request, "sign_in.html", values, status)

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ava_server.config.passkeys import passkey_host
 from ava_server.service.access import Session
 from ava_server.web.sessions import BrowserSession, BrowserSessions, csrf_token
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers
 
+    from ava_server.config.passkeys import Passkeys
     from ava_server.config.tokens import Scope, Token, Tokens
 
 VISITOR = "ava.visitor"
@@ -91,6 +93,7 @@ class Site:
         local: It serves this machine's user alone (`ava ui`); else people sign in with a token.
         sessions: The sessions of browsers.
         tokens: The tokens that exist now.
+        passkeys: The passkeys of all users.
         owned: The data root belongs to this user of the system.
     """
 
@@ -98,6 +101,7 @@ class Site:
     local: bool
     sessions: BrowserSessions
     tokens: Tokens
+    passkeys: Passkeys
     owned: bool
 
     @property
@@ -108,7 +112,7 @@ class Site:
     @property
     def host(self) -> str:
         """Its host name, to which passkeys belong."""
-        return urlsplit(self.url).hostname or "localhost"
+        return passkey_host(self.url)
 
     @property
     def cookie(self) -> str:

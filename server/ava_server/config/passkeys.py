@@ -1,0 +1,214 @@
+"""Passkeys: the public keys with which people prove in a browser that it is them. Nothing stored here is a secret.
+
+A passkey belongs to one user and to one host name: browsers offer it on no other site. Whoever may write this file can
+add a passkey, so it lies with the secrets, for its owner alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ava_server.core.errors import BadInput, Refused
+from ava_server.core.files import PrivateFile, WatchedFile
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
+
+MOST_OF_USER = 20
+"""Most passkeys of one user."""
+REMOVED = "This passkey was removed; nothing was approved."
+COPIED = (
+    "This passkey has counted fewer signatures than before, so there may be a copy of it. It was not accepted; remove"
+    " it with `ava passkey remove`, and add another."
+)
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Passkey:
+    """What is stored of a passkey.
+
+    Attributes:
+        name: Its name, for people; no other passkey of this user has it.
+        user: Whose it is.
+        host: The host name of the site that it is for; WebAuthn calls it the id of the relying party.
+        credential: The id by which the authenticator knows it.
+        public_key: The public key, in COSE's format.
+        counter: How many signatures the authenticator had counted; always 0 for those that do not count.
+        created_us: When it was added, in microseconds since 1970.
+        used_us: When it was last used; None is never.
+    """
+
+    name: str
+    user: str
+    host: str
+    credential: bytes
+    public_key: bytes = field(repr=False)
+    counter: int
+    created_us: int
+    used_us: int | None = None
+
+    @property
+    def id(self) -> str:
+        """Names it in the file, in the log and on pages."""
+        return hashlib.sha256(self.credential).hexdigest()[:16]
+
+    def on_record(self) -> dict[str, Any]:
+        """Return what the log records of it."""
+        return {"id": self.id, "user": self.user, "host": self.host}
+
+
+class Passkeys:
+    """The passkeys of a data root: one that is added or removed counts at once. Every method blocks.
+
+    Args:
+        path: `passkeys.toml` in the folder of secrets.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = PrivateFile(path, "passkeys", "ava passkey", "ava passkey add NAME")
+        self._watched = WatchedFile(path, self._read)
+
+    def all(self) -> list[Passkey]:
+        """Return the passkeys of all users, by user and name.
+
+        Raises:
+            ConfigError: The file is not safe to use, or cannot be read.
+        """
+        return sorted(self._watched.current().values(), key=lambda each: (each.user, each.name))
+
+    def of(self, user: str, host: str | None = None) -> list[Passkey]:
+        """Return a user's passkeys, by default for all hosts.
+
+        Raises:
+            ConfigError: The file is not safe to use, or cannot be read.
+        """
+        return [each for each in self.all() if each.user == user and host in (None, each.host)]
+
+    def check_new(self, user: str, name: str) -> None:
+        """Check that a user may have another passkey of this name.
+
+        Raises:
+            Refused: The name is used, or the user has too many.
+            ConfigError: The file cannot be read.
+        """
+        _refuse_another(self.of(user), name)
+
+    def add(self, passkey: Passkey) -> None:
+        """Store a passkey.
+
+        Raises:
+            Refused: The name or the passkey itself is known, or the user has too many.
+            ConfigError: It cannot be stored.
+        """
+        self._file.make_folder()
+
+        def edit(document: TOMLDocument) -> None:
+            if passkey.id in document:
+                raise Refused("This passkey was added before.")
+            _refuse_another([each for each in self._read().values() if each.user == passkey.user], passkey.name)
+            document[passkey.id] = _entry(passkey)
+
+        self._file.change(self._read, edit)
+
+    def note_use(self, passkey: Passkey, counter: int) -> None:
+        """Note that a passkey was used, with the count of signatures that it sent.
+
+        Raises:
+            Refused: It was removed meanwhile, or the count is not higher than before: then it may be a copy.
+            ConfigError: It cannot be stored.
+        """
+
+        def edit(document: TOMLDocument) -> None:
+            stored = self._read().get(passkey.id)
+            if stored is None or stored.public_key != passkey.public_key:
+                raise Refused(REMOVED)
+            if (stored.counter or counter) and counter <= stored.counter:
+                raise Refused(COPIED)
+            entry: Any = document[passkey.id]
+            entry.update({"counter": counter, "used_us": _now_us()})
+
+        self._file.change(self._read, edit)
+
+    def remove(self, user: str, name: str) -> Passkey | None:
+        """Remove a user's passkey, and return it; None when there is none of this name.
+
+        Raises:
+            ConfigError: The file is not safe to use, or cannot be read or written.
+        """
+        found = next((each for each in self.of(user) if each.name == name), None)
+        return None if found is None else self._file.remove(found.id, self._read)
+
+    def _read(self) -> dict[str, Passkey]:
+        return self._file.read(_passkey, "ava passkey add")
+
+
+def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: bytes, counter: int) -> Passkey:
+    """Return a passkey that is to be stored now.
+
+    Raises:
+        BadInput: The name is invalid.
+    """
+    return Passkey(passkey_name(name), user, host, credential, public_key, counter, _now_us())
+
+
+def passkey_name(given: str) -> str:
+    """Return a passkey's name.
+
+    Raises:
+        BadInput: It is invalid.
+    """
+    name = given.strip()
+    if not _NAME.fullmatch(name):
+        raise BadInput(
+            "A passkey's name has letters, digits, `_`, `.` and `-`, a letter first, and at most 64 characters, such"
+            " as laptop or blue-key."
+        )
+    return name
+
+
+def passkey_host(url: str) -> str:
+    """Return the host name to which the passkeys of a site belong."""
+    return urlsplit(url).hostname or "localhost"
+
+
+def _refuse_another(known: list[Passkey], name: str) -> None:
+    if any(each.name == name for each in known):
+        raise Refused(f"There is a passkey {name} already. Choose another name, or remove that one first.")
+    if len(known) >= MOST_OF_USER:
+        raise Refused(f"A user has at most {MOST_OF_USER} passkeys. Remove one first.")
+
+
+def _entry(passkey: Passkey) -> dict[str, Any]:
+    return {
+        "name": passkey.name,
+        "user": passkey.user,
+        "host": passkey.host,
+        "credential": base64.b64encode(passkey.credential).decode(),
+        "public_key": base64.b64encode(passkey.public_key).decode(),
+        "counter": passkey.counter,
+        "created_us": passkey.created_us,
+    }
+
+
+def _passkey(name: str, stored: object) -> Passkey:
+    from ava_server.config.entries import PasskeyEntry
+
+    entry = PasskeyEntry.model_validate(stored)  # a ValidationError is a ValueError, and so is what base64 raises
+    credential, public_key = (base64.b64decode(text, validate=True) for text in (entry.credential, entry.public_key))
+    fields = entry.model_dump(exclude={"credential", "public_key"})
+    found = Passkey(credential=credential, public_key=public_key, **fields)
+    if found.id != name or not credential or not _NAME.fullmatch(found.name):
+        raise ValueError
+    return found
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,328 @@
+"""WebAuthn: the challenges that browsers get, and the checks of what a passkey has signed.
+
+A challenge counts once, within five minutes, in the session that asked for it, and for one subject: the exact form
+that it was asked for. What a passkey has signed for one proposal therefore approves no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
+
+import anyio.to_thread
+
+from ava_server.config.passkeys import Passkey, new_passkey
+from ava_server.core.errors import Refused
+
+if TYPE_CHECKING:
+    from fido2.server import Fido2Server
+    from fido2.webauthn import PublicKeyCredentialDescriptor
+
+    from ava_server.web.site import Site
+
+T = TypeVar("T")
+CHALLENGE_S = 5 * 60.0
+"""How long a challenge can be used."""
+MOST, MOST_OF_SESSION = 1_000, 20
+"""Most challenges that are remembered: in all, and for one session; the oldest make room."""
+LONGEST = 16_384
+"""Most characters of what a browser sends of a passkey."""
+_BYTES = 32
+_PORTS = {"http": 80, "https": 443}
+PROOFS = frozenset({"csrf", "pin", "passkey"})
+"""Fields of a form that prove who has sent it, and say nothing of what is done."""
+
+NONE_HERE = "You have no passkey for this site."
+NOT_HERE = (
+    "Browsers accept passkeys only over https or on localhost, and only under a name, not an address with numbers. The"
+    " person who runs the server can set its name with --public-url."
+)
+TOO_LATE = "This use of the passkey is not accepted: it is older than 5 minutes, or was sent before. Try again."
+OTHER = "Your passkey has approved something else than this form. Nothing was done; reload the page and try again."
+WRONG = "Your passkey could not be checked, so nothing was done: {}"
+UNREADABLE = WRONG.format("what the browser sent cannot be read.")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a passkey is used for: a form, with everything that it says.
+
+    Attributes:
+        path: The path to which the form is sent.
+        fields: Its fields, sorted by name, without those that prove who has sent it.
+    """
+
+    path: str
+    fields: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, path: str, fields: Iterable[tuple[str, str]]) -> Subject:
+        """Return the subject of a form."""
+        plain = [(name, value.replace("\r\n", "\n")) for name, value in fields if name not in PROOFS]
+        return cls(path, tuple(sorted(plain, key=lambda field: field[0])))
+
+
+SIGN_IN = Subject("/sign-in")
+
+
+@dataclass(frozen=True)
+class Purpose:
+    """What a challenge can be used for.
+
+    Attributes:
+        ceremony: To create a passkey, or to get the signature of one.
+        session: The hash of the browser's session; empty to sign in.
+        user: Whose passkey it is.
+        subject: What it is used for.
+    """
+
+    ceremony: Literal["create", "get"]
+    session: str
+    user: str
+    subject: Subject
+
+
+class Challenges:
+    """The challenges that were issued and not used yet. They are gone when the server ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._issued: dict[bytes, tuple[float, Purpose]] = {}
+
+    def issue(self, purpose: Purpose) -> bytes:
+        """Return a new challenge."""
+        challenge = secrets.token_bytes(_BYTES)
+        with self._lock:
+            same = [each for each, (_at, given) in self._issued.items() if given.session == purpose.session]
+            for old in (*same[: 1 - MOST_OF_SESSION], *list(self._issued)[: 1 - MOST]):
+                self._issued.pop(old, None)
+            self._issued[challenge] = (self._clock(), purpose)
+        return challenge
+
+    def take(self, challenge: bytes) -> Purpose | None:
+        """Return what a challenge is for, and forget it; None if it is unknown, used or too old."""
+        with self._lock:
+            at, purpose = self._issued.pop(challenge, (0.0, None))
+            return purpose if self._clock() - at <= CHALLENGE_S else None
+
+
+class RelyingParty:
+    """The site, as WebAuthn sees it: it asks browsers for passkeys, and checks them.
+
+    Args:
+        site: For whom the pages are.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._store = site.passkeys
+        self._challenges = Challenges()
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether browsers accept passkeys for this site."""
+        try:
+            ipaddress.ip_address(self._site.host)
+        except ValueError:
+            return self._site.secure or self._site.host == "localhost"
+        return False
+
+    async def own(self, user: str) -> list[Passkey]:
+        """Return a user's passkeys for this site.
+
+        Raises:
+            ConfigError: They cannot be read.
+        """
+        return await anyio.to_thread.run_sync(self._store.of, user, self._site.host)
+
+    async def begin_use(self, user: str, session: str, subject: Subject) -> dict[str, Any]:
+        """Return what a browser needs to use one of a user's passkeys.
+
+        Raises:
+            Refused: The user has none for this site.
+            ConfigError: The passkeys cannot be read.
+        """
+        known = await self.own(user)
+        if not known:
+            raise Refused(NONE_HERE)
+        challenge = self._challenges.issue(Purpose("get", session, user, subject))
+
+        def options() -> dict[str, Any]:
+            from fido2.webauthn import UserVerificationRequirement
+
+            required = UserVerificationRequirement.REQUIRED
+            begun, _state = self._server().authenticate_begin(_described(known), required, challenge)
+            return _as_json(begun)
+
+        return await anyio.to_thread.run_sync(options)
+
+    async def check_use(self, user: str, session: str, subject: Subject, given: str) -> Passkey:
+        """Check what a browser has sent, and return the passkey that was used.
+
+        Raises:
+            Refused: It is not a user's passkey, or was not used for this; says why.
+            ConfigError: The passkeys cannot be read or written.
+        """
+        return await anyio.to_thread.run_sync(self._checked_use, Purpose("get", session, user, subject), given)
+
+    async def begin_adding(self, user: str, session: str, name: str) -> dict[str, Any]:
+        """Return what a browser needs to create a passkey.
+
+        Raises:
+            Refused: Browsers accept none here, or the user may have no other of this name.
+            ConfigError: The passkeys cannot be read.
+        """
+        if not self.is_possible:
+            raise Refused(NOT_HERE)
+        await anyio.to_thread.run_sync(self._store.check_new, user, name)
+        known = await self.own(user)
+        challenge = self._challenges.issue(_adding(user, session, name))
+
+        def options() -> dict[str, Any]:
+            from fido2.webauthn import (
+                PublicKeyCredentialUserEntity,
+                ResidentKeyRequirement,
+                UserVerificationRequirement,
+            )
+
+            begun, _state = self._server().register_begin(
+                PublicKeyCredentialUserEntity(id=hashlib.sha256(user.encode()).digest(), name=user, display_name=user),
+                _described(known),
+                ResidentKeyRequirement.PREFERRED,
+                UserVerificationRequirement.REQUIRED,
+                challenge=challenge,
+            )
+            return _as_json(begun)
+
+        return await anyio.to_thread.run_sync(options)
+
+    async def add(self, user: str, session: str, name: str, given: str) -> Passkey:
+        """Check the passkey that a browser has created, store it, and return it.
+
+        Raises:
+            Refused: It cannot be accepted; says why.
+            ConfigError: It cannot be stored.
+        """
+
+        def stored() -> Passkey:
+            passkey = self._checked_new(_adding(user, session, name), name, given)
+            self._store.add(passkey)
+            return passkey
+
+        return await anyio.to_thread.run_sync(stored)
+
+    def _checked_use(self, purpose: Purpose, given: str) -> Passkey:
+        from fido2 import cbor
+        from fido2.cose import CoseKey
+        from fido2.webauthn import Aaguid, AttestedCredentialData, AuthenticationResponse
+
+        answer = _parsed(given, AuthenticationResponse.from_dict)
+        state = self._taken(answer.response.client_data, purpose)
+        known = {each.credential: each for each in self._store.of(purpose.user, self._site.host)}
+
+        def check() -> Passkey:
+            parsed = {id_: CoseKey.parse(cast("Any", cbor.decode(each.public_key))) for id_, each in known.items()}
+            keys = [AttestedCredentialData.create(Aaguid.NONE, *each) for each in parsed.items()]
+            return known[self._server().authenticate_complete(state, keys, answer).credential_id]
+
+        passkey = _translated(check)
+        self._store.note_use(passkey, answer.response.authenticator_data.counter)
+        return passkey
+
+    def _checked_new(self, purpose: Purpose, name: str, given: str) -> Passkey:
+        from fido2 import cbor
+        from fido2.cose import UnsupportedKey
+        from fido2.webauthn import RegistrationResponse
+
+        answer = _parsed(given, RegistrationResponse.from_dict)
+        state = self._taken(answer.response.client_data, purpose)
+        made = _translated(lambda: self._server().register_complete(state, answer))
+        assert made.credential_data is not None
+        key, credential = made.credential_data.public_key, made.credential_data.credential_id
+        if isinstance(key, UnsupportedKey):
+            raise Refused(WRONG.format("its kind of key is not supported."))
+        return new_passkey(purpose.user, name, self._site.host, credential, cbor.encode(key), made.counter)
+
+    def _taken(self, client_data: Any, purpose: Purpose) -> dict[str, Any]:
+        """Take the challenge that was signed, and return what fido2 keeps of it.
+
+        Raises:
+            Refused: It is not valid any more, or was issued for something else.
+        """
+        from fido2.utils import websafe_encode
+
+        issued = self._challenges.take(client_data.challenge)
+        if issued is None:
+            raise Refused(TOO_LATE)
+        if issued != purpose or client_data.cross_origin:
+            raise Refused(OTHER)
+        return {"challenge": websafe_encode(client_data.challenge), "user_verification": "required"}
+
+    def _server(self) -> Fido2Server:
+        from fido2.server import Fido2Server
+        from fido2.webauthn import PublicKeyCredentialRpEntity
+
+        origin = _origin(self._site.url)
+        return Fido2Server(
+            PublicKeyCredentialRpEntity(id=self._site.host, name="Ava"), verify_origin=lambda given: given == origin
+        )
+
+
+def _adding(user: str, session: str, name: str) -> Purpose:
+    return Purpose("create", session, user, Subject("/passkeys", (("name", name),)))
+
+
+def _described(known: Iterable[Passkey]) -> list[PublicKeyCredentialDescriptor]:
+    from fido2.webauthn import PublicKeyCredentialDescriptor, PublicKeyCredentialType
+
+    kind = PublicKeyCredentialType.PUBLIC_KEY
+    return [PublicKeyCredentialDescriptor(type=kind, id=each.credential) for each in known]
+
+
+def _as_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(options["publicKey"])
+    return {**found, "timeout": int(CHALLENGE_S * 1000)}
+
+
+def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
+    """Return what a browser has sent.
+
+    Raises:
+        Refused: It cannot be read.
+    """
+    if len(given) > LONGEST:
+        raise Refused(WRONG.format("what the browser sent is too long."))
+    sent = _translated(lambda: json.loads(given))
+    if not isinstance(sent, dict):
+        raise Refused(UNREADABLE)
+    return _translated(lambda: parse(sent))
+
+
+def _translated(check: Callable[[], T]) -> T:
+    """Return what a check of fido2 returns.
+
+    Raises:
+        Refused: It has failed.
+    """
+    try:
+        return check()
+    except ValueError as error:
+        raise Refused(WRONG.format(error)) from None
+    except Exception:  # it parses bytes of anybody, and raises whatever its parsers raise
+        raise Refused(UNREADABLE) from None
+
+
+def _origin(url: str) -> str:
+    """Return the origin of the pages, as browsers write it."""
+    parts = urlsplit(url)
+    port = "" if parts.port in (None, _PORTS.get(parts.scheme)) else f":{parts.port}"
+    return f"{parts.scheme}://{parts.hostname}{port}"
