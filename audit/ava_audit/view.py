@@ -230,6 +230,11 @@ class View:
         only, values = ("", ()) if before is None else (" AND seq < ?", (before,))
         return [*self._entries(f"run_id = ?{only} ORDER BY seq DESC LIMIT ?", run_id, *values, limit)]
 
+    def count_entries(self, run_id: str, most: int) -> int:
+        """Return how many entries a run has; `most` if it has more."""
+        sql = "SELECT count(*) FROM (SELECT 1 FROM events WHERE run_id = ? LIMIT ?)"
+        return int(self._one(sql, run_id, most)[0])
+
     def rare_entries(self, run_id: str, types: Sequence[str]) -> list[Entry]:
         """Return the entries of a run that have one of these types, in order.
 
