@@ -47,13 +47,14 @@ def _renderer() -> MarkdownIt:
     return MarkdownIt("commonmark", {"html": False, "langPrefix": ""}).enable("strikethrough").enable("table")
 
 
-def _safe_blocks(tokens: Iterable[Token]) -> Iterable[Token]:
+def _safe_blocks(tokens: Sequence[Token]) -> Iterable[Token]:
+    levels = _heading_levels(tokens)
     for token in tokens:
         token.content = clean(token.content)[0]
         token.attrs = {"start": token.attrs["start"]} if "start" in token.attrs else {}
         token.info = ""  # the language of code is a class else
         if token.type.startswith("heading_"):
-            token.tag = f"h{min(int(token.tag[1]) + _FIRST_HEADING - 1, 6)}"
+            token.tag = levels[token.tag]
         if token.tag in _BLOCKS and token.nesting >= 0:
             token.attrs["dir"] = "auto"
         if token.type == "table_open":
@@ -63,6 +64,12 @@ def _safe_blocks(tokens: Iterable[Token]) -> Iterable[Token]:
         yield token
         if token.type == "table_close":
             yield _raw("</div>")
+
+
+def _heading_levels(tokens: Iterable[Token]) -> dict[str, str]:
+    """Return the level that each level of heading becomes: the highest one comes right below the page's own."""
+    used = sorted({token.tag for token in tokens if token.type == "heading_open"})
+    return {tag: f"h{min(number, 6)}" for number, tag in enumerate(used, _FIRST_HEADING)}
 
 
 def _safe_inline(tokens: Sequence[Token]) -> Iterable[Token]:

@@ -18,7 +18,7 @@ from ava_server.approval.proposals import texts_of
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.ids import AGENT
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
-from ava_server.service.decided import decisions_in, limits_text
+from ava_server.service.decided import decisions_in
 from ava_server.service.run_view import RunView, run_answer, view_run
 from ava_server.web.context import PageContext, found_or_404, go_to, reader_of
 from ava_server.web.deciding import DONE
@@ -123,7 +123,6 @@ class RunPage:
             "undecided": _undecided(shown, decided),
             "proposal": _proposal(first),
             "config": _config(row) if shown.caps else None,
-            "limits_text": limits_text,
             "own": row.user_id == visitor.user,
             "steers": row.user_id == visitor.user and session.may("spawn"),
             "ends": session.administers or (row.user_id == visitor.user and session.may("spawn")),

@@ -95,13 +95,23 @@ def describe(entry: Entry) -> Shown | None:
     if fact is None:
         title = _ERASED_TITLES.get(entry.type)
         return Shown("gone", title, ERASED) if title is not None else None
-    by_host = entry.who.agent_id == AGENT
-    if isinstance(fact, FOLDED) or (by_host and isinstance(fact, ToolCall | ToolResult | AssistantMessage)):
+    if _is_bookkeeping(entry, fact):
         return None
     shown = _work(fact) or _event(fact)
-    if shown is None:
-        return None
     return Shown(shown.kind, clean(shown.title)[0], clean(shown.text)[0].strip(), shown.failed)
+
+
+def _is_bookkeeping(entry: Entry, fact: Fact) -> bool:
+    """Tell whether an entry is folded: money, what the page shows elsewhere, and calls that hosts made."""
+    match fact:
+        case AssistantMessage():
+            return entry.who.agent_id == AGENT or not fact.text.strip()
+        case ToolCall() | ToolResult():
+            return entry.who.agent_id == AGENT
+        case UserMessage():
+            return fact.kind == "task"
+        case _:
+            return isinstance(fact, FOLDED)
 
 
 def _work(fact: Fact) -> Shown | None:
@@ -113,7 +123,7 @@ def _work(fact: Fact) -> Shown | None:
             over = ", more than was reserved" if fact.overrun else ""
             return Shown("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
         case AssistantMessage():
-            return Shown("say", "Answer of the model", fact.text) if fact.text.strip() else None
+            return Shown("say", "Answer of the model", fact.text)
         case ExtendedThinking():
             return Shown("think", "Thinking", fact.thinking)
         case ToolCall():
@@ -134,16 +144,16 @@ def _work(fact: Fact) -> Shown | None:
 
 
 def _result(fact: ToolResult) -> Shown:
-    count = "" if fact.count is None else f", {fact.count} {'result' if fact.count == 1 else 'results'}"
-    size = f", {fact.chars:,} characters" if fact.chars is not None else ""
+    found = [] if fact.count is None else [f"{fact.count:,} {'result' if fact.count == 1 else 'results'}"]
+    found += [f"{fact.chars:,} characters"] if fact.chars is not None else []
     output = unmarked(fact.output)
     if fact.success:
-        return Shown("result", f"{fact.tool} returned{count}{size}", output)
+        return Shown("result", f"{fact.tool} returned {', '.join(found) or 'an answer'}", output)
     what = "could not be called as requested" if fact.unusable else "failed"
     return Shown("result", f"{fact.tool} {what}", output or "It gave no reason.", failed=True)
 
 
-def _event(fact: Fact) -> Shown | None:
+def _event(fact: Fact) -> Shown:
     """Return what has happened to the run."""
     match fact:
         case UserMessage():
@@ -174,7 +184,7 @@ def _event(fact: Fact) -> Shown | None:
             return _ending(fact)
 
 
-def _ending(fact: Fact) -> Shown | None:
+def _ending(fact: Fact) -> Shown:
     match fact:
         case RunPaused():
             return Shown("ask", f"Paused: {fact.why}")
