@@ -23,12 +23,12 @@ import httpx2
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from audit_parts.mix import Together, life, run_id
+from audit_parts.report import Report, median, ms
 from support.browser import PAGES
 from support.http_server import serving_http
 from support.runtime import PRICED, open_lab, settings_of
 
-from audit_parts.mix import Together, life, run_id
-from audit_parts.report import Report, median, ms
 from ava_audit.maintenance import index_new_entries
 from ava_audit.store.store import Outcome, Store
 from ava_server.core.data_root import DataRoot, os_user
@@ -46,7 +46,10 @@ async def main(folder: Path, events: int, rounds: int) -> None:
     if not root.exists():
         await build(folder, events)
     settings_of(root, None, "background = false\n")
-    async with serving_http(root, command=PAGES) as server, httpx2.AsyncClient(base_url=server.base, timeout=60) as http:
+    async with (
+        serving_http(root, command=PAGES) as server,
+        httpx2.AsyncClient(base_url=server.base, timeout=60) as http,
+    ):
         code = BrowserSessions(DataRoot(root).browser_sessions).issue_code(os_user(), terminal=True)
         await http.get(f"/enter?code={code}")
         worst, heaviest, rows = 0.0, 0.0, []

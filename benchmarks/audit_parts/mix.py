@@ -149,7 +149,8 @@ def life(
     status = "error" if failed else "success"
     complete = SubagentComplete(
         status=status, summary=_prose(rng, 200), tokens=turns * 4_000, cost_cents=spent / 10_000, duration=turns * 6.0,
-        subagent_id=run, result={"status": status, "untrusted_result": {"warning": WARNING, "output": _prose(rng, 2_350)}},
+        subagent_id=run,
+        result={"status": status, "untrusted_result": {"warning": WARNING, "output": _prose(rng, 2_350)}},
     )  # fmt: skip
     yield (
         Event(host, complete, run_id=run, fence=fence, model=MODEL),

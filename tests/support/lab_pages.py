@@ -43,7 +43,8 @@ class Browser:
 
     async def get(self, path: str, *, part: bool = False) -> httpx2.Response:
         """Open an address; `part` asks as htmx does."""
-        return await self.http.get(path, headers={"HX-Request": "true"} if part else {})
+        accepts = {"Accept": "*/*", "HX-Request": "true"} if part else {"Accept": "text/html,*/*"}
+        return await self.http.get(path, headers=accepts)
 
     async def send(self, page: str, action: str, **fields: str) -> httpx2.Response:
         """Fill in the form of a page that has this action, and send it."""
@@ -60,8 +61,8 @@ class Browser:
 
 
 @asynccontextmanager
-async def serving_pages(lab: Lab, *, terminal: bool = True) -> AsyncGenerator[Browser]:
-    """Serve the pages of a lab as `ava ui` does, and open them as its user."""
+async def serving_pages(lab: Lab, *, terminal: bool = True, owned: bool = False) -> AsyncGenerator[Browser]:
+    """Serve the pages of a lab as `ava ui` does, and open them as its user; `owned` as the owner of the data root."""
     paths = lab.runtime.settings.paths
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
@@ -69,7 +70,7 @@ async def serving_pages(lab: Lab, *, terminal: bool = True) -> AsyncGenerator[Br
         app = App(lambda: lab.runtime.settings, "memory", reach.base_url)
         app._runtime = lab.runtime
         tokens, sessions = Tokens(paths.tokens_file), BrowserSessions(paths.browser_sessions)
-        site = Site(reach.base_url, True, sessions, tokens, paths.owned)
+        site = Site(reach.base_url, True, sessions, tokens, owned)
         paths_of_clients = _Paths(app, cast("Any", None), GracefulShutdown(0))
         server = _Server(paths_of_clients, reach, tokens, RequestLimits(), Pages(app, site))
         async with anyio.create_task_group() as tasks:
