@@ -313,8 +313,8 @@ class _CostFold:
             (
                 number
                 for number in reversed(range(len(self.attempts)))
-                if (known := self.attempts[number]).settlement is None
-                and (known.turn, known.attempt) == (fact.turn, fact.attempt)
+                if (open_one := self.attempts[number]).settlement is None
+                and (open_one.turn, open_one.attempt) == (fact.turn, fact.attempt)
             ),
             None,
         )

@@ -22,17 +22,19 @@ from ava_server.service.artifacts import read_artifact
 from ava_server.service.records import changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PageContext, found_or_404, reader_of
 from ava_server.web.requests import HEADERS
-from ava_server.web.run_result import spent_on
+from ava_server.web.run_page import FIRST_ENTRIES
+from ava_server.web.run_result import micros_by_part, spent_on
 from ava_server.web.timeline_items import describe
 
 MOST_CHARS = 400_000
 DIFF_LINES, DIFF_CHARS = 4_000, 400_000
 DIFF_WITHIN_S = 30.0
-WHOLE_ENTRIES = 20_000
-"""Of a run with more entries, tool outputs are not weighed: that takes all of its transcript."""
+WHOLE_ENTRIES = 10_000
+"""Of a run with more entries, only the last calls are read: everything would take seconds."""
+LAST_ENTRIES = 2_500
 MOST_ATTEMPTS = 400
 _SEQ_DIGITS = 18
-_OF_MONEY = ("CostReserved", "CostUpdate", "SpawnProposed", "SpawnDecided", "ExtensionDecided")
+_OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
 
 class RunDetails:
@@ -114,7 +116,8 @@ class RunDetails:
         record = await self._record(run)
         costs, whole = await self._context.store.read(lambda view: _costs(view, run))
         values = {"row": record.row, "costs": costs, "attempts": costs.attempts[-MOST_ATTEMPTS:], "whole": whole}
-        return self._context.show(request, "run_costs.html", {**values, "spent_on": spent_on(costs.cost_by)})
+        parts = costs.cost_by if whole else micros_by_part(record.answer)
+        return self._context.show(request, "run_costs.html", {**values, "spent_on": spent_on(parts)})
 
     async def _run(self, request: Request) -> RunRow:
         access = self._context.access(reader_of(request))
@@ -126,9 +129,14 @@ class RunDetails:
 
 
 def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
-    """Return what a run has cost, and whether its tool outputs were weighed too."""
+    """Return what a run has cost, and whether that is all of it: of a long run, it is the last calls."""
     whole = view.count_entries(run.id, WHOLE_ENTRIES) < WHOLE_ENTRIES
-    entries = view.entries(run.id, 0, None if whole else _OF_MONEY)
+    if whole:
+        entries = view.entries(run.id)
+    else:
+        last = [entry for entry in view.older_entries(run.id, None, LAST_ENTRIES)[::-1] if entry.type in _OF_MONEY]
+        first = [entry for entry in view.newer_entries(run.id, 0, FIRST_ENTRIES) if entry.type in _OF_CAPS]
+        entries = [*first, *view.rare_entries(run.id, ("ExtensionDecided",)), *last]
     try:
         return costs_of(run, entries, view.of_type("SettingsChanged")), whole
     except ValueError:

@@ -59,14 +59,15 @@ def result_values(shown: RunView, answer: RunAnswer) -> dict[str, Any] | None:
         "branch": bool(answer.changes and answer.changes.get("branch")),
         "confidence": answer.confidence,
         "tools": receipts_text(answer.tool_receipts) if answer.tool_receipts is not None else "",
-        "spent_on": [] if shown.free else spent_on(_micros(answer)),
+        "spent_on": [] if shown.free else spent_on(micros_by_part(answer)),
         "uncosted": answer.uncosted,
         "overrun": answer.overrun,
         "is_web_address": is_web_address,
     }
 
 
-def _micros(answer: RunAnswer) -> dict[str, int]:
+def micros_by_part(answer: RunAnswer) -> dict[str, int]:
+    """Return what a result says that money was spent on, in micro-USD."""
     return {name: micros_from_cents(cents) for name, cents in (answer.cost_by or {}).items()}
 
 

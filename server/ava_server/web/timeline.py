@@ -23,7 +23,7 @@ from ava_server.web.timeline_items import Shown, describe
 Order = Literal["newest", "oldest"]
 
 PAGE_ENTRIES = 200
-PAGE_CHARS = 36_000
+PAGE_CHARS = 26_000
 """Characters of texts on one page; longer texts are cut, and open on a page of their own."""
 _CUTS = (600, 400, 300, 200, 140, 100)
 _LINE_CHARS = 160
