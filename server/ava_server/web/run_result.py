@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from markupsafe import Markup
-
 from ava_audit.units import micros_from_cents
 from ava_server.runs.changes import changed_lines, changes_lines
 from ava_server.runs.result import FOUND, LOOKED_AT
@@ -46,8 +44,8 @@ def result_values(shown: RunView, answer: RunAnswer) -> dict[str, Any] | None:
         "ended": "" if answer.state == "success" else answer.stop_reason or "no reason is known",
         "what_to_do": (answer.error or {}).get("what_to_do", ""),
         "error": result.error_text or "",
-        "summary": html(result.summary) if result.summary else Markup(),
-        "output": html(as_markdown(result.output)) if own else Markup(),
+        "summary": html(result.summary) if result.summary else "",
+        "output": html(as_markdown(result.output)) if own else "",
         "findings": findings[:MOST_FINDINGS],
         "more_findings": max(len(findings) - MOST_FINDINGS, 0),
         "quotes": quotes_line(findings),
