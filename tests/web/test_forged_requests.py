@@ -68,9 +68,7 @@ def test_a_change_takes_a_session(here: There, proposed: dict[str, str]) -> None
     assert here.state(proposed) == "awaiting_approval"
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example", "evil.example:80", "localhost@evil", "", "a b"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil.example:80", "localhost@evil", "", "a b"])
 def test_another_host_name_is_refused_so_that_no_other_site_can_become_this_one(here: There, host: str) -> None:
     visitor = here.signed_in()
     for path in ("/", "/sign-in", "/stream", "/static/ava.js", "/enter?code=x"):
@@ -141,9 +139,7 @@ def test_the_policy_allows_no_inline_script_no_other_host_and_no_frame() -> None
     assert set(policy.values()) == {"'self'"}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path("server/ava_server/web/templates").glob("*.html")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", sorted(Path("server/ava_server/web/templates").glob("*.html")), ids=lambda path: path.name)
 def test_no_template_has_inline_code_or_marks_text_as_safe(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:|\|\s*safe\b|autoescape", text)
@@ -177,18 +173,10 @@ def test_a_name_that_nobody_has_is_not_remembered() -> None:
 
 
 def test_broken_addresses_are_answered_with_a_page(here: There) -> None:
-    for target in (
-        b"/subagents/\xff\xfe",
-        b"/?\xff=\xfe",
-        b"/enter?code=\xff",
-        b"/sign-in?to=\xff\xfe",
-        b"/proposals?id=\xff",
-    ):
+    for target in (b"/subagents/\xff\xfe", b"/?\xff=\xfe", b"/enter?code=\xff", b"/sign-in?to=\xff\xfe", b"/proposals?id=\xff"):
         for accept in (b"text/html", b"*/*"):
             with socket.create_connection(("127.0.0.1", here.server.port), timeout=10) as line:
-                line.sendall(
-                    b"GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: %s\r\nConnection: close\r\n\r\n" % (target, accept)
-                )
+                line.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: %s\r\nConnection: close\r\n\r\n" % (target, accept))
                 answer = b"".join(iter(lambda: line.recv(65_536), b""))
             assert answer.split(b" ")[1] in (b"303", b"400", b"401", b"403", b"404", b"429"), (target, answer[:200])
 
@@ -197,8 +185,7 @@ def test_bearer_tokens_are_answered_as_before_at_the_same_paths(here: There) -> 
     text = token(here.root, os_user(), "read")
     http = here.server
     answers = {
-        path: here.portal.call(lambda path=path: http.get(path, text))
-        for path in ("/", "/subagents", "/proposals", "/log")
+        path: here.portal.call(lambda path=path: http.get(path, text)) for path in ("/", "/subagents", "/proposals", "/log")
     }  # type: ignore[misc]
     assert answers["/"].status_code == 404 and "Paths: /mcp" in answers["/"].json()["error_description"]
     assert answers["/subagents"].status_code == answers["/proposals"].status_code == 404
