@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event
 from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
+
+RunGroup = Literal["waiting", "running", "ended"]
+_EXPIRES = "(SELECT expires_us FROM proposals WHERE proposals.pending_id = runs.pending_id)"
+_GROUPS: Mapping[RunGroup, str] = {
+    "waiting": f"(state = 'queued' OR state = 'awaiting_approval' AND {_EXPIRES} > ?)",
+    "running": "state = 'running'",
+    "ended": f"(+ended_us IS NOT NULL OR +state = 'awaiting_approval' AND {_EXPIRES} <= ?)",
+}
 
 
 class View:
@@ -81,6 +89,48 @@ class View:
             where.append("ended_us >= ?")
             values.append(ended_since_us)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, limit)[::-1]
+
+    def newest_runs(
+        self,
+        group: RunGroup | None,
+        now_us: int,
+        *,
+        user: str | None = None,
+        role: str | None = None,
+        before: tuple[int, str] | None = None,
+        limit: int = 50,
+    ) -> list[RunRow]:
+        """Return runs, newest first.
+
+        Args:
+            group: Only those that wait for their start or for a person, that run, or of which nothing more comes.
+            now_us: Now: an expired proposal waits no longer.
+            user: Only this user's.
+            role: Only those with this role.
+            before: Only those after this one in the list, by its time and id.
+            limit: At most so many.
+        """
+        # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by their state.
+        where, values = ["1"], list[Any]()
+        if group is not None:
+            where.append(_GROUPS[group])
+            values += [now_us] if group != "running" else []
+        for condition, value in (("+user_id = ?", user), ("+role = ?", role)):
+            if value is not None:
+                where.append(condition)
+                values.append(value)
+        if before is not None:
+            where.append("(created_us < ? OR created_us = ? AND id > ?)")
+            values += [before[0], before[0], before[1]]
+        return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, limit)
+
+    def roles(self, user: str | None) -> list[str]:
+        """Return the roles of all runs, or of a user's, in order."""
+        return [
+            str(role) for (role,) in self.select(
+                "SELECT DISTINCT role FROM runs WHERE ? IS NULL OR user_id = ? ORDER BY role", user, user
+            )
+        ]  # fmt: skip
 
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
         """Return the number of running runs by user.
@@ -170,6 +220,27 @@ class View:
         # The plus stops SQLite from walking all entries of the type: a run has few, the log may have a million.
         only = f" AND +type IN ({placeholders(types)})" if types else ""
         return [*self._entries(f"run_id = ? AND seq > ?{only} ORDER BY seq", run_id, after, *(types or ()))]
+
+    def newer_entries(self, run_id: str, after: int, limit: int) -> list[Entry]:
+        """Return the oldest entries of a run with a greater `seq`, in order; at most `limit`."""
+        return [*self._entries("run_id = ? AND seq > ? ORDER BY seq LIMIT ?", run_id, after, limit)]
+
+    def older_entries(self, run_id: str, before: int | None, limit: int) -> list[Entry]:
+        """Return the newest entries of a run with a smaller `seq` (None: of all), newest first; at most `limit`."""
+        only, values = ("", ()) if before is None else (" AND seq < ?", (before,))
+        return [*self._entries(f"run_id = ?{only} ORDER BY seq DESC LIMIT ?", run_id, *values, limit)]
+
+    def count_entries(self, run_id: str, most: int) -> int:
+        """Return how many entries a run has; `most` if it has more."""
+        sql = "SELECT count(*) FROM (SELECT 1 FROM events WHERE run_id = ? LIMIT ?)"
+        return int(self._one(sql, run_id, most)[0])
+
+    def rare_entries(self, run_id: str, types: Sequence[str]) -> list[Entry]:
+        """Return the entries of a run that have one of these types, in order.
+
+        It walks all entries of these types, so they have to be rare in the whole log.
+        """
+        return [*self._entries(f"type IN ({placeholders(types)}) AND +run_id = ? ORDER BY seq", *types, run_id)]
 
     def of_type(self, type_name: str) -> list[Entry]:
         """Return all entries of a rare type, in order."""

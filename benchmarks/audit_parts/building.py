@@ -35,7 +35,7 @@ STEP_US = 864_000
 SIDE_BY_SIDE = 100
 """Runs that go on at once, so that the entries of one lie apart."""
 AT_ONCE = 2_000
-FORM = 1
+FORM = 2
 """Of what is built; a kept log of another one is not used."""
 
 

@@ -45,7 +45,45 @@ def test_reading_one_run_reads_only_its_own_entries(db: sqlite3.Connection) -> N
     view.entries("S-aaaaaa", 7, ("UserMessage", "ToolResult"))
     view.last_entry("S-aaaaaa", "ToolCall", own=True)
     view.last_entry("S-aaaaaa", "CancelRequested")
+    view.newer_entries("S-aaaaaa", 7, 200)
+    view.older_entries("S-aaaaaa", None, 200)
+    view.older_entries("S-aaaaaa", 7, 200)
     assert not [plan for plan in plans.all() if "SCAN" in plan or "events_type" in plan or "events_ts" in plan]
+
+
+def test_pages_of_a_run_come_sorted_from_the_index(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    view = View(db)
+    view.newer_entries("S-aaaaaa", 7, 200)
+    view.older_entries("S-aaaaaa", 7, 200)
+    view.older_entries("S-aaaaaa", None, 200)
+    looks = plans.all()
+    assert len(looks) == 3 and all("USING INDEX events_run" in look for look in looks)
+
+
+def test_the_entries_of_a_run_are_counted_in_the_index_alone(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    assert View(db).count_entries("S-aaaaaa", 10) == 0
+    assert [look for look in plans.all() if "USING COVERING INDEX events_run" in look]
+
+
+def test_the_list_of_runs_walks_them_by_time_or_by_a_rare_state(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    view = View(db)
+    view.newest_runs(None, 9, user="ben", role="coder", before=(5, "S-aaaaaa"))
+    view.newest_runs("ended", 9, user="ben")
+    walked = plans.all()
+    assert not [look for look in walked if "TEMP B-TREE FOR ORDER" in look], walked
+    plans = Plans(db)
+    view.newest_runs("waiting", 9)
+    view.newest_runs("running", 9)
+    assert [look for look in plans.all() if "runs_state" in look]
+
+
+def test_rare_entries_of_a_run_are_found_by_their_type(db: sqlite3.Connection) -> None:
+    plans = Plans(db)
+    View(db).rare_entries("S-aaaaaa", ("ExtensionDecided",))
+    assert [look for look in plans.all() if "USING INDEX events_type" in look]
 
 
 def test_applying_an_event_of_a_run_reads_no_other_runs(db: sqlite3.Connection) -> None:

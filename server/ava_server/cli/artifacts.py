@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.service.responses import RunAnswer
-
-MOST_BYTES = 2_000_000
-"""More than the limit of an artifact."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +86,13 @@ def save_artifacts(answer: RunAnswer, source: Path, folder: Path) -> SavedFiles:
 
 def _copy(root: Any, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
     """Copy one file, under a name with the run's id if its own is taken; return name, path and a sentence."""
-    from ava_roles.errors import RolesError
-    from ava_roles.tools.records import is_artifact_name
+    from ava_server.service.artifacts import read_artifact
 
     name = str(file.get("name"))
-    if not is_artifact_name(name):
-        return name, None, f"Not copied: {name[:100]!r} is not a plain file name."
     try:
-        data, _more = root.read(name, MOST_BYTES)
-    except (RolesError, OSError) as error:
-        return name, None, f"Not copied: {name} cannot be read: {error}."
-    if hashlib.sha256(data).hexdigest() != file.get("sha256"):
-        return name, None, f"Not copied: {name} was changed after its delivery; the log has its sha256."
+        data = read_artifact(root, file)
+    except Refused as error:
+        return name, None, f"Not copied: {error}."
     stem, dot, ending = name.rpartition(".")
     other = f"{stem}-{run_id}.{ending}" if dot and stem else f"{name}-{run_id}"
     for each in (name, other):

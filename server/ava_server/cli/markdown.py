@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from importlib.resources import files
 from typing import ClassVar
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.markdown import CodeBlock, Heading, ImageItem, Markdown, MarkdownElement
 from rich.padding import Padding
@@ -21,6 +19,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ava_roles.wrap import clean
+from ava_server.service.markdown import parse
 
 _NARROWEST = 20
 _STYLES = re.compile(r"\x1b\[[\d;]*m")
@@ -82,20 +81,10 @@ class _Plain(Markdown):
 
     def __init__(self, text: str) -> None:
         super().__init__("", hyperlinks=False)
-        # What looks like HTML is shown as it stands: left out, words would be missing.
-        self.parsed = MarkdownIt("commonmark", {"html": False}).enable("strikethrough").enable("table").parse(text)
+        self.parsed = parse(text)
         for token in self.parsed:
             if token.children:  # an address that stands for itself needs no second one behind it
-                token.children = [_as_written(each) for each in token.children if each.markup != "autolink"]
-
-
-def _as_written(token: Token) -> Token:
-    """Return a part of a paragraph so that names and lines stay: `__init__.py` has no emphasis in it."""
-    if token.type == "softbreak":
-        return Token("hardbreak", "br", 0)
-    if token.markup.startswith("_"):
-        return Token("text", "", 0, content=token.markup)
-    return token
+                token.children = [each for each in token.children if each.markup != "autolink"]
 
 
 class _Harmless:

@@ -5,16 +5,14 @@ What the subagent wrote stands in parts of its own, so that a terminal can set i
 
 from __future__ import annotations
 
-import json
-import re
 import sys
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
+from ava_server.service.findings import Finding, findings_of, quotes_line
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -41,13 +39,7 @@ WIDEST = 100
 """Columns of running text at most: longer lines are hard to read."""
 _MARKDOWN_BAR = "> "
 """Begins each line that a subagent wrote, in Markdown; on a terminal, `BAR` does."""
-_VERDICTS = {
-    "found": ("✓ quote found word for word", "green"),
-    "near": ("≈ quote nearly found", "yellow"),
-    "not_found": ("✗ quote NOT found", "red"),
-}
-_UNCHECKED = ("? quote not looked for", "yellow")
-_FENCE = re.compile(r"`{3,}")
+_VERDICT_COLOURS = {"found": "green", "near": "yellow", "not_found": "red"}
 
 
 def exit_code(run: RunRow) -> int:
@@ -58,21 +50,6 @@ def exit_code(run: RunRow) -> int:
 def results_json(runs: Iterable[RunAnswer]) -> list[dict[str, Any]]:
     """Return runs with their results as plain JSON."""
     return [run.model_dump(mode="json", exclude_none=True) for run in runs]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a subagent found: its claim, the quote for it, whether that was found again, and the source."""
-
-    claim: str
-    quote: str
-    verdict: str
-    source: str
-
-    @property
-    def checked(self) -> str:
-        """What became of the quote."""
-        return _VERDICTS.get(self.verdict, _UNCHECKED)[0]
 
 
 @dataclass(frozen=True)
@@ -103,6 +80,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         saved: Where its files were copied to.
     """
     from ava_server.runs.changes import changed_lines, changes_lines
+    from ava_server.service.markdown import as_markdown
 
     if run.state != "error" and run.state not in ENDING_CODES:
         asked = [Part("Question", theirs=run.untrusted_question)] if run.untrusted_question else []
@@ -123,7 +101,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         parts.append(Part("Summary", theirs=result.summary))
     repeats = bool(result.findings) and (brief or (run.model or "").startswith("offline/"))
     if result.output is not None and result.output != result.summary and not repeats:
-        parts.append(Part("Output", theirs=_markdown(result.output)))
+        parts.append(Part("Output", theirs=as_markdown(result.output)))
     parts += _findings_parts(run, result.findings)
     if result.caveats:
         parts.append(Part("Caveats", theirs="\n".join(f"- {one_line(caveat)}" for caveat in result.caveats)))
@@ -169,26 +147,15 @@ def _findings_parts(run: RunAnswer, found: list[dict[str, Any]]) -> list[Part]:
     """Return the findings; of a run that was cut short, the sources that Ava lists in their place."""
     from ava_server.runs.result import FOUND, LOOKED_AT
 
-    parts: list[Part] = []
+    every, parts = findings_of(run, found), list[Part]()
     for claim, title in ((LOOKED_AT, "Opened, but not evaluated"), (FOUND, "Found by a search, but not read")):
-        sources = tuple(f"- {one.source}" for one in _findings(run, found) if one.claim == claim)
+        sources = tuple(f"- {one.source}" for one in every if one.claim == claim)
         parts += [Part(title, words=("\n".join(sources),))] if sources else []
-    findings = tuple(one for one in _findings(run, found) if one.claim not in (LOOKED_AT, FOUND))
+    findings = tuple(one for one in every if one.claim not in (LOOKED_AT, FOUND))
     if not findings:
         return parts
-    verdicts = Counter(one.verdict for one in findings if one.quote)
-    marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}
-    counts = ", ".join(f"{verdicts[verdict]} {mark}" for verdict, mark in marks.items() if verdicts[verdict])
-    summary = (f"Quotes, looked up in what the tools returned: {counts}",) if counts else ()
+    summary = (line,) if (line := quotes_line(findings)) else ()
     return [Part("Findings, each with its source", summary, findings=findings), *parts]
-
-
-def _findings(run: RunAnswer, found: list[dict[str, Any]]) -> Iterable[Finding]:
-    verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
-    for number, finding in enumerate(found, 1):
-        source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
-        claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
-        yield Finding(one_line(claim), quote.strip(), verdicts.get(number, ""), one_line(", ".join(source)))
 
 
 def _finding_text(number: int, one: Finding) -> str:
@@ -202,15 +169,6 @@ def _finding_text(number: int, one: Finding) -> str:
 
 def _listed(line: str) -> str:
     return line if line.startswith(" ") else f"- {line}"
-
-
-def _markdown(output: object) -> str:
-    """Return an output as Markdown: text as it is, anything else as JSON in a fence longer than any inside."""
-    if isinstance(output, str):
-        return output
-    text = json.dumps(output, ensure_ascii=False, indent=2)
-    fence = max((found[0] for found in _FENCE.finditer(text)), key=len, default="``") + "`"
-    return f"{fence}json\n{text}\n{fence}"
 
 
 def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles | None) -> Iterable[str]:
@@ -271,7 +229,7 @@ def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
         if one.quote:
             for line in _fitted("\n".join(under + line for line in f'"{one.quote}"'.splitlines()), width).splitlines():
                 yield styled(line, italic=True)
-            colour = _VERDICTS.get(one.verdict, _UNCHECKED)[1]
+            colour = _VERDICT_COLOURS.get(one.verdict, "yellow")
             yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
         if one.source:
             yield from _fitted(f"{under}source: {one.source}", width).splitlines()

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
-from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.wrap import add_bars
-from ava_server.approval.summary import minutes
-from ava_server.budget.run_config import RunConfig, Texts, config_of
+from ava_server.budget.run_config import Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped
 from ava_server.core.ids import label
 from ava_server.models.prices import Price
+from ava_server.service.decided import Decision, decisions_in, limits_text
 from ava_server.service.logs import arguments_text, entry_line, is_trouble
 from ava_server.service.responses import RunAnswer
 
 if TYPE_CHECKING:
     from ava_server.runs.costs import Attempt, Costs
 
-_CHANNELS = {
-    "host_call": "by the host's call (host_call); the log has no answer of a person",
-    "elicitation": "by a person, asked by the server through the host (elicitation)",
-    "terminal": "by a person at the terminal (terminal)",
-    "auto": "by the policy auto, without a question",
-    "http": "by a person over HTTP (http)",
-}
 _COST_COLUMNS = 80
 _HEAD = ("turn", "fresh", "cache rd", "cache wr", "output", "thinking", "cost", "share")
 _WIDTHS = (5, 8, 9, 9, 8, 9, 10, 6)
@@ -76,43 +68,23 @@ def _block(title: str, text: str, width: int | None) -> list[str]:
 def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) -> list[str]:
     """Return who decided on a run and how, its caps, and its model."""
     config = config_of(run.config)
-    lines: list[str] = []
-    raised: list[str] = []
-    for entry in entries:
-        if isinstance(fact := entry.fact, ExtensionDecided):
-            how = f"Request for more {fact.decision} {format_ts(entry.ts_us, utc)} {_CHANNELS[fact.channel]}"
-            raised.append(f"{how}: {_changes(fact.changes)}" if fact.changes else how)
-        if not isinstance(fact, SpawnDecided):
-            continue
-        how = _CHANNELS.get(
-            fact.channel or "", "by itself: nobody decided in time" if fact.decision == "expired" else ""
-        )
-        lines.append(f"{fact.decision.capitalize()} {format_ts(entry.ts_us, utc)} {how}".rstrip())
-        if fact.changes:
-            lines.append(f"Changed by the approval: {_changes(fact.changes)}")
-        if fact.group_id:
-            lines.append(f"Approved together with others as {fact.group_id}")
+    decisions = decisions_in(entries)
+    lines = [line for one in decisions if not one.more for line in _decided(one, utc)]
     if not lines:
         lines = [f"Not decided: {run.pending_id} {'has expired' if state == 'expired' else 'waits for approval'}"]
-    return [*lines, *raised, f"Caps: {_limits(config)}", f"Model: {config.model}. It {config.reach}."]
+    for one in decisions:
+        if one.more:
+            how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
+            lines.append(f"{how}: {one.changes}" if one.changes else how)
+    return [*lines, f"Caps: {limits_text(config)}", f"Model: {config.model}. It {config.reach}."]
 
 
-def _changes(changes: dict[str, Any]) -> str:
-    """Return what an approval has changed."""
-    texts: dict[str, Callable[[Any], str]] = {
-        "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
-        "timeout_s": lambda value: f"at most {minutes(value)}",
-        "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
-    }  # fmt: skip
-    return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
-
-
-def _limits(config: RunConfig) -> str:
-    money = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    return (
-        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
-        f"{config.max_tool_calls} tool calls"
-    )
+def _decided(one: Decision, utc: bool) -> Iterable[str]:
+    yield f"{one.what} {format_ts(one.at_us, utc)} {one.how}".rstrip()
+    if one.changes:
+        yield f"Changed by the approval: {one.changes}"
+    if one.group_id:
+        yield f"Approved together with others as {one.group_id}"
 
 
 # -- --cost -----------------------------------------------------------------------------------------------------------
@@ -124,7 +96,8 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
-    lines += [*_folded(f"Model: {config.model}, {_price_text(config.price)}"), *_folded(f"Caps: {_limits(config)}"), ""]
+    lines += _folded(f"Model: {config.model}, {_price_text(config.price)}")
+    lines += [*_folded(f"Caps: {limits_text(config)}"), ""]
     if not costs.attempts:
         return [*lines, "No model call was made, so nothing was spent.", *_cap_changes(costs, utc)]
     return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]

@@ -309,11 +309,12 @@ class _CostFold:
         attempt = Attempt(
             fact.turn, fact.attempt, fact.settlement, usage, cost, fact.reserved_micros, fact.overrun, purpose
         )
-        place = next(
+        place = next(  # from the end, where it is: a run may have thousands of attempts
             (
                 number
-                for number, known in enumerate(self.attempts)
-                if known.settlement is None and (known.turn, known.attempt) == (fact.turn, fact.attempt)
+                for number in reversed(range(len(self.attempts)))
+                if (open_one := self.attempts[number]).settlement is None
+                and (open_one.turn, open_one.attempt) == (fact.turn, fact.attempt)
             ),
             None,
         )

@@ -34,6 +34,7 @@ DONE: Mapping[str, str] = {
     "rejected": "Rejected. It cannot start any more.",
     "raised": "The cap is raised, and the run continues.",
     "declined": "Declined. The run hands in what it has.",
+    "resumed": "It goes on where it was.",
     "cancelled": "The run is told to end. What it has so far is kept as its result.",
     "sent": "Sent. The run reads it before its next turn.",
 }
@@ -58,6 +59,7 @@ class Deciding:
             Route("/proposals", self.decide, methods=["POST"]),
             Route("/proposals/{pending_id}", found_or_404(self.one), methods=["GET"]),
             Route("/subagents/{run_id}/extension", self.extend, methods=["POST"]),
+            Route("/subagents/{run_id}/resume", self.resume, methods=["POST"]),
             Route("/subagents/{run_id}/cancel", self.cancel, methods=["POST"]),
             Route("/subagents/{run_id}/message", self.send, methods=["POST"]),
         ]
@@ -117,7 +119,7 @@ class Deciding:
         store, now = self._context.store, now_us()
         if why := await store.read(lambda view: changed_since(view, visitor.user, shown)):
             raise Refused(why)
-        await self._context.authority.check(visitor, form, Subject.of("/proposals", form.pairs()))
+        await self._prove("/proposals", visitor, form)
         rows = [await self._context.access(visitor).run(pending_id, "id") for pending_id in shown]
         waiting = await store.read(lambda view: [_unexpired(pending_proposal(view, row), now) for row in rows])
         lines = [one.approval_line for one in waiting]
@@ -160,16 +162,32 @@ class Deciding:
         visitor, form = await self._sent(request)
         approve = form.one("decision") == "approve"
         if approve:
-            await self._context.authority.check(visitor, form, Subject.of(request.url.path, form.pairs()))
+            await self._prove(request.scope["path"], visitor, form)
         run_id = parse_id("subagent_id", request.path_params["run_id"])
         service = self._service(visitor, agreed=approve)
         service.refuse_without("spawn")
         await service.extensions.decide(run_id, form.one("digest"), approve=approve)
         return go_to(f"/subagents/{run_id}?done={'raised' if approve else 'declined'}")
 
+    async def resume(self, request: Request) -> Response:
+        """Resume an interrupted or held run, exactly as it was shown; it takes what an approval does."""
+        visitor, form = await self._sent(request)
+        await self._prove(request.scope["path"], visitor, form)
+        run_id = parse_id("subagent_id", request.path_params["run_id"])
+        run = await self._context.access(visitor).run(run_id, "subagent", steering=True)
+        given = {"pending_ids": [run.id], "approving": [form.one("line")]}
+        service = self._service(visitor, agreed=True)
+        answer: Any = await service.call("confirm_spawn", given, _silent, raises=True)
+        if answer.status != "resumed":
+            why = [one.refused_because for one in answer.decisions if one.refused_because]
+            raise Refused(" ".join(why) or f"{run_id} does not wait to be resumed; nothing was done")
+        return go_to(f"/subagents/{run_id}?done=resumed")
+
     async def cancel(self, request: Request) -> Response:
         """End a run."""
-        return await self._called(request, "cancel_subagent", "cancelled", {})
+        visitor, form = await self._sent(request)
+        reason = {"reason": form.one("reason")} if form.one("reason") else {}
+        return await self._called(request, "cancel_subagent", "cancelled", reason, visitor)
 
     async def send(self, request: Request) -> Response:
         """Send a message to a run, or the answer to its question."""
@@ -181,10 +199,8 @@ class Deciding:
         return await self._called(request, "message_subagent", "sent", {"message": form.one("message")}, visitor)
 
     async def _called(
-        self, request: Request, tool: str, done: str, given: dict[str, Any], visitor: Visitor | None = None
+        self, request: Request, tool: str, done: str, given: dict[str, Any], visitor: Visitor
     ) -> Response:
-        if visitor is None:
-            visitor, _form = await self._sent(request)
         run_id = parse_id("subagent_id", request.path_params["run_id"])
         await self._service(visitor).call(tool, {"subagent_id": run_id, **given}, _silent, raises=True)
         return go_to(f"/subagents/{run_id}?done={done}")
@@ -192,6 +208,14 @@ class Deciding:
     async def _sent(self, request: Request) -> tuple[Visitor, Form]:
         visitor = visitor_of(request)
         return visitor, await read_form(request, visitor)
+
+    async def _prove(self, path: str, visitor: Visitor, form: Form) -> None:
+        """Check that a visitor has given what an approval takes, for exactly this form.
+
+        Raises:
+            Refused: They have not.
+        """
+        await self._context.authority.check(visitor, form, Subject.of(path, form.pairs()))
 
     def _service(self, visitor: Visitor, *, agreed: bool = False) -> Service:
         """Return the service for a visitor; `agreed` where the approval was given what it takes."""

@@ -31,6 +31,11 @@ def when(us: int | None) -> str:
     return iso_utc(us) if us is not None else ""
 
 
+def second(us: int) -> str:
+    """Return a time for a `<time>` element's datetime, to the second; a long list has many."""
+    return f"{iso_utc(us)[:19]}Z"
+
+
 def usd(micros: int) -> str:
     """Return micro-USD as dollars."""
     return format_usd(micros)
@@ -46,7 +51,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(foreign=foreign, when=when, usd=usd, duration=format_duration)
+    made.filters.update(foreign=foreign, when=when, second=second, usd=usd, duration=format_duration)
     made.globals["static"] = static_url
     return made
 

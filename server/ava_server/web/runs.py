@@ -1,65 +1,173 @@
-"""The pages of runs: a list of all, and one run with everything that is known of it."""
+"""The list of runs: filtered by state, role and words, a page at a time."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ava_audit.entries import Entry
+from ava_audit.events import UserMessage
 from ava_audit.rows import RunRow
+from ava_audit.search import LogQuery, search
 from ava_audit.units import now_us
-from ava_audit.view import View
-from ava_server.approval.proposals import texts_of
-from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
-from ava_server.service.run_view import run_answer, view_run
+from ava_audit.view import RunGroup, View
+from ava_server.core.errors import BadInput
+from ava_server.service.run_view import view_run
 from ava_server.web.context import PageContext, found_or_404, reader_of
-from ava_server.web.deciding import DONE
+from ava_server.web.run_details import RunDetails
+from ava_server.web.run_page import RunPage
 from ava_server.web.site import Visitor
+
+PAGE_RUNS = 50
+_SEARCHED = 200
+"""Entries of one search; several of them can belong to one run."""
+_SEARCHES = 10
+_TEXT_CHARS = 200
+_GROUPS: dict[str, RunGroup] = {"waiting": "waiting", "running": "running", "ended": "ended"}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which runs are listed.
+
+    Attributes:
+        group: Only those that wait, run, or have ended.
+        role: Only those with this role.
+        text: Only those with these words in their ids, names, roles and tasks.
+        everybody: Those of all users.
+    """
+
+    group: RunGroup | None = None
+    role: str = ""
+    text: str = ""
+    everybody: bool = False
+
+    def query(self, **more: object) -> str:
+        """Return it as the query of an address."""
+        fields = {"state": self.group, "role": self.role, "text": self.text, "all": "1" if self.everybody else ""}
+        return urlencode({name: value for name, value in {**fields, **more}.items() if value})
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page of the list, and where the next one starts."""
+
+    rows: list[RunRow]
+    next: str = ""
 
 
 class Runs:
-    """The list of runs, and the page of each."""
+    """The list of runs, and the pages of each."""
 
     def __init__(self, context: PageContext) -> None:
         self._context = context
 
     def routes(self) -> list[Route]:
         """Return the paths."""
-        return [
-            Route("/subagents", self.listed, methods=["GET"]),
-            Route("/subagents/{run_id}", found_or_404(self.one), methods=["GET"]),
-        ]
+        listed = Route("/subagents", found_or_404(self.listed), methods=["GET"])
+        return [listed, *RunPage(self._context).routes(), *RunDetails(self._context).routes()]
 
     async def listed(self, request: Request) -> Response:
-        """Show all runs, the newest first."""
+        """Show runs, the newest first."""
         visitor = reader_of(request)
-        runs = await self._context.store.read(lambda view: self._newest(view, visitor.user))
-        return self._context.show(request, "runs.html", {"runs": runs, "stream": "/stream"})
+        wanted = _filter(request.query_params, visitor)
+        after = request.query_params.get("after", "")
+        found = await (self._with_text(wanted, visitor, after) if wanted.text else self._newest(wanted, visitor, after))
+        alive, user = self._context.runtime.instances.alive, None if wanted.everybody else visitor.user
 
-    def _newest(self, view: View, user: str) -> list[Any]:
-        alive = self._context.runtime.instances.alive
-        rows = list(reversed(view.runs(user=user, limit=-1)))[:100]
-        return [view_run(view, row, alive, now_us(), result=False, task=True) for row in rows]
+        def query(view: View) -> dict[str, Any]:
+            now = now_us()
+            shown = [view_run(view, row, alive, now, result=False, task=True) for row in found.rows]
+            return {"runs": shown, "roles": view.roles(user)}
 
-    async def one(self, request: Request) -> Response:
-        """Show one run."""
-        visitor = reader_of(request)
-        run = await self._context.access(visitor).run(request.path_params["run_id"], "subagent", reading=True)
-        values = await self._context.store.read(lambda view: self._values(view, run, visitor))
-        done = DONE.get(request.query_params.get("done", ""), "")
-        return self._context.show(request, "run.html", {**values, "done": done, "stream": f"/stream?run={run.id}"})
-
-    def _values(self, view: View, run: RunRow, visitor: Visitor) -> dict[str, Any]:
-        now = now_us()
-        shown = view_run(view, run, self._context.runtime.instances.alive, now, task=True)
-        asked = waiting_extension(view, run, now)
-        return {
-            "run": shown,
-            "row": run,
-            "answer": run_answer(shown),
-            "texts": texts_of(view, run),
-            "extension": asked.pending if isinstance(asked, WaitingExtension) else None,
-            "own": run.user_id == visitor.user,
+        values = await self._context.store.read(query)
+        here = wanted.query(after=after)
+        values |= {
+            "wanted": wanted,
+            "here": f"/subagents?{here}" if here else "/subagents",
+            "older": f"/subagents?{wanted.query(after=found.next)}" if found.next else "",
+            "groups": [(name, wanted.query(state=name)) for name in _GROUPS],
+            "everything": wanted.query(state=None),
+            "later": bool(after),
         }
+        return self._context.show(request, "runs.html", {**values, "stream": "/stream"})
+
+    async def _newest(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
+        before = None
+        if after:
+            created, _, run_id = after.partition("-")
+            before = (_number(created), run_id)
+        user, role = None if wanted.everybody else visitor.user, wanted.role or None
+        rows = await self._context.store.read(
+            lambda view: view.newest_runs(
+                wanted.group, now_us(), user=user, role=role, before=before, limit=PAGE_RUNS + 1
+            )
+        )
+        last = rows[PAGE_RUNS - 1] if len(rows) > PAGE_RUNS else None
+        return Found(rows[:PAGE_RUNS], f"{last.created_us}-{last.id}" if last is not None else "")
+
+    async def _with_text(self, wanted: Filter, visitor: Visitor, after: str) -> Found:
+        """Search the log for the proposals of runs, and for their tasks."""
+        rows: dict[str, RunRow] = {}
+        before = _number(after) if after else None
+        users = () if wanted.everybody else (visitor.user,)
+        for _ in range(_SEARCHES):
+            asked = LogQuery(
+                users=users, types=("SpawnProposed", "UserMessage"), search=wanted.text, limit=_SEARCHED,
+                before_seq=before,
+            )  # fmt: skip
+            page = await search(self._context.store, asked)
+            found = await self._context.store.read(lambda view, page=page: _runs_of(view, page.entries))  # type: ignore[misc]
+            for row in found:
+                if _fits(row, wanted) and row.id not in rows:
+                    if len(rows) == PAGE_RUNS:
+                        last = list(rows.values())[-1]
+                        return Found([*rows.values()], str(_first_seq(last)))
+                    rows[row.id] = row
+            if page.next is None:
+                return Found([*rows.values()])
+            before = min([page.next, *(_first_seq(row) for row in found[-1:])])
+        return Found([*rows.values()], str(before))
+
+
+def _filter(query: QueryParams, visitor: Visitor) -> Filter:
+    return Filter(
+        group=_GROUPS.get(query.get("state", "")),
+        role=query.get("role", "")[:_TEXT_CHARS],
+        text=query.get("text", "").strip()[:_TEXT_CHARS],
+        everybody="all" in query and visitor.reads_all,
+    )
+
+
+def _runs_of(view: View, entries: tuple[Entry, ...]) -> list[RunRow]:
+    """Return the runs whose proposals or tasks these entries are, in their order."""
+    ids = dict.fromkeys(
+        entry.run_id
+        for entry in entries
+        if entry.run_id is not None
+        and (entry.type == "SpawnProposed" or (isinstance(entry.fact, UserMessage) and entry.fact.kind == "task"))
+    )
+    return [row for row in map(view.run, ids) if row is not None]
+
+
+def _first_seq(row: RunRow) -> int:
+    """Return the number of a run's proposal, which is written just before its task."""
+    return (row.task_seq or 1) - 1
+
+
+def _fits(row: RunRow, wanted: Filter) -> bool:
+    groups = {"awaiting_approval": "waiting", "queued": "waiting", "running": "running"}
+    group = groups.get(row.state, "ended")
+    return wanted.group in (None, group) and wanted.role in ("", row.role)
+
+
+def _number(given: str) -> int:
+    if not (given.isascii() and given.isdecimal() and len(given) <= 18):
+        raise BadInput("the address names no place of the list")
+    return int(given)

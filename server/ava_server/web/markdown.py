@@ -1,0 +1,114 @@
+"""Untrusted Markdown as HTML: no HTML of its own, no pictures, and each link with the address that it goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from html import escape
+from urllib.parse import urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from ava_roles.wrap import clean
+from ava_server.service.markdown import parse
+
+MOST_CHARS = 200_000
+ADDRESS_CHARS = 120
+REL = "noopener noreferrer nofollow"
+_BLOCKS = frozenset(("p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "td", "th", "blockquote", "code"))
+"""The elements that have a text direction of their own."""
+_FIRST_HEADING = 3
+"""The page has its own headings above those of a result."""
+
+
+def is_web_address(text: str) -> bool:
+    """Tell whether a text is an address that a link may have."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
+
+
+def html(text: str) -> str:
+    """Return Markdown that a subagent wrote as HTML, which a template takes as safe."""
+    shown = clean(text)[0]
+    tokens = list(_safe_blocks(parse(shown[:MOST_CHARS])))
+    made: str = _renderer().renderer.render(tokens, _renderer().options, {})
+    left = len(shown) - MOST_CHARS
+    more = f'<p class="cut">{left:,} more characters are not shown here.</p>' if left > 0 else ""
+    return made + more
+
+
+@cache
+def _renderer() -> MarkdownIt:
+    """Return what makes HTML of tokens; colours of code and HTML of the text's own are off."""
+    return MarkdownIt("commonmark", {"html": False, "langPrefix": ""}).enable("strikethrough").enable("table")
+
+
+def _safe_blocks(tokens: Sequence[Token]) -> Iterable[Token]:
+    levels = _heading_levels(tokens)
+    for token in tokens:
+        token.content = clean(token.content)[0]
+        token.attrs = {"start": token.attrs["start"]} if "start" in token.attrs else {}
+        token.info = ""  # the language of code is a class else
+        if token.type.startswith("heading_"):
+            token.tag = levels[token.tag]
+        if token.tag in _BLOCKS and token.nesting >= 0:
+            token.attrs["dir"] = "auto"
+        if token.type == "table_open":
+            yield _raw('<div class="scroll" tabindex="0">')
+        if token.children:
+            token.children = list(_safe_inline(token.children))
+        yield token
+        if token.type == "table_close":
+            yield _raw("</div>")
+
+
+def _heading_levels(tokens: Iterable[Token]) -> dict[str, str]:
+    """Return the level that each level of heading becomes: the highest one comes right below the page's own."""
+    used = sorted({token.tag for token in tokens if token.type == "heading_open"})
+    return {tag: f"h{min(number, 6)}" for number, tag in enumerate(used, _FIRST_HEADING)}
+
+
+def _safe_inline(tokens: Sequence[Token]) -> Iterable[Token]:
+    address, label = "", ""
+    linked = False
+    for token in tokens:
+        match token.type:
+            case "link_open":
+                address, label = clean(str(token.attrs.get("href", "")))[0], ""
+                linked = is_web_address(address)
+                token.attrs = {"href": address, "rel": REL}
+                if linked:
+                    yield token
+            case "link_close":
+                if linked:
+                    yield token
+                if address != label:
+                    yield _address(address)
+            case "image":
+                yield Token("text", "", 0, content=clean(token.content)[0])
+                yield _address(clean(str(token.attrs.get("src", "")))[0])
+            case _:
+                token.content = clean(token.content)[0]
+                token.attrs = {}
+                label += token.content
+                yield token
+
+
+def short(address: str) -> str:
+    """Return an address for display; its host is always whole."""
+    host_ends = address.find("/", address.find("//") + 2)
+    most = max(ADDRESS_CHARS, len(address) if host_ends < 0 else host_ends + 1)
+    return address if len(address) <= most else f"{address[:most]}…"
+
+
+def _address(address: str) -> Token:
+    return Token("html_inline", "", 0, content=f' <bdi class="address">({escape(short(address))})</bdi>')
+
+
+def _raw(markup: str) -> Token:
+    """Return a piece of this module's own HTML."""
+    return Token("html_block", "", 0, content=markup)

@@ -1,0 +1,166 @@
+"""What a person can do on the page of a run: cancel it, write to it, answer it, allow it more, and resume it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.extensions import CAP, works
+from support.lab_pages import Browser, serving_pages
+from support.model_server import Gate, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
+
+from ava_audit.events import CancelRequested, ExtensionDecided, QuestionAnswered, RunResumed, UserMessage
+from ava_server.config.pin import PinFile
+from ava_server.runs import lifecycle
+
+QUESTION = "In which currency?"
+ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submits("in euros")]
+PIN = "48 21 07"
+
+
+def set_pin(lab: Lab) -> None:
+    PinFile(lab.runtime.settings.paths.approval_file).set(PIN)
+
+
+async def decide_part(browser: Browser, run_id: str) -> str:
+    return (await browser.get(f"/subagents/{run_id}/decide", part=True)).text
+
+
+async def test_a_run_is_cancelled_with_a_reason(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("slow", gate=gate)]) as server:
+        async with open_lab(tmp_path, server=server, config=PRICED, check=False) as lab, serving_pages(lab) as browser:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+            page = f"/subagents/{run_id}"
+            form = (await browser.get(page)).text.partition("<summary>Cancel it</summary>")[2]
+            assert f'action="{page}/cancel"' in form.partition("</details>")[0], "it is confirmed without a script"
+            answer = await browser.send(page, f"{page}/cancel", reason="not needed <b>")
+            assert answer.headers["location"] == f"{page}?done=cancelled"
+            await lab.ended(run_id)
+            [asked] = await lab.facts(run_id, CancelRequested)
+            assert (asked.by, asked.reason) == ("person", "not needed <b>")
+            after = (await browser.get(page)).text
+            assert "Ended as cancelled" in after and "/cancel" not in after and "not needed &lt;b&gt;" in after
+
+
+async def test_a_message_reaches_a_run_and_stays_out_of_what_is_swapped(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        run_id = await lab.start()
+        page = f"/subagents/{run_id}"
+        text = (await browser.get(page)).text
+        swapped = re.findall(r'<(?:div|section) id="(?:live|decide|result)".*?</(?:div|section)>', text, re.DOTALL)
+        assert len(swapped) == 3 and not any("<textarea" in part for part in swapped)
+        answer = await browser.send(page, f"{page}/message", message="Look at the second page too.")
+        assert answer.headers["location"] == f"{page}?done=sent"
+        assert "Look at the second page too." in [each.text for each in await lab.facts(run_id, UserMessage)]
+        shown = (await browser.get(answer.headers["location"])).text
+        assert "Sent. The run reads it" in shown and "Message to the subagent" in shown
+
+
+async def test_the_answer_to_a_question_counts_for_that_question_only(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await lab.start()
+        await lab.logged(run_id, "QuestionAsked")
+        page = f"/subagents/{run_id}"
+        shown = (await browser.get(page)).text
+        assert QUESTION in shown and "It waits for your answer until" in shown
+        other = await browser.post(
+            f"{page}/message",
+            {"csrf": shown.partition('csrf" value="')[2].partition('"')[0], "question": "{}", "message": "x"},
+        )
+        assert other.status_code == 409 and "no longer waits" in other.text
+        answer = await browser.send(page, f"{page}/message", message="In euros.")
+        assert answer.status_code == 303, answer.text
+        await lab.ended(run_id)
+        [decided] = await lab.facts(run_id, QuestionAnswered)
+        assert (decided.decision, decided.channel) == ("answered", "browser")
+
+
+async def test_a_form_is_swapped_only_when_it_is_about_something_else(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, ASKS, config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await lab.start()
+        await lab.logged(run_id, "QuestionAsked")
+        part = await decide_part(browser, run_id)
+        again = re.search(r'hx-get="([^"]+)"', part)
+        assert again is not None and "It asks you" in part
+        assert (await browser.get(again[1], part=True)).status_code == 204
+        await lab.call("message_subagent", subagent_id=run_id, message="In euros.")
+        await lab.ended(run_id)
+        after = await browser.get(again[1], part=True)
+        assert after.status_code == 200 and "It asks you" not in after.text and "hx-get" not in after.text
+
+
+@pytest.mark.parametrize("pin", [False, True])
+async def test_a_cap_is_raised_with_what_an_approval_takes(tmp_path: Path, pin: bool) -> None:
+    async with open_lab(tmp_path, works, config=PRICED) as lab, serving_pages(lab) as browser:
+        lab.session.channel = "terminal"
+        run_id = await lab.start(**CAP)
+        lab.session.channel = "host_call"
+        await lab.logged(run_id, "ExtensionAsked")
+        if pin:
+            set_pin(lab)
+        page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/extension"
+        shown = (await browser.get(page)).text
+        assert "is near its cost cap" in shown and ("Approval PIN" in shown) is pin
+        if pin:
+            for wrong in ({}, {"pin": "00 00 00"}):
+                refused = await browser.send(page, action, decision="approve", **wrong)
+                assert refused.status_code == 409 and not await lab.facts(run_id, ExtensionDecided)
+        proof = {"pin": PIN} if pin else {}
+        answer = await browser.send(page, action, decision="approve", **proof)
+        assert answer.headers["location"] == f"{page}?done=raised", answer.text
+        await lab.ended(run_id)
+        [decided] = await lab.facts(run_id, ExtensionDecided)
+        assert (decided.decision, decided.channel) == ("approved", "browser") and decided.changes
+        after = (await browser.get(page)).text
+        assert "Request for more approved by a person in the browser (browser)" in after
+
+
+@asynccontextmanager
+async def interrupted(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[tuple[Lab, str]]:
+    """A lab with a run whose owner is gone, and that only a person resumes."""
+    gate = Gate()
+    with running_model_server([Say("lost", gate=gate), hand_over(), hand_over()]) as server:
+        async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+            run_id = await lab.start()
+            await arrived(gate.arrived)
+        monkeypatch.setattr(lifecycle, "TAKEOVER_WITHIN_US", 0)
+        async with open_lab(tmp, server=server, config=PRICED, check=False) as lab:
+            yield lab, run_id
+
+
+async def test_an_interrupted_run_is_resumed_as_it_was_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serving_pages(lab) as browser:
+        set_pin(lab)
+        page, action = f"/subagents/{run_id}", f"/subagents/{run_id}/resume"
+        assert "A person has to resume it" in (await browser.get(page)).text
+        refused = await browser.send(page, action)
+        assert refused.status_code == 409 and "Enter the approval PIN" in refused.text
+        other = await browser.send(page, action, pin=PIN, line="researcher, something else, resumed")
+        assert other.status_code == 409 and not await lab.facts(run_id, RunResumed)
+        answer = await browser.send(page, action, pin=PIN)
+        assert answer.headers["location"] == f"{page}?done=resumed", answer.text
+        assert (await lab.ended(run_id)).state == "success"
+        [resumed] = await lab.facts(run_id, RunResumed)
+        assert resumed.channel == "browser"
+        again = await browser.post(action, {**await csrf(browser), "pin": PIN, "line": "x"})
+        assert again.status_code == 409, "it does not wait to be resumed"
+
+
+async def test_a_session_of_a_program_resumes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serving_pages(lab, terminal=False) as browser:
+        part = await decide_part(browser, run_id)
+        assert "was not opened from a terminal" in part and "<form" not in part
+        line = re.search(r'<p class="line" dir="auto">([^<]*)</p>', part)
+        assert line is not None
+        refused = await browser.post(f"/subagents/{run_id}/resume", {**await csrf(browser), "line": line[1]})
+        assert refused.status_code == 409 and not await lab.facts(run_id, RunResumed)
+
+
+async def csrf(browser: Browser) -> dict[str, str]:
+    return {"csrf": (await browser.get("/")).text.partition('name="csrf" value="')[2].partition('"')[0]}

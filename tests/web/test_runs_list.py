@@ -1,0 +1,65 @@
+"""The list of runs: filters, words, and pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from unittest.mock import patch
+
+from support.lab_pages import Browser, serving_pages
+from support.runtime import PRICED, open_lab, submits
+
+from ava_server.web import runs
+
+ROW = re.compile(r'<a href="/subagents/(S-[0-9a-f]{6})">')
+
+
+async def listed(browser: Browser, query: str = "") -> list[str]:
+    page = await browser.get(f"/subagents{query}")
+    assert page.status_code == 200, page.text
+    return ROW.findall(page.text)
+
+
+async def all_pages(browser: Browser, query: str) -> list[list[str]]:
+    pages, address = list[list[str]](), f"/subagents{query}"
+    while address:
+        page = (await browser.get(address)).text
+        pages.append(ROW.findall(page))
+        older = re.search(r'class="pager"><a href="([^"]+)"', page)
+        address = older[1].replace("&amp;", "&") if older is not None else ""
+    return pages
+
+
+async def test_runs_are_filtered_by_state_role_and_words(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()] * 2, config=PRICED) as lab, serving_pages(lab) as browser:
+        ended = await lab.start(task="Look for quetzalcoatlus", name="big-bird")
+        await lab.ended(ended)
+        waiting = (await lab.propose(task="Something about prices", name="price-check")).subagent_id
+        assert await listed(browser) == [waiting, ended]
+        assert await listed(browser, "?state=waiting") == [waiting]
+        assert await listed(browser, "?state=running") == []
+        assert await listed(browser, "?state=ended") == [ended]
+        assert await listed(browser, "?role=researcher") == [waiting, ended]
+        assert await listed(browser, "?role=coder") == []
+        for words in ("quetzalcoatlus", "big-bird", ended, "look quetzalcoatlus"):
+            assert await listed(browser, f"?text={words}") == [ended], words
+        assert await listed(browser, "?text=prices&state=ended") == []
+        for page in ("?text=nothinglikethis", "?text=%22", "?text=%F0%9F%90%A6", "?text=' OR 1=1"):
+            assert await listed(browser, page) == []
+        assert "No subagent fits." in (await browser.get("/subagents?text=nothinglikethis")).text
+        assert (await browser.get("/subagents?after=x")).status_code == 404
+
+
+async def test_every_page_follows_the_one_before_while_runs_are_added(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        made = [(await lab.propose(task=f"Count the sheep, herd {number}")).subagent_id for number in range(7)][::-1]
+        with patch.object(runs, "PAGE_RUNS", 3), patch.object(runs, "_SEARCHED", 4):
+            for query in ("", "?text=sheep", "?state=waiting", "?role=researcher&text=sheep"):
+                pages = await all_pages(browser, query)
+                assert [run for page in pages for run in page] == made, query
+                assert [len(page) for page in pages] == [3, 3, 1]
+            first = (await browser.get("/subagents")).text
+            await lab.propose(task="A wolf comes")
+            older = re.search(r'class="pager"><a href="([^"]+)"', first)
+            assert older is not None
+            assert ROW.findall((await browser.get(older[1].replace("&amp;", "&"))).text) == made[3:6]

@@ -1,0 +1,279 @@
+"""The page of one run, over HTTP and from a real log: what it shows, and to whom."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.coding import RIGHT, asked, project, says
+from support.lab_pages import Browser, serving_pages
+from support.model_server import Say
+from support.runtime import PRICED, Lab, open_lab, submits
+
+from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who
+from ava_audit.retention import erase_run
+from ava_roles.sandbox.sandbox import Unavailable
+from ava_roles.sandbox.selection import find_sandbox
+from ava_server.core.ids import AGENT
+
+QUOTE = "The licence costs 12 euros a month"
+FINDINGS = [
+    {"claim": "It costs 12 euros", "quote": QUOTE, "source_name": "prices.md"},
+    {"claim": "It is free", "quote": "Everything is free for everybody", "source_url": "https://example.org/free"},
+]
+RTL = "\u202e"
+EVIL = f'<script>alert(1)</script><img src=x onerror=alert(2)>"><b>{RTL}evil'
+
+
+def reads(**result: Any) -> list[Say]:
+    return [
+        Say("I look.", calls=[("read_file", {"path": "prices.md"}), ("read_file", {"path": "missing.md"})]),
+        submits(**result),
+    ]
+
+
+async def ended(lab: Lab, **more: Any) -> str:
+    (lab.workspace / "prices.md").write_text(f"{QUOTE} for each seat.\n")
+    run_id = await lab.start(**more)
+    await lab.ended(run_id)
+    return run_id
+
+
+async def shown(browser: Browser, path: str) -> str:
+    page = await browser.get(path)
+    assert page.status_code == 200, page.text
+    return page.text
+
+
+async def test_an_ended_run_shows_what_was_asked_who_approved_and_what_came_of_it(tmp_path: Path) -> None:
+    result = {
+        "output": "See `a.py` and **this**",
+        "summary": "12 euros",
+        "findings": FINDINGS,
+        "caveats": ["Old list."],
+    }
+    async with open_lab(tmp_path, reads(**result), config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab, context="in euros", name="prices")
+        page = await shown(browser, f"/subagents/{run_id}")
+        for text in (
+            "What does it cost?",
+            "in euros",
+            "Ava wants to start a researcher",
+            "Approved by the host&#39;s call (host_call)",
+            "<code>a.py</code> and <strong>this</strong>",
+            "quote found word for word",
+            "quote NOT found",
+            "Quotes, looked up in what the tools returned: 1 ✓, 1 ✗",
+            "Old list.",
+        ):
+            assert text in page, text
+        assert '<a href="https://example.org/free" rel="noopener noreferrer nofollow"' in page
+        assert "hx-get" not in page.partition('id="live"')[2].partition("</div>")[0], "nothing more happens"
+        costs = await shown(browser, f"/subagents/{run_id}/costs")
+        assert "Tool outputs that cost most" in costs and "read_file" in costs
+
+
+async def test_the_timeline_shows_calls_results_failures_and_money(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab)
+        timeline = (await shown(browser, f"/subagents/{run_id}")).partition('class="timeline"')[2]
+        rows = re.findall(r'<li class="([\w ]+)">(.*?)</li>\n', timeline, re.DOTALL)
+        kinds = [kind for kind, _row in rows]
+        assert kinds[:4] == ["fold", "ask", "step", "say"] and kinds.count("step") == 2 and kinds[-1] == "end"
+        [failed] = [row for kind, row in rows if kind == "result failed"]
+        assert "read_file failed" in failed and "missing.md does not exist" in failed
+        [call] = [row for kind, row in rows if kind == "call" and "path: prices.md" in row]
+        assert "<time datetime=" in call
+        run = await lab.run(run_id)
+        last_step = [row for kind, row in rows if kind == "step"][-1]
+        assert f'value="{run.cost_micros}"' in last_step and 'max="500000"' in last_step
+        newest = (await shown(browser, f"/subagents/{run_id}?order=newest")).partition('class="timeline"')[2]
+        assert re.findall(r'<li class="([\w ]+)">', newest)[0] == "end"
+
+
+async def test_hostile_texts_are_only_text(tmp_path: Path) -> None:
+    link = "[safe](javascript:alert(1)) [here](https://example.org/) ![pixel](https://track.example/x.png)"
+    script = [
+        Say(EVIL, calls=[("read_file", {"path": EVIL}), (f"no_tool{EVIL[:20]}", {"a": EVIL})]),
+        submits(f"{EVIL}\n\n{link}", summary=EVIL, caveats=[EVIL],
+                findings=[{"claim": EVIL, "quote": EVIL, "source_url": "javascript:alert(3)"}]),
+    ]  # fmt: skip
+    async with open_lab(tmp_path, script, config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab, task=EVIL, context=EVIL, name="x<b>y")
+        for path in (
+            f"/subagents/{run_id}",
+            f"/subagents/{run_id}?order=newest",
+            "/subagents",
+            f"/subagents/{run_id}/costs",
+        ):
+            answer = await browser.get(path)
+            page = answer.text
+            assert answer.status_code == 200
+            assert "<script>alert" not in page and "<img" not in page and "<b>y" not in page and RTL not in page
+            assert 'href="javascript' not in page and "track.example" not in re.sub(r"\(https://track[^)]*\)", "", page)
+            assert not re.search(r"<[^>]*\s(?:on\w+|style)=", page), "no inline handler and no inline style"
+            assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert '<a href="https://example.org/" rel="noopener noreferrer nofollow">here</a>' in page or path.endswith(
+            "costs"
+        )
+
+
+ROUTES = (
+    "",
+    "/head",
+    "/decide",
+    "/result",
+    "/timeline",
+    "/timeline?newer",
+    "/costs",
+    "/diff",
+    "/files/a.csv",
+    "/entries/3",
+)
+
+
+async def test_runs_of_other_users_do_not_exist(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED) as lab, serving_pages(lab) as browser:
+        theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
+        run_id = theirs.subagent_id
+        for route in ROUTES:
+            for part in (False, True):
+                answer = await browser.get(f"/subagents/{run_id}{route}", part=part)
+                assert answer.status_code == 404 and "Eve" not in answer.text, route
+        own = await lab.propose()
+        form = {"csrf": (await browser.get("/")).text.partition('name="csrf" value="')[2].partition('"')[0]}
+        for action in ("message", "cancel", "resume", "extension"):
+            answer = await browser.post(f"/subagents/{run_id}/{action}", {**form, "message": "x", "line": "x"})
+            assert answer.status_code in (400, 404, 409), (action, answer.status_code)
+            assert "is known" in answer.text or "no subagent" in answer.text, answer.text
+        page = await shown(browser, "/subagents?all=1")
+        assert own.subagent_id in page and run_id not in page
+
+
+async def test_the_owner_of_the_data_root_sees_the_runs_of_all(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED) as lab, serving_pages(lab, owned=True) as browser:
+        theirs = await lab.call_as("eve", "spawn_subagent", role="researcher", task="Eve's own task")
+        assert theirs.subagent_id not in await shown(browser, "/subagents")
+        assert "of eve" in await shown(browser, f"/subagents/{theirs.subagent_id}")
+        assert theirs.subagent_id in await shown(browser, "/subagents?all=1&text=own")
+
+
+async def test_erased_content_says_so_and_figures_stay(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, reads(), config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab, context="a private matter")
+        await erase_run(lab.store, run_id, (), lab.session.who, "asked for")
+        page = await shown(browser, f"/subagents/{run_id}")
+        assert page.count("The content was erased") >= 5 and "private matter" not in page and QUOTE not in page
+        assert "Turn 2" in page and "The tool outputs are gone" in await shown(browser, f"/subagents/{run_id}/costs")
+
+
+async def test_a_configuration_of_a_newer_ava_leaves_the_rest_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_lab(tmp_path, reads(), config=PRICED, check=False) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab)
+
+        def unreadable(_stored: str) -> None:
+            raise ValueError("an unknown field")
+
+        for module in ("web.run_page", "service.run_view", "runs.costs"):
+            monkeypatch.setattr(f"ava_server.{module}.config_of", unreadable)
+        page = await shown(browser, f"/subagents/{run_id}")
+        assert "A newer Ava has proposed it" in page and "Turn 2" in page and "all is said" in page
+        assert (await browser.get(f"/subagents/{run_id}/costs")).status_code == 409
+
+
+async def test_files_are_shown_as_text_and_saved_unchanged_only(tmp_path: Path) -> None:
+    saved = Say(calls=[("save_artifact", {"name": "prices.html", "content": "<script>alert(1)</script>"})])
+    async with open_lab(tmp_path, [saved, submits()], config=PRICED) as lab, serving_pages(lab) as browser:
+        run_id = await ended(lab)
+        assert f"/subagents/{run_id}/files/prices.html" in await shown(browser, f"/subagents/{run_id}")
+        text = await shown(browser, f"/subagents/{run_id}/files/prices.html")
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "<script>alert" not in text
+        file = await browser.get(f"/subagents/{run_id}/files/prices.html?download")
+        assert file.text == "<script>alert(1)</script>" and file.headers["content-type"] == "application/octet-stream"
+        assert file.headers["content-disposition"].startswith("attachment; filename*=UTF-8''prices.html")
+        assert file.headers["x-content-type-options"] == "nosniff"
+        for name in ("other.csv", "..%2f..%2fconfig.toml", "%2e%2e"):
+            assert (await browser.get(f"/subagents/{run_id}/files/{name}")).status_code == 404
+        (lab.root / "artifacts" / run_id / "prices.html").write_text("changed")
+        changed = await browser.get(f"/subagents/{run_id}/files/prices.html?download")
+        assert changed.status_code == 409 and "was changed after its delivery" in changed.text
+
+
+async def test_a_coders_diff_is_shown_line_by_line(tmp_path: Path) -> None:
+    found = find_sandbox("auto", tmp_path / "state")
+    if isinstance(found, Unavailable):
+        pytest.skip(f"{found.why}; {found.what_to_do}")
+    project(tmp_path)
+    async with open_lab(tmp_path, says(RIGHT)) as lab, serving_pages(lab) as browser:
+        run_id = await lab.start(**asked())
+        await lab.ended(run_id, 60)
+        assert f'href="/subagents/{run_id}/diff"' in await shown(browser, f"/subagents/{run_id}")
+        diff = await shown(browser, f"/subagents/{run_id}/diff")
+        assert '<div class="removed">-    return a - b</div>' in diff
+        assert '<div class="added">+    return a + b</div>' in diff
+        researcher = await ended(lab)
+        assert (await browser.get(f"/subagents/{researcher}/diff")).status_code == 409
+
+
+async def test_a_long_text_opens_on_its_own_page(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        run_id, other = await lab.start(), await lab.start()
+        who, long = Who(lab.session.id, run_id, lab.session.user, AGENT), "word " * 1_000
+        await lab.write(Event(who, ToolResult(tool="read_file", success=True, output=f"{long}END"), run_id=run_id))
+        page = await shown(browser, f"/subagents/{run_id}")
+        address = re.search(r'<a href="(/subagents/S-\w+/entries/\d+)">all 5,003 characters</a>', page)
+        assert address is not None and "END" not in page
+        assert "END</pre>" in await shown(browser, address[1])
+        assert (await browser.get(address[1].replace(run_id, other))).status_code == 404
+        for wrong in ("0", "99999999", "x", "-1", "9" * 30):
+            assert (await browser.get(f"/subagents/{run_id}/entries/{wrong}")).status_code == 404
+
+
+async def test_a_page_of_long_texts_stays_light(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        run_id = await lab.start()
+        who = Who(lab.session.id, run_id, lab.session.user, AGENT)
+        facts = [ToolCall(tool="read_file", args={"path": "x" * 900}), AssistantMessage(text="y" * 9_000)]
+        await lab.write(*(Event(who, fact, run_id=run_id) for fact in facts * 150))
+        page = await browser.get(f"/subagents/{run_id}?order=oldest")
+        loaded = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text))
+        weight = len(page.content) + sum([len((await browser.get(each)).content) for each in loaded])
+        assert weight < 150_000, f"{weight:,} bytes, {len(page.content):,} of them the page itself"
+        assert page.text.count("<time") >= 195
+
+
+async def test_a_running_run_gets_only_what_is_new(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits()], config=PRICED, runs=False) as lab, serving_pages(lab) as browser:
+        run_id = await lab.start()
+        page = await shown(browser, f"/subagents/{run_id}")
+        newer = re.search(r'hx-get="(/subagents/[^"]*newer)"', page)
+        assert newer is not None, "a run in progress waits for more"
+        address = newer[1].replace("&amp;", "&")
+        assert (await browser.get(address, part=True)).status_code == 204, "nothing to swap"
+        who = Who(lab.session.id, run_id, lab.session.user, AGENT)
+        await lab.write(Event(who, ToolCall(tool="read_file", args={"path": "new.md"}), run_id=run_id))
+        more = await browser.get(address, part=True)
+        assert "path: new.md" in more.text and more.text.count("<time") == 1 and "<html" not in more.text
+        again = re.search(r'hx-get="(/subagents/[^"]*newer)"', more.text)
+        assert again is not None and (await browser.get(again[1].replace("&amp;", "&"), part=True)).status_code == 204
+        plain = await browser.get(address)
+        assert plain.status_code == 303 and plain.headers["location"].startswith(f"/subagents/{run_id}?order=newest")
+
+
+async def test_the_end_of_a_run_is_announced_with_its_result(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [submits("the end")], config=PRICED) as lab, serving_pages(lab) as browser:
+        proposal = await lab.propose()
+        run_id = proposal.subagent_id
+        waiting = await shown(browser, f"/subagents/{run_id}")
+        assert f"/proposals/{proposal.pending_id}" in waiting and "Send a message" not in waiting
+        before = await browser.get(f"/subagents/{run_id}/head", part=True)
+        assert "hx-trigger" not in before.headers and 'hx-get="/subagents' in before.text
+        await lab.approve(proposal)
+        await lab.ended(run_id)
+        after = await browser.get(f"/subagents/{run_id}/head", part=True)
+        assert after.headers["hx-trigger"] == "ava:ended" and "hx-get" not in after.text
+        assert "the end" in (await browser.get(f"/subagents/{run_id}/result", part=True)).text

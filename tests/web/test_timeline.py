@@ -1,0 +1,198 @@
+"""The pages of a run's timeline: each entry once, in order, with the money that was spent until then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import QueryParams
+
+from ava_audit.entries import content_of
+from ava_audit.events import (
+    Activity,
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    ErrorOccurred,
+    Fact,
+    ToolCall,
+    ToolResult,
+    UserMessage,
+)
+from ava_audit.store.schema import open_in_memory
+from ava_audit.view import View
+from ava_server.core.errors import BadInput
+from ava_server.web import timeline
+from ava_server.web.timeline import Item, Order, Place, TimelinePage, place_of, read_newer, read_page
+
+RUN, OTHER = "S-aaaaaa", "S-bbbbbb"
+
+
+def settled(turn: int = 1) -> CostUpdate:
+    return CostUpdate(turn=turn, attempt=1, settlement="billed", tokens=9, cost_cents=1, reserved_micros=9)
+
+
+def reserved(turn: int = 1) -> CostReserved:
+    return CostReserved(
+        turn=turn, attempt=1, scopes=(), micros=9, wrap_micros=1, prompt_tokens=1, max_output=1, upto_seq=1,
+        request_sha="x",
+    )  # fmt: skip
+
+
+class Log:
+    """A log in memory, and what its run has spent."""
+
+    def __init__(self) -> None:
+        self.db = open_in_memory()
+        self.view = View(self.db)
+        self.totals: dict[int, int] = {}
+        self.spent = 0
+        self._seq = 0
+
+    def write(self, fact: Fact | None, run_id: str = RUN, cost: int | None = None, agent: str = RUN) -> int:
+        """Append an entry; None is one whose content was erased."""
+        self._seq += 1
+        content = None if fact is None else content_of(fact).decode()
+        name = "ToolResult" if fact is None else fact.type
+        row = (self._seq, self._seq, "s", agent, "ben", name, 1, run_id, 1, cost, content, b"", b"")
+        self.db.execute(
+            "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, run_id, generation, cost_micros,"
+            " content, content_sha, hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        if run_id == RUN:
+            self.spent += cost or 0
+            self.totals[self._seq] = self.spent
+        return self._seq
+
+    def grow(self, costs: Iterable[int | None]) -> None:
+        """Append a call of a tool for None, else a settled call of the model; each with an entry of another run."""
+        for cost in costs:
+            self.write(ToolCall(tool="read_file", args={"path": "a"}) if cost is None else settled(), cost=cost)
+            self.write(ToolCall(tool="elsewhere"), OTHER, cost=7)
+
+    def page(self, place: Place) -> TimelinePage:
+        return read_page(self.view, RUN, place, self.spent)
+
+    def check(self, items: Iterable[Item]) -> list[int]:
+        """Compare the totals of rows with the log, and return the numbers of their entries."""
+        numbers = []
+        for item in items:
+            assert item.total == self.totals[item.seq], item
+            numbers.append(item.seq)
+        return numbers
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+STEPS = st.lists(st.one_of(st.none(), st.integers(0, 1_000)), max_size=12)
+
+
+@settings(deadline=None)
+@given(
+    first=STEPS, later=st.lists(STEPS, max_size=4), size=st.integers(1, 4), order=st.sampled_from(["newest", "oldest"])
+)
+def test_paging_shows_each_entry_once_while_others_are_written(
+    first: list[int | None], later: list[list[int | None]], size: int, order: Order
+) -> None:
+    log, writes = Log(), iter(later)
+    log.grow(first)
+    with patch.object(timeline, "PAGE_ENTRIES", size):
+        page = log.page(Place(order))
+        newer, seen = page.newer, log.check(page.items)
+        while page.next is not None:
+            log.grow(next(writes, []))
+            page = log.page(page.next)
+            seen += log.check(page.items)
+            newer = page.newer or newer
+        log.grow(next(writes, []))
+        assert newer is not None
+        while more := read_newer(log.view, RUN, newer):
+            if not more.items:
+                break
+            assert more.newer is not None
+            found = log.check(more.items)
+            seen = found + seen if order == "newest" else seen + found
+            newer = more.newer
+    assert seen == sorted(log.totals, reverse=order == "newest")
+
+
+def test_what_was_written_between_two_pages_comes_with_the_newer_ones(log: Log) -> None:
+    log.grow([None] * 3)
+    with patch.object(timeline, "PAGE_ENTRIES", 2):
+        page = log.page(Place("newest"))
+        log.grow([5])
+        assert page.next is not None and page.newer is not None
+        assert [item.seq for item in log.page(page.next).items] == [1]
+        assert [(item.seq, item.total) for item in read_newer(log.view, RUN, page.newer).items] == [(7, 5)]
+
+
+def test_money_and_bookkeeping_are_folded_into_the_model_call(log: Log) -> None:
+    log.write(UserMessage(text="the task", kind="task"), agent="ava")
+    log.write(reserved())
+    log.write(settled(), cost=40)
+    log.write(AssistantMessage(text=" ", turn=1))
+    log.write(Activity(activity="Reading"))
+    log.write(reserved(2))
+    step, activity, held = log.page(Place("oldest")).items
+    assert step.shown is not None and step.shown.title == "Turn 1" and (step.cost, step.total) == (40, 40)
+    assert [line.split()[0] for line in step.folded] == [
+        "UserMessage",
+        "CostReserved",
+        "CostUpdate",
+        "AssistantMessage",
+    ]
+    assert activity.shown is not None and activity.text == "Reading"
+    assert held.shown is None and len(held.folded) == 1
+
+
+def test_a_failed_tool_shows_its_reason_whole_where_other_texts_are_cut(log: Log) -> None:
+    reason = "The file is a folder. " * 20
+    for _ in range(150):
+        log.write(ToolResult(tool="read_file", success=True, output="x" * 2_000))
+    log.write(ToolResult(tool="read_file", success=False, output=f"Failed.\n{reason}"))
+    *others, failed = log.page(Place("oldest")).items
+    assert failed.shown is not None and failed.shown.title == "read_file failed" and failed.shown.failed
+    assert failed.text == reason.strip() and not failed.cut
+    assert all(item.cut for item in others)
+    assert sum(len(item.text) for item in others) <= timeline.PAGE_CHARS
+
+
+def test_erased_content_and_types_of_a_newer_ava_have_rows(log: Log) -> None:
+    log.write(None)
+    seq = log.write(ErrorOccurred(error="x", kind="dropped"))
+    log.db.execute("DROP TRIGGER events_fixed")
+    log.db.execute("""UPDATE events SET type = 'Later', content = '{"a": 1}' WHERE seq = ?""", (seq,))
+    erased, later = log.page(Place("oldest")).items
+    assert erased.shown is not None and erased.text == "The content was erased."
+    assert later.shown is not None and later.shown.title == "Later, which a newer Ava wrote"
+
+
+@pytest.mark.parametrize("query", ["from=x", "from=-1", "from=1&spent=x", f"from={10**19}", "from=", "from=١"])
+def test_an_address_that_names_no_place_is_refused(query: str) -> None:
+    with pytest.raises(BadInput, match="no place"):
+        place_of(QueryParams(query), "newest")
+
+
+def test_a_place_survives_its_address() -> None:
+    for place in (Place("newest"), Place("oldest", 12, 34), Place("newest", 7, 0)):
+        assert place_of(QueryParams(place.query), "oldest") == place
+
+
+def test_a_page_of_a_long_run_walks_only_its_own_entries(log: Log) -> None:
+    plans: list[str] = []
+    log.grow([None, 3])
+    statements: list[str] = []
+    log.db.set_trace_callback(statements.append)
+    log.page(Place("newest", 3, 0))
+    log.page(Place("oldest", 1, 0))
+    log.db.set_trace_callback(None)
+    for sql in statements:
+        plans += [row[3] for row in log.db.execute(f"EXPLAIN QUERY PLAN {sql}")]
+    assert plans and all("events_run" in plan for plan in plans), plans
