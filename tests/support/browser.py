@@ -83,8 +83,14 @@ class Visitor:
         """Send a form as a browser does that shows a page of this site."""
         pairs = list(fields.items()) if isinstance(fields, dict) else list(fields)
         body = str(httpx2.QueryParams(cast("Any", pairs)))
-        own = {"Origin": self.base, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
-        answer = self.http.post(path, content=body, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+        own = {
+            "Origin": self.base,
+            "Sec-Fetch-Site": "same-origin",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        answer = self.http.post(
+            path, content=body, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}}
+        )
         self.shown = answer.text
         return answer
 
