@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
+from support.card_host import CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="module")  # not longer: while it is open, no test of this process can run an event loop
 def chromium() -> Generator[Browser]:
     """A browser without windows."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    program = os.environ.get("AVA_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
-        pytest.skip("no Chromium is installed: `apt install chromium`, or give its path in AVA_CHROMIUM")
-    with playwright.sync_playwright() as started:
-        browser: Browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    from playwright.sync_api import sync_playwright
+
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])  # root may need it
         yield browser
         browser.close()
