@@ -58,7 +58,12 @@ class Host:
         return self.tool("spawn_subagent", **{"role": "researcher", "task": "What does it cost?", **more})
 
     def ended(self, run_id: str) -> dict[str, Any]:
-        return self.tool("check_subagent", subagent_id=run_id, wait_seconds=20)
+        """Wait for the end of a run; on a busy machine that takes more than one call."""
+        for _call in range(8):
+            found = self.tool("check_subagent", subagent_id=run_id, wait_seconds=10)
+            if found["status"] not in ("queued", "running", "awaiting_answer"):
+                break
+        return found
 
 
 @dataclass

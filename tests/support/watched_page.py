@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
 
 
 @dataclass
@@ -58,10 +58,14 @@ def watched(browser: Browser, base: str, cookie: tuple[str, str] | None = None, 
         if urlsplit(sent.url).netloc != urlsplit(base).netloc:
             seen.foreign.append(sent.url)
 
+    def opened(dialog: Dialog) -> None:
+        seen.dialogs.append(dialog.message)
+        dialog.dismiss()
+
     seen.page.on("console", console)
     seen.page.on("pageerror", lambda error: seen.errors.append(str(error)))
     seen.page.on("request", request)
-    seen.page.on("dialog", lambda dialog: (seen.dialogs.append(dialog.message), dialog.dismiss())[1])
+    seen.page.on("dialog", opened)
     try:
         yield seen
     finally:

@@ -34,7 +34,7 @@ def script(asked: dict[str, Any]) -> Step:
     results = [each for each in asked["messages"] if each["role"] == "tool"]
     if not results:
         return Say(f"I think {text[:3_000]}", [("scratchpad", {"note": text[:5_000]})], reasoning=text[:3_000])
-    if len(results) == 1 and TEXTS.index(text) % 10 == 0 if text in TEXTS else False:
+    if len(results) == 1 and text in TEXTS[::10]:
         return Say(calls=[("ask", {"question": text[:300], "options": [text[:50], "other"]})])
     finding = {"claim": text[:900], "source": f"https://evil.example/{text[:200]}", "quote": text[:200]}
     return hand_over(output=text, summary=text[:900], findings=[finding])
@@ -107,7 +107,7 @@ def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) ->
         asking = [number for number in everything if number < len(TEXTS) and number % 10 == 0]
         for number in asking:
             run_id = everything[number]["subagent_id"]
-            here.until(lambda run_id=run_id: logged(here.root, "QuestionAsked", run=run_id), within_s=60)  # type: ignore[misc]
+            here.until(lambda run_id=run_id: logged(here.root, "QuestionAsked", run=run_id), within_s=60)
             seen.open(f"/subagents/{run_id}")
             sent = person.post(f"/subagents/{run_id}/message", {"csrf": person.csrf, "message": TEXTS[number][:2_000]})
             assert sent.status_code in (303, 400, 409)
