@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Generator
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def script(asked: dict[str, Any]) -> Step:
     if len(results) == 1 and text in TEXTS[::10]:
         return Say(calls=[("ask", {"question": text[:300], "options": [text[:50], "other"]})])
     finding = {"claim": text[:900], "source": f"https://evil.example/{text[:200]}", "quote": text[:200]}
-    return hand_over(output=text, summary=text[:900], findings=[finding])
+    return replace(hand_over(output=text, summary=text[:900], findings=[finding]), fragment=50_000)
 
 
 @pytest.fixture(scope="module")
