@@ -8,7 +8,7 @@ import re
 from support.repository import REPOSITORY
 
 STATIC = REPOSITORY / "server" / "ava_server" / "web" / "static"
-_ROW = re.compile(r"^\| `([\w.]+)` \| .*? \| (0BSD|MIT) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| .*? \| `([\w.]+)` \| (0BSD|MIT) \| `([0-9a-f]{64})` \|$", re.MULTILINE)
 _MOST_BYTES = 150_000
 
 
