@@ -16,6 +16,7 @@ from support.http_server import token
 
 from ava_server.core.data_root import os_user
 from ava_server.web import peers
+from ava_server.web.context import NAVIGATION
 from ava_server.web.render import static_files
 from ava_server.web.requests import FORM_BYTES, HEADERS
 
@@ -115,7 +116,8 @@ def assert_headers(answer: httpx2.Response) -> None:
 def test_every_answer_has_the_headers_that_protect_it(here: There, proposed: dict[str, str]) -> None:
     visitor, html = here.signed_in(), {"Accept": "text/html"}
     signed_in = [
-        ("/", 200), ("/?all", 200), ("/subagents", 200), (f"/subagents/{proposed['subagent_id']}", 200),
+        ("/", 200), ("/?all", 200), *((path, 200) for path, _name in NAVIGATION),
+        ("/subagents", 200), (f"/subagents/{proposed['subagent_id']}", 200),
         (f"/proposals/{proposed['pending_id']}", 200), ("/subagents/S-0dd0dd0d", 404), ("/subagents/x", 404),
         ("/proposals", 404), ("/nothing", 404), ("/subagents/", 404), ("/static/none.js", 404), ("/sign-in", 303),
         ("/stream?run=S-0dd0dd0d", 404),
