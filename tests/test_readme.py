@@ -100,6 +100,9 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     for data in (
         "ava_server/_docs/index.md",
         "ava_server/models/tiers.toml",
+        "ava_server/web/static/htmx.LICENSE",
+        "ava_server/web/static/htmx.min.js",
+        "ava_server/web/templates/frame.html",
         "ava_roles/filler_words.txt",
         "ava_roles/researcher.md",
         "ava_audit/store/schema.sql",

@@ -58,7 +58,12 @@ class Host:
         return self.tool("spawn_subagent", **{"role": "researcher", "task": "What does it cost?", **more})
 
     def ended(self, run_id: str) -> dict[str, Any]:
-        return self.tool("check_subagent", subagent_id=run_id, wait_seconds=20)
+        """Wait for the end of a run; on a busy machine that takes more than one call."""
+        for _call in range(8):
+            found = self.tool("check_subagent", subagent_id=run_id, wait_seconds=10)
+            if found["status"] not in ("queued", "running", "awaiting_answer"):
+                break
+        return found
 
 
 @dataclass
@@ -83,8 +88,14 @@ class Visitor:
         """Send a form as a browser does that shows a page of this site."""
         pairs = list(fields.items()) if isinstance(fields, dict) else list(fields)
         body = str(httpx2.QueryParams(cast("Any", pairs)))
-        own = {"Origin": self.base, "Sec-Fetch-Site": "same-origin", "Content-Type": "application/x-www-form-urlencoded"}
-        answer = self.http.post(path, content=body, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}})
+        own = {
+            "Origin": self.base,
+            "Sec-Fetch-Site": "same-origin",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        answer = self.http.post(
+            path, content=body, headers={**own, **{k.replace("_", "-"): v for k, v in headers.items()}}
+        )
         self.shown = answer.text
         return answer
 

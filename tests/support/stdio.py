@@ -275,7 +275,7 @@ def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
         sql = "SELECT seq, agent_id, session_id, user_id, type, run_id, content FROM events ORDER BY seq"
         rows = db.execute(sql).fetchall()
     entries = [
-        Logged(seq, agent, session, user, kind, run_id, json.loads(content))
+        Logged(seq, agent, session, user, kind, run_id, json.loads(content or "{}"))  # it may be erased
         for seq, agent, session, user, kind, run_id, content in rows
     ]
     return [entry for entry in entries if (not types or entry.type in types) and (run is None or entry.run_id == run)]

@@ -16,6 +16,7 @@ from support.http_server import token
 
 from ava_server.core.data_root import os_user
 from ava_server.web import peers
+from ava_server.web.context import NAVIGATION
 from ava_server.web.render import static_files
 from ava_server.web.requests import FORM_BYTES, HEADERS
 
@@ -68,7 +69,9 @@ def test_a_change_takes_a_session(here: There, proposed: dict[str, str]) -> None
     assert here.state(proposed) == "awaiting_approval"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "evil.example:80", "localhost@evil", "", "a b"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "evil.example:80", "localhost@evil", "", "a b"]
+)
 def test_another_host_name_is_refused_so_that_no_other_site_can_become_this_one(here: There, host: str) -> None:
     visitor = here.signed_in()
     for path in ("/", "/sign-in", "/stream", "/static/ava.js", "/enter?code=x"):
@@ -113,9 +116,10 @@ def assert_headers(answer: httpx2.Response) -> None:
 def test_every_answer_has_the_headers_that_protect_it(here: There, proposed: dict[str, str]) -> None:
     visitor, html = here.signed_in(), {"Accept": "text/html"}
     signed_in = [
-        ("/", 200), ("/?all", 200), ("/subagents", 200), (f"/subagents/{proposed['subagent_id']}", 200),
+        ("/", 200), ("/?all", 200), *((path, 200) for path, _name in NAVIGATION),
+        ("/subagents", 200), (f"/subagents/{proposed['subagent_id']}", 200),
         (f"/proposals/{proposed['pending_id']}", 200), ("/subagents/S-0dd0dd0d", 404), ("/subagents/x", 404),
-        ("/proposals", 400), ("/nothing", 404), ("/subagents/", 404), ("/static/none.js", 404), ("/sign-in", 303),
+        ("/proposals", 404), ("/nothing", 404), ("/subagents/", 404), ("/static/none.js", 404), ("/sign-in", 303),
         ("/stream?run=S-0dd0dd0d", 404),
     ]  # fmt: skip
     for path, status in signed_in:
@@ -139,7 +143,9 @@ def test_the_policy_allows_no_inline_script_no_other_host_and_no_frame() -> None
     assert set(policy.values()) == {"'self'"}
 
 
-@pytest.mark.parametrize("path", sorted(Path("server/ava_server/web/templates").glob("*.html")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted(Path("server/ava_server/web/templates").glob("*.html")), ids=lambda path: path.name
+)
 def test_no_template_has_inline_code_or_marks_text_as_safe(path: Path) -> None:
     text = path.read_text("utf-8")
     assert not re.search(r"<script(?![^>]* src=)|<style|\sstyle=|\son\w+=|javascript:|\|\s*safe\b|autoescape", text)
@@ -173,10 +179,18 @@ def test_a_name_that_nobody_has_is_not_remembered() -> None:
 
 
 def test_broken_addresses_are_answered_with_a_page(here: There) -> None:
-    for target in (b"/subagents/\xff\xfe", b"/?\xff=\xfe", b"/enter?code=\xff", b"/sign-in?to=\xff\xfe", b"/proposals?id=\xff"):
+    for target in (
+        b"/subagents/\xff\xfe",
+        b"/?\xff=\xfe",
+        b"/enter?code=\xff",
+        b"/sign-in?to=\xff\xfe",
+        b"/proposals?id=\xff",
+    ):
         for accept in (b"text/html", b"*/*"):
             with socket.create_connection(("127.0.0.1", here.server.port), timeout=10) as line:
-                line.sendall(b"GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: %s\r\nConnection: close\r\n\r\n" % (target, accept))
+                line.sendall(
+                    b"GET %s HTTP/1.1\r\nHost: localhost\r\nAccept: %s\r\nConnection: close\r\n\r\n" % (target, accept)
+                )
                 answer = b"".join(iter(lambda: line.recv(65_536), b""))
             assert answer.split(b" ")[1] in (b"303", b"400", b"401", b"403", b"404", b"429"), (target, answer[:200])
 
@@ -184,15 +198,13 @@ def test_broken_addresses_are_answered_with_a_page(here: There) -> None:
 def test_bearer_tokens_are_answered_as_before_at_the_same_paths(here: There) -> None:
     text = token(here.root, os_user(), "read")
     http = here.server
-    answers = {
-        path: here.portal.call(lambda path=path: http.get(path, text)) for path in ("/", "/subagents", "/proposals", "/log")
-    }  # type: ignore[misc]
+    answers = {path: here.portal.call(http.get, path, text) for path in ("/", "/subagents", "/proposals", "/log")}
     assert answers["/"].status_code == 404 and "Paths: /mcp" in answers["/"].json()["error_description"]
     assert answers["/subagents"].status_code == answers["/proposals"].status_code == 404
     assert answers["/log"].headers["content-type"].startswith("application/json")
-    wrong = here.portal.call(lambda: http.get("/", "avatok_wrong"))
+    wrong = here.portal.call(http.get, "/", "avatok_wrong")
     assert wrong.status_code == 401 and json.loads(wrong.text)["error"] == "invalid_token"
-    bare = here.portal.call(lambda: http.post("/mcp", json={}))
+    bare = here.portal.call(http.post, "/mcp")
     assert bare.status_code == 401 and "www-authenticate" in bare.headers
 
 
@@ -224,8 +236,7 @@ def test_only_a_socket_that_this_user_still_holds_proves_whose_connection_it_is(
 
 
 def test_a_connection_of_this_process_is_found_in_the_systems_table() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        with socket.create_connection(listening.getsockname()) as line:
-            accepted, _address = listening.accept()
-            with accepted:
-                assert peers.is_own(line.getsockname(), accepted.getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as line:
+        accepted, _address = listening.accept()
+        with accepted:
+            assert peers.is_own(line.getsockname(), accepted.getsockname())

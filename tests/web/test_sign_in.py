@@ -131,7 +131,7 @@ def test_the_form_is_given_what_was_asked_for(here: There) -> None:
 
 @pytest.mark.parametrize(
     "to",
-    ["//evil.example", "https://evil.example", "/\\evil.example", "\\/evil", "javascript:alert(1)", "/x\r\nSet-Cookie: a=b",
+    ["//evil.example", "https://evil.example", "/\\evil.example", "\\/evil", "javascript:alert(1)", "/x\r\nCookie: a",
      "/%0d%0aLocation:x\n", "///evil.example", "evil.example", "/" + "a" * 600, "/\t/evil.example", "/\u2028/evil"],
 )  # fmt: skip
 def test_signing_in_never_leads_to_another_site(here: There, to: str) -> None:
@@ -157,6 +157,7 @@ def test_a_user_cannot_push_out_the_sessions_of_another(tmp_path: Path) -> None:
     assert [sessions.find(each) is not None for each in bens] == [False] * 5 + [True] * MOST_OF_USER
 
 
+@pytest.mark.slow
 def test_the_pin_signs_in_and_five_wrong_ones_lock_it(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data", pin=True) as there:
         right = there.visitor()

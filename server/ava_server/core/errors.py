@@ -8,6 +8,8 @@ AvaError
 ├── ConfigError        an invalid setting or file, found at start
 │   ├── OlderServer    the server of --url does not know what was asked for (remote.py)
 │   └── Unreachable    the server of --url does not answer now; it may be restarting (remote.py)
+├── NotFound           no page at this address, or nothing that its visitor may see (web/context.py)
+├── SignedOut          a page needs a session (web/context.py)
 └── ModelError         a model call without an answer; says whether it may have been billed
     └── ModelTimeout   the call's own deadline passed
 """

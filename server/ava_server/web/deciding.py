@@ -6,6 +6,7 @@ was shown: the form carries the digest of that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,11 @@ from starlette.routing import Route
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_USD, cents, entered_micros, now_us
+from ava_audit.units import cents, entered_micros, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.approval.proposals import Pending, changed_since, pending_proposal, together_line
-from ava_server.approval.questions import LimitField, dollars_field, minutes_field
+from ava_server.approval.questions import COST, TIME, LimitField, dollars_field, minutes_field
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
@@ -40,6 +41,7 @@ DONE: Mapping[str, str] = {
 }
 """What a page says after a decision, by the word in its address."""
 MOST_TOGETHER = 20
+_AMOUNT = re.compile(r"[0-9]{1,9}([.,][0-9]{1,9})?")
 
 
 async def _silent(_line: str) -> None:
@@ -123,10 +125,10 @@ class Deciding:
         rows = [await self._context.access(visitor).run(pending_id, "id") for pending_id in shown]
         waiting = await store.read(lambda view: [_unexpired(pending_proposal(view, row), now) for row in rows])
         lines = [one.approval_line for one in waiting]
-        cost, seconds = _entered(form, "cost"), _entered(form, "minutes", 60)
-        most = _most(rows)
-        micros = entered_micros(cost) if cost is not None and entered_micros(cost) < most[0] else None
-        seconds = seconds if seconds is not None and seconds < most[1] - 0.01 else None
+        fields = {field.name: field for field in _fields(rows)}
+        cost, minutes = _entered(form, "cost", fields.get(COST)), _entered(form, "minutes", fields.get(TIME))
+        micros = entered_micros(cost) if cost is not None else None
+        seconds = minutes * 60 if minutes is not None else None
         if len(waiting) == 1:
             caps = {"max_cost_cents": micros and cents(micros), "timeout": seconds}
             lowered = {name: value for name, value in caps.items() if value is not None}
@@ -263,19 +265,19 @@ def _fields(rows: Sequence[RunRow]) -> list[LimitField]:
     return [*([] if free else money), *([] if len(rows) > 1 else time)]
 
 
-def _entered(form: Form, name: str, units: float = 1) -> float | None:
-    """Return a number that was entered, None where the field is empty.
+def _entered(form: Form, name: str, field: LimitField | None) -> float | None:
+    """Return a lower limit that was entered, None where the field is empty or has the limit as it is.
 
     Raises:
-        BadInput: It is not a positive number.
+        BadInput: It is not a number, or not one that the page offers.
     """
-    text = form.one(name).replace(",", ".")
+    text = form.one(name)
     if not text:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < MICROS_PER_USD * 1e3:
-        raise BadInput(f"{text[:20]!r} is not an amount; nothing was approved")
-    return value * units
+    if field is None or not _AMOUNT.fullmatch(text):
+        raise BadInput(f"{text[:20]!r} is not an amount that can be entered here; nothing was approved")
+    value = float(text.replace(",", "."))
+    if not field.least <= value <= field.most:
+        low, high = field.words(field.least), field.words(field.most)
+        raise BadInput(f"{text[:20]} is not between {low} and {high}; nothing was approved")
+    return value if value < field.most else None

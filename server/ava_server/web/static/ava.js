@@ -37,9 +37,20 @@ function listen() {
     source = null;
     missed = true;
     say("The server does not answer. This page continues when it is back; on your own machine, ava ui starts it.");
-    setTimeout(listen, wait);
+    setTimeout(listenAgain, wait);
     wait = Math.min(wait * 2, LONGEST_RETRY_MS);
   };
+}
+
+// To a stream, a session that has ended looks like a server that is away: ask which of the two it is.
+async function listenAgain() {
+  try {
+    const answer = await fetch(document.body.dataset.stream, { method: "HEAD" });
+    if (answer.status === 401) return say("Your session has ended. Reload this page to sign in again.");
+  } catch {
+    // it is away, which listen() finds too
+  }
+  listen();
 }
 
 function stop() {

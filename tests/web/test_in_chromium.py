@@ -1,0 +1,201 @@
+"""The pages in a real browser: they work by mouse, by keyboard and without scripts, and come back after a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Generator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.browser import PAGES, There, open_pages
+from support.http_server import serving_http
+from support.stdio import logged
+
+from ava_server.core.data_root import DataRoot
+from ava_server.web.context import NAVIGATION
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+    from support.watched_page import Watched
+
+
+@pytest.fixture(scope="module")
+def here(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generator[There]:
+    with open_pages(tmp_path_factory.mktemp("here") / "data") as there:
+        yield there
+
+
+def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
+    """A window of somebody who has signed in."""
+    from support.watched_page import watched
+
+    cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
+    return watched(browser, there.base, cookie, **options)
+
+
+def ended(there: There) -> dict[str, Any]:
+    """A run that has ended."""
+    proposed = there.host.propose(task="What did it cost?")
+    assert there.signed_in().decide(proposed["pending_id"], "approve").status_code == 303
+    there.host.ended(proposed["subagent_id"])
+    return proposed
+
+
+@pytest.mark.requirement("N-17")
+def test_a_person_signs_in_approves_and_sees_the_run_end(chromium: Browser, here: There) -> None:
+    from support.watched_page import watched
+
+    proposed = here.host.propose()
+    with watched(chromium, here.base) as seen:
+        page = seen.open(f"/enter?code={here.code()}")
+        assert page.url == f"{here.base}/", "the code is not in the address any more"
+        page.click(f"text={proposed['pending_id']}")
+        page.click("button:has-text('Approve')")
+        page.wait_for_url(f"**/subagents/{proposed['subagent_id']}?done=approved")
+        page.wait_for_selector(".state.success")
+        assert page.evaluate("document.cookie") == "", "scripts cannot read the session"
+        seen.assert_clean()
+
+
+def paths(there: There) -> list[str]:
+    proposed = [there.host.propose(task=f"What does {name} cost?") for name in "ab"]
+    ids = [each["pending_id"] for each in proposed]
+    run = ended(there)
+    return [
+        *(path for path, _name in NAVIGATION), f"/subagents/{run['subagent_id']}", f"/proposals/{run['pending_id']}",
+        f"/proposals/{ids[0]}", f"/proposals?id={ids[0]}&id={ids[1]}", f"/subagents/{proposed[0]['subagent_id']}",
+        "/subagents/S-0dd0dd",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_opens_without_errors_and_without_barriers(chromium: Browser, here: There, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    from support.watched_page import watched
+
+    with window(chromium, here, color_scheme=scheme) as seen, watched(chromium, here.base, color_scheme=scheme) as out:
+        opened = [(seen, path) for path in paths(here)] + [(out, "/sign-in"), (out, "/enter?code=x")]
+        for one, path in opened:
+            page = one.open(path)
+            found = axe.run(page).response["violations"]
+            grave = [
+                (each["id"], [node["html"][:200] for node in each["nodes"]])
+                for each in found
+                if each["impact"] in ("serious", "critical")
+            ]
+            assert not grave, (path, scheme, grave)
+            one.assert_clean(but="the server responded with a status of 4")
+            width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert width <= 0, f"{path} scrolls to the side"
+
+
+@pytest.mark.slow
+def test_no_page_is_wider_than_a_telephone(chromium: Browser, here: There) -> None:
+    with window(chromium, here, viewport={"width": 390, "height": 800}) as seen:
+        for path in paths(here):
+            page = seen.open(path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+
+
+@pytest.mark.slow
+def test_what_happens_appears_without_a_reload(chromium: Browser, here: There) -> None:
+    with window(chromium, here) as seen:
+        page = seen.open("/")
+        page.evaluate("window.same = true")
+        proposed = here.host.propose()
+        page.wait_for_selector(f"text={proposed['pending_id']}")
+        here.host.tool("confirm_spawn", pending_ids=[proposed["pending_id"]], decision="reject")
+        page.wait_for_selector(f"text={proposed['pending_id']}", state="detached")
+        assert page.evaluate("window.same"), "the page was not loaded again"
+        seen.assert_clean()
+
+
+@pytest.mark.slow
+def test_two_windows_and_one_proposal(chromium: Browser, here: There) -> None:
+    proposed = here.host.propose()
+    path = f"/proposals/{proposed['pending_id']}"
+    with window(chromium, here) as first, window(chromium, here) as second:
+        first.open(path)
+        page = second.open(path)
+        first.page.click("button:has-text('Approve')")
+        first.page.wait_for_url("**/subagents/*")
+        page.click("button:has-text('Approve')")
+        page.wait_for_selector("[role=alert]")
+        assert "no longer waits" in page.inner_text("main")
+        assert here.starts(proposed) == 1
+
+
+@pytest.mark.slow
+def test_the_keyboard_is_enough(chromium: Browser, here: There) -> None:
+    proposed = here.host.propose()
+    with window(chromium, here) as seen:
+        page = seen.open("/")
+
+        def tab_to(what: str) -> None:
+            for _press in range(60):
+                page.keyboard.press("Tab")
+                if page.evaluate("what => document.activeElement.matches(what)", what):
+                    return
+            raise AssertionError(f"no tab stop at {what}")
+
+        tab_to("a.skip")
+        page.keyboard.press("Enter")
+        tab_to(f"a[href='/proposals/{proposed['pending_id']}']")
+        page.keyboard.press("Enter")
+        page.wait_for_url(f"**/proposals/{proposed['pending_id']}")
+        tab_to("button[value=approve]")
+        shown = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert shown != "none", "the focus is visible"
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/subagents/*")
+        assert here.starts(proposed) == 1
+
+
+@pytest.mark.slow
+def test_everything_works_without_scripts(chromium: Browser, here: There) -> None:
+    from support.watched_page import watched
+
+    proposed, other = here.host.propose(), here.host.propose(task="Another?")
+    with watched(chromium, here.base, java_script_enabled=False) as seen:
+        page = seen.open(f"/enter?code={here.code()}")
+        page.click(f"a:has-text('{proposed['pending_id']}')")
+        page.click("button:has-text('Approve')")
+        page.wait_for_url("**/subagents/*?done=approved")
+        seen.open(f"/proposals/{other['pending_id']}")
+        page.click("button:has-text('Reject')")
+        page.wait_for_url("**/subagents/*?done=rejected")
+        page.click("button:has-text('Sign out')")
+        assert "signed out" in page.inner_text("main")
+        assert seen.open("/").url.endswith("/sign-in")
+    assert here.starts(proposed) == 1 and here.state(other) == "rejected"
+
+
+@pytest.mark.slow
+def test_a_session_that_ends_in_the_middle_is_said_and_nothing_is_done(chromium: Browser, here: There) -> None:
+    proposed = here.host.propose()
+    with window(chromium, here) as seen, window(chromium, here) as idle:
+        page, other = seen.open(f"/proposals/{proposed['pending_id']}"), idle.open("/")
+        DataRoot(here.root).browser_sessions.unlink()
+        page.click("button:has-text('Approve')")
+        assert "session has ended" in page.inner_text("main") and here.starts(proposed) == 0
+        other.wait_for_selector("#connection:has-text('session has ended')")
+
+
+@pytest.mark.slow
+def test_a_page_comes_back_by_itself_after_the_server_was_away(chromium: Browser, here: There) -> None:
+    with window(chromium, here) as seen:
+        page = seen.open("/")
+        page.evaluate("window.same = true")
+        port = here.server.port
+        os.kill(here.server.pid, signal.SIGTERM)
+        page.wait_for_selector("#connection:not([hidden])")
+        here.portal.call(here.server.exited)
+        proposed = here.host.propose(task="Proposed meanwhile")
+        again = serving_http(here.root, command=(*PAGES[:-2], str(port), "--access-log"))
+        with here.portal.wrap_async_context_manager(again):
+            page.wait_for_selector(f"text={proposed['pending_id']}")
+            page.wait_for_selector("#connection", state="hidden")
+            assert page.evaluate("window.same") and logged(here.root, "SpawnProposed")
