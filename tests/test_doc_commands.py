@@ -43,7 +43,6 @@ NOT_RUN: Mapping[str, str] = {
     "pin": "asks for a PIN at a terminal: tests/server/test_pin.py",
     "passkey add": "asks a person at a terminal: tests/web/test_passkey_commands.py",
     "passkey remove": "asks a person at a terminal: tests/web/test_passkey_commands.py",
-    "ui": "opens a browser: tests/web/test_passkey_commands.py",
     "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
     "send": "needs a run that is at work: tests/system/test_cli_steer.py",
     "erase": "asks a person: tests/server/test_erase.py",

@@ -19,6 +19,7 @@ from typing import Any, cast
 import anyio
 import httpx2
 
+from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import os_user
 from ava_server.http.limits import RequestLimits
@@ -70,7 +71,7 @@ async def serving_pages(lab: Lab, *, terminal: bool = True, owned: bool = False)
         app = App(lambda: lab.runtime.settings, "memory", reach.base_url)
         app._runtime = lab.runtime
         tokens, sessions = Tokens(paths.tokens_file), BrowserSessions(paths.browser_sessions)
-        site = Site(reach.base_url, True, sessions, tokens, owned)
+        site = Site(reach.base_url, True, sessions, tokens, Passkeys(paths.passkeys), owned)
         paths_of_clients = _Paths(app, cast("Any", None), GracefulShutdown(0))
         server = _Server(paths_of_clients, reach, tokens, RequestLimits(), Pages(app, site))
         async with anyio.create_task_group() as tasks:
