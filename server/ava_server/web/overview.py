@@ -17,7 +17,7 @@ from ava_server.service.run_view import RunView
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.site import Visitor
 
-MOST_RUNS = 200
+MOST_RUNS = 100
 
 
 @dataclass(frozen=True)
