@@ -58,9 +58,9 @@ UNREACHED: set[str] = set()
 UNSET: dict[tuple[str, str], str] = {}
 """Fields that no entry of this version has, and why."""
 UNSAID = {
-    ("RunResumed", "channel"): {"auto", "http"},
+    ("RunResumed", "channel"): {"auto", "http", "browser"},
     ("CancelRequested", "by"): {"system"},
-    ("ExtensionDecided", "channel"): {"auto"},
+    ("ExtensionDecided", "channel"): {"auto", "browser"},
     ("QuestionAnswered", "channel"): {"auto"},
     ("SubagentComplete", "status"): {"superseded", "rejected", "expired"},
 }
@@ -256,6 +256,7 @@ async def everything_at_once(lab: Lab) -> None:
             rejected,
             superseded,
             agreed,
+            on_a_page,
             grouped,
             everything,
             steered,
@@ -389,6 +390,15 @@ async def agreed(lab: Lab) -> None:
     await lab.ended(proposal.subagent_id)
 
 
+async def on_a_page(lab: Lab) -> None:
+    """A proposal that a person approves in a browser."""
+    proposal = await lab.propose(task=play("group"))
+    given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
+    person = Service(lab.runtime, Session(user=lab.runtime.user, transport="browser", channel="browser"))
+    assert (await person.call("confirm_spawn", given, quiet)).status == "approved"
+    await lab.ended(proposal.subagent_id)
+
+
 async def extended(lab: Lab) -> None:
     """Runs near a cap that ask for more, and each answer over each channel."""
     channels: Sequence[tuple[Channel, Mapping[str, Any]]] = (
@@ -415,7 +425,7 @@ async def extended(lab: Lab) -> None:
 
 async def questioned(lab: Lab) -> None:
     """Runs that ask a question, and the answers over the other channels."""
-    channels: Sequence[Channel] = ("terminal", "http", "elicitation")
+    channels: Sequence[Channel] = ("terminal", "http", "browser", "elicitation")
     for channel in channels:
         run_id = await lab.start(task=play("asks"))
         await lab.logged(run_id, "QuestionAsked", within_s=30)

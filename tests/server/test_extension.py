@@ -609,7 +609,7 @@ async def test_the_form_may_lower_the_new_cap_and_nothing_else(tmp_path: Path, e
         assert (await result_of(at, run))["status"] in ("success", "cost_exceeded")
 
 
-async def test_under_a_pin_that_was_set_meanwhile_the_host_asks_nothing(tmp_path: Path, era: str) -> None:
+async def test_under_a_pin_that_was_set_meanwhile_the_host_shows_no_form(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(), works) as at:
         run = await at.propose(**CAP)
         assert (await at.confirm(run))["status"] == "approved"
@@ -618,4 +618,6 @@ async def test_under_a_pin_that_was_set_meanwhile_the_host_asks_nothing(tmp_path
         PinFile(settings.paths.approval_file).set("73-otter-91")
         checked = await at.call("check_subagent", subagent_id=run["subagent_id"])
         assert checked["status"] == "awaiting_extension" and len(at.person.asked) == 1
+        assert all(page.endswith(f"/subagents/{run['subagent_id']}") for page in at.person.pages)
+        assert await at.facts(run, ExtensionDecided) == []
         assert (await at.call("cancel_subagent", subagent_id=run["subagent_id"]))["status"] == "cancelled"

@@ -51,13 +51,16 @@ def cancel(_question: ElicitRequestFormParams) -> ElicitResult:
 
 @dataclass
 class Person:
-    """Whoever sits at the client: gives one answer to everything, and remembers what was asked."""
+    """Whoever sits at the client: gives one answer to each form, opens no page, and remembers what was asked."""
 
     answers: Answering
     asked: list[ElicitRequestFormParams] = field(default_factory=list[ElicitRequestFormParams])
+    pages: list[str] = field(default_factory=list[str])
 
     async def __call__(self, context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult | ErrorData:
-        assert isinstance(params, ElicitRequestFormParams)
+        if not isinstance(params, ElicitRequestFormParams):
+            self.pages.append(params.url)
+            return ElicitResult(action="decline")
         self.asked.append(params)
         answer = self.answers(params)
         return answer if isinstance(answer, ElicitResult | ErrorData) else await answer

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from markupsafe import Markup
 
 from ava_roles.wrap import clean
 from ava_server.service.markdown import parse
@@ -31,14 +32,14 @@ def is_web_address(text: str) -> bool:
         return False
 
 
-def html(text: str) -> str:
-    """Return Markdown that a subagent wrote as HTML, which a template takes as safe."""
+def html(text: str) -> Markup:
+    """Return Markdown that a subagent wrote as HTML: all of its own is escaped, so a template takes it as it is."""
     shown = clean(text)[0]
     tokens = list(_safe_blocks(parse(shown[:MOST_CHARS])))
     made: str = _renderer().renderer.render(tokens, _renderer().options, {})
     left = len(shown) - MOST_CHARS
     more = f'<p class="cut">{left:,} more characters are not shown here.</p>' if left > 0 else ""
-    return made + more
+    return Markup(made + more)  # noqa: S704 - made here, from escaped text
 
 
 @cache
