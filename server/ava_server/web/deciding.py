@@ -84,7 +84,7 @@ class Deciding:
         try:
             done = await self._decided(visitor, form, shown)
         except (AvaError, AuditError, RolesError) as error:
-            return await self._proposals(request, list(shown), str(error))
+            return await self._proposals(request, list(shown), self._context.text_of(error))
         row = await self._context.store.read(lambda view: view.proposal(done[0]))
         many = len(shown) > 1 or row is None
         return go_to("/" if many or row is None else f"/subagents/{row.run_id}?done={done[1]}")
