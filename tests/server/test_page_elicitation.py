@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 from urllib.parse import urlsplit
 
 import anyio
@@ -19,6 +21,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.context import ClientRequestContext
 from mcp_types import (
+    CallToolRequestParams,
     ElicitCompleteNotification,
     ElicitRequestParams,
     ElicitRequestURLParams,
@@ -44,11 +47,13 @@ from ava_server.approval.decisions import Approval, approve, reject
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.budget.caps import DayCaps
 from ava_server.config.pin import PinFile
+from ava_server.config.tokens import Token
 from ava_server.core import local_server
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
 from ava_server.core.local_server import pages_server
 from ava_server.mcp_server import elicitation
+from ava_server.mcp_server.app import HTTP, OF_REQUEST
 from ava_server.runs.extension import ExtensionLimits
 from ava_server.runs.extension_answer import decide_extension
 
@@ -608,3 +613,13 @@ async def end_pages(root: DataRoot) -> None:
     with suppress(OSError, ValueError, IndexError):
         os.kill(int(root.pages_port.read_text().split()[1]), signal.SIGTERM)
     await until(lambda: pages_server(root).port() is None, within_s=10)
+
+
+@pytest.mark.parametrize(("user", "address"), [(os_user(), ADDRESS), ("ana", "https://ava.example")])
+async def test_only_a_host_of_this_machine_is_sent_to_the_pages_of_this_machine(user: str, address: str) -> None:
+    named_alike = Token("local-aa", user, ("spawn",), "0" * 64, 0, None)
+    app = SimpleNamespace(transport=HTTP, url="https://ava.example", runtime=MagicMock())
+    request = SimpleNamespace(scope={OF_REQUEST: named_alike})
+    ctx: Any = SimpleNamespace(session=SimpleNamespace(client_params=None), request=request, lifespan_context=app)
+    person = elicitation.ClientPerson(ctx, CallToolRequestParams(name="confirm_spawn"))
+    assert await person.address() == address

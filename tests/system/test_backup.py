@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -98,6 +99,8 @@ async def backed_up(tmp: Path, server: ModelServer, script: Script) -> dict[str,
         (root / "artifacts" / runs["ended"] / "table.csv").write_text("a,b\n")
         (root / "secrets").mkdir(mode=0o700, exist_ok=True)
         (root / "secrets" / "local_token").write_text("of this machine")
+        (root / "secrets" / "browser.toml").write_text("sessions of browsers")
+        (root / "artifacts" / runs["ended"] / "browser.toml").write_text("of a subagent")
         code, out, err = await ava(root, "backup", str(tmp / "copy"))
         assert code == 0 and "It contains your keys" in out, err
         assert (await lab.run(runs["running"])).state == "running", "the server goes on"
@@ -112,7 +115,10 @@ async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(t
         runs = await backed_up(tmp_path, server, script)
         files = listed(copy)
         assert {"ava.db", "backup.json", "config.toml", "keys.toml", f"artifacts/{runs['ended']}/table.csv"} <= {*files}
-        assert "secrets/local_token" not in files and not [name for name in files if name.startswith("instances")]
+        assert not {"secrets/local_token", "secrets/browser.toml"} & {*files}
+        assert f"artifacts/{runs['ended']}/browser.toml" in files and not [
+            name for name in files if name.startswith("instances")
+        ]
         assert not any((copy / name).stat().st_mode & 0o077 for name in (".", *files)), "for its owner alone"
         assert verify(copy / "ava.db").ok
 
@@ -229,6 +235,17 @@ async def test_a_name_that_no_backup_can_hold_is_named_and_nothing_is_left(backu
     assert code == 2 and "caf\\xe9.md" in err and "rename it" in err, err
     assert "Traceback" not in err
     assert not (tmp_path / "copy").exists() and nothing_left(tmp_path)
+
+
+async def test_sessions_of_browsers_are_not_restored(backup: Path, tmp_path: Path) -> None:
+    copy, data = copied(backup, tmp_path), b"a session that has ended since"
+    (copy / "secrets").mkdir(exist_ok=True)
+    (copy / "secrets" / "browser.toml").write_bytes(data)
+    manifest = json.loads((copy / "backup.json").read_text())
+    manifest["files"]["secrets/browser.toml"] = hashlib.sha256(data).hexdigest()
+    (copy / "backup.json").write_text(json.dumps(manifest))
+    code, _out, err = await ava(tmp_path / "new", "restore", str(copy))
+    assert code == 0 and not (tmp_path / "new" / "secrets" / "browser.toml").exists(), err
 
 
 async def test_a_link_to_an_empty_folder_is_restored_to(backup: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ async def test_a_running_server_refuses_a_removed_user(tmp_path: Path) -> None:
         (("limit", "ana", "--daily", "much"), 2, "--daily"),
         (("limit", "ana", "--approval", "never"), 30, "approval"),
         (("limit", "a b", "--running", "1"), 2, "A user's name"),
-        (("remove", "nobody"), 2, "nobody has no token and no limits here"),
+        (("remove", "nobody"), 2, "nobody has no token, no passkey and no limits here"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, args: tuple[str, ...], code: int, says: str) -> None:

@@ -18,8 +18,9 @@ from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.stdio import AVA, environment, logged, made, told, until, using
 
 from ava_audit.store.store import Store
-from ava_server.config.tokens import Scope
-from ava_server.core.data_root import os_user
+from ava_server.config.passkeys import Passkeys, new_passkey
+from ava_server.config.tokens import Scope, read_tokens
+from ava_server.core.data_root import DataRoot, os_user
 from ava_server.runs.lifecycle import hold
 
 pytestmark = pytest.mark.slow
@@ -321,6 +322,18 @@ async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) ->
         answer = await all_of.server.request("POST", f"/users/{os_user()}", admin, json={})
         assert answer.status_code == 400 and "operator" in answer.text and "avatok_" not in answer.text
         assert logged(all_of.root, "SettingsChanged") == []
+
+
+async def test_an_administrator_elsewhere_takes_nobodys_passkey_away(tmp_path: Path) -> None:
+    async with team(tmp_path) as (all_of, _gate):
+        admin, passkeys = token(all_of.root, "ops", "admin", name="ops-laptop"), DataRoot(all_of.root).passkeys
+        token(all_of.root, "dan", "read", name="dans")
+        Passkeys(passkeys).add(new_passkey("dan", "laptop", "localhost", b"dans", b"key", 0))
+        answer = await all_of.server.request("DELETE", "/users/dan", admin)
+        assert answer.status_code == 400 and "dan has a passkey" in answer.text
+        assert Passkeys(passkeys).of("dan") and "dans" in read_tokens(DataRoot(all_of.root).tokens_file)
+        Passkeys(passkeys).remove("dan", "laptop")
+        assert (await all_of.server.request("DELETE", "/users/dan", admin)).status_code == 200
 
 
 async def test_the_address_of_the_users_takes_only_what_restricts(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ava_server.web.markdown import MOST_CHARS, REL, html, is_web_address, short
+from ava_server.web.markdown import MOST_CHARS, MOST_MARKS, REL, html, is_web_address, short
 
 RTL = "\u202e"
 
@@ -66,6 +66,29 @@ def test_the_host_of_a_long_address_is_whole() -> None:
     host = f"https://{'a.' * 100}evil.example"
     assert short(f"{host}/{'x' * 500}") == f"{host}/…"
     assert short("https://a.example/b") == "https://a.example/b"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * MOST_CHARS,
+        "![" * (MOST_CHARS // 2),
+        "*a_ " * (MOST_CHARS // 4),
+        f"{'|a' * 1000}\n{'|-' * 1000}\n" + "|a\n" * 100,
+    ],
+    ids=["brackets", "pictures", "emphasis", "table"],
+)
+def test_what_takes_a_parser_seconds_is_shown_as_it_was_written(text: str) -> None:
+    assert html(text) == f'<pre class="words" dir="auto">{text}</pre>'
+
+
+def test_what_is_shown_as_it_was_written_is_escaped() -> None:
+    assert "<b>" not in html("<b>" * MOST_MARKS) and "&lt;b&gt;" in html("<b>" * MOST_MARKS)
+
+
+def test_a_long_result_is_still_markdown() -> None:
+    made = html("| a | b |\n| - | - |\n" + "| [x](https://a.example/) | **y** |\n" * 1000)
+    assert made.count("<td") == 2000 and "<strong" in made
 
 
 def test_a_very_long_text_says_what_is_missing() -> None:

@@ -103,6 +103,23 @@ def test_lists_and_removes_by_user(tmp_path: Path) -> None:
     assert removed.content["setting"] == "passkeys.laptop" and removed.content["before"]["user"] == "ana"
 
 
+def test_a_removed_users_passkeys_count_for_no_new_user_of_that_name(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    set_pin(root)
+    store(root, "laptop", "ana")
+    store(root, "laptop", "ben")
+    taken = ava(root, "user", "add", "ana", "--scope", "read")
+    assert taken.returncode == 2 and "There is a user ana already" in taken.stderr, taken
+    refused = ava(root, "user", "remove", "ana")
+    assert refused.returncode == 10 and "at a terminal" in refused.stderr and len(names(root)) == 2
+    code, text = typed(root, "user", "remove", "ana", answers=(("Approval PIN", PIN),))
+    assert code == 0 and "Passkey laptop of ana is removed" in text
+    assert [each.user for each in Passkeys(DataRoot(root).passkeys).all()] == ["ben"]
+    (removed,) = logged(root, "SettingsChanged")
+    assert removed.content["setting"] == "passkeys.laptop" and "after" not in removed.content
+    assert ava(root, "user", "add", "ana", "--scope", "read").returncode == 0
+
+
 @pytest.mark.parametrize("name", ["", "1", "a b", "../x", "x" * 65])
 def test_refuses_a_name_that_is_none(tmp_path: Path, name: str) -> None:
     root = made(tmp_path / "data")

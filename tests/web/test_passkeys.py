@@ -21,6 +21,7 @@ from support.stdio import logged
 from ava_server.config.passkeys import Passkeys, new_passkey
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError, Refused
+from ava_server.web.webauthn import Subject
 
 HERE = os_user()
 LETTERS = str.maketrans("0123456789", "ghijklmnop")
@@ -188,6 +189,13 @@ def test_a_use_counts_for_exactly_what_the_form_said(armed: Armed) -> None:
         assert status == 409 and armed.waits()
 
 
+def test_a_remembered_challenge_holds_no_text_of_the_form() -> None:
+    long = Subject.of("/proposals", [("message", "x" * 100_000)])
+    assert len(repr(long)) < 500 and long != Subject.of("/proposals", [("message", "x" * 99_999)])
+    assert Subject.of("/a", [("b", "c"), ("csrf", "1")]) == Subject.of("/a", [("csrf", "2"), ("b", "c")])
+    assert Subject.of("/a", [("b", "c"), ("b", "d")]) != Subject.of("/a", [("b", "d"), ("b", "c")])
+
+
 def test_a_use_in_one_session_counts_in_no_other(armed: Armed) -> None:
     elsewhere = armed.there.signed_in()
     options = Decision(elsewhere, armed.pending).options()
@@ -236,15 +244,16 @@ def test_another_users_passkey_approves_nothing(armed: Armed) -> None:
 
 @contextmanager
 def late(root: Path) -> Generator[There]:
-    """Another server of the same data root, whose challenges are too old at once."""
+    """A server of a data root that has no other, whose challenges are too old at once."""
     with start_blocking_portal() as portal, ExitStack() as stack:
         opened = serving_http(root, program=("-c", LATE, *PAGES))
         server = stack.enter_context(portal.wrap_async_context_manager(opened))
         yield There(root, server, portal, Host(portal, None), [], stack)
 
 
-def test_a_challenge_expires(there: There) -> None:
-    key, proposed = added(there, there.signed_in(), HERE), there.host.propose()
+def test_a_challenge_expires(tmp_path: Path) -> None:
+    with open_pages(tmp_path / "data") as there:
+        key, proposed = added(there, there.signed_in(), HERE), there.host.propose()
     with late(there.root) as server:
         key.origin = server.base
         decision = Decision(server.signed_in(), proposed["pending_id"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
 
 from ava_audit.events import CancelRequested, ExtensionDecided, QuestionAnswered, RunResumed, UserMessage
 from ava_server.config.pin import PinFile
+from ava_server.config.settings import UserSettings
 from ava_server.runs import lifecycle
+from ava_server.web.sessions import BrowserSessions
 
 QUESTION = "In which currency?"
 ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submits("in euros")]
@@ -160,6 +163,28 @@ async def test_a_session_of_a_program_resumes_nothing(tmp_path: Path, monkeypatc
         assert line is not None
         refused = await browser.post(f"/subagents/{run_id}/resume", {**await csrf(browser), "line": line[1]})
         assert refused.status_code == 409 and not await lab.facts(run_id, RunResumed)
+
+
+async def test_resuming_another_users_run_takes_what_that_users_policy_demands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with interrupted(tmp_path, monkeypatch) as (lab, run_id), serving_pages(lab, owned=True) as browser:
+        paths = lab.runtime.settings.paths
+        eve = BrowserSessions(paths.browser_sessions).issue_code("eve", terminal=True)
+        assert (await browser.get(f"/enter?code={eve}")).status_code == 303
+        assert '<form method="post"' in await decide_part(browser, run_id), "under ask, the owner's session is enough"
+        lab.runtime.settings.users[lab.runtime.user] = UserSettings(approval="human")
+        part = await decide_part(browser, run_id)
+        assert "there is no approval PIN and no passkey" in part and "<form" not in part
+        line = re.search(r'<p class="line" dir="auto">([^<]*)</p>', part)
+        assert line is not None
+        fields = {**await csrf(browser), "line": unescape(line[1])}
+        refused = await browser.post(f"/subagents/{run_id}/resume", fields)
+        assert refused.status_code == 409 and "no approval PIN" in refused.text
+        assert not await lab.facts(run_id, RunResumed)
+        set_pin(lab)
+        answer = await browser.post(f"/subagents/{run_id}/resume", {**fields, "pin": PIN})
+        assert answer.status_code == 303 and await lab.facts(run_id, RunResumed), answer.text
 
 
 async def csrf(browser: Browser) -> dict[str, str]:

@@ -15,6 +15,7 @@ from support.http_server import token
 from ava_server.config.pin import PinFile
 from ava_server.config.tokens import revoke_token
 from ava_server.core.data_root import DataRoot, os_user
+from ava_server.core.files import replace_file
 from ava_server.web import sign_in
 from ava_server.web.sessions import MOST_OF_USER, BrowserSessions
 
@@ -246,6 +247,14 @@ def test_a_token_made_again_under_the_same_name_does_not_revive_a_session(team: 
     visitor = team.with_token(token(team.root, "fay", "read"))
     revoke_token(team.root / "secrets" / "tokens.toml", "of-fay")
     token(team.root, "fay", "read")
+    assert not signed_in(visitor)
+
+
+def test_a_token_that_was_given_to_another_user_ends_the_session_of_the_first(team: There) -> None:
+    visitor = team.with_token(token(team.root, "gil", "read"))
+    file = team.root / "secrets" / "tokens.toml"
+    assert signed_in(visitor)
+    replace_file(file, file.read_bytes().replace(b'user = "gil"', b'user = "hugo"'))
     assert not signed_in(visitor)
 
 

@@ -16,6 +16,7 @@ from support.stdio import logged
 from ava_server.config.pin import PinFile
 from ava_server.config.tokens import Scope
 from ava_server.core.data_root import DataRoot
+from ava_server.core.files import replace_file
 
 SETTINGS = f'{PAID}\n[users.hal]\napproval = "human"\n'
 
@@ -150,3 +151,24 @@ def test_a_page_of_another_user_never_names_the_token_of_a_host(team: There) -> 
     for path in ("/", "/subagents"):
         assert "avatok_" not in visitor.get(path).text
     assert visitor.cookie not in team.server.stderr
+
+
+@pytest.mark.parametrize("file", ["tokens.toml", "browser.toml", "passkeys.toml", "approval.toml"])
+def test_a_damaged_file_does_not_say_where_the_server_keeps_it(team: There, file: str) -> None:
+    proposed = team.host.propose()
+    visitor = visitor_of(team, "ana", "read", "approve")
+    damaged = DataRoot(team.root).tokens_file.with_name(file)
+    before = damaged.read_bytes() if damaged.exists() else None
+    shown = [pair for pair in visitor.fields(f"/proposals/{proposed['pending_id']}") if pair[0] != "decision"]
+    approval = [*shown, ("decision", "approve")]
+    replace_file(damaged, b"not TOML")
+    try:
+        for who in (visitor, team.visitor()):
+            answers = [who.get("/"), who.get("/passkeys"), who.post("/proposals", approval)]
+            answers += [who.post("/sign-in", {"token": "avatok_x", "to": "/"}), who.post("/passkeys/options", {})]
+            assert not [answer.text for answer in answers if str(team.root) in answer.text]
+        assert team.state(proposed) == "awaiting_approval"
+    finally:
+        damaged.unlink()
+        if before is not None:
+            replace_file(damaged, before)

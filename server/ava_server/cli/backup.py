@@ -42,8 +42,8 @@ _LINKED = ("config.toml", "keys.toml", "roles")
 """Where a link to a file counts as that file, because only the person writes there."""
 _OUTPUTS = "scratch"
 """Of a run's scratch folder, only the files in it: long tool outputs that it may still read."""
-_LEFT_OUT = frozenset({"local_token"})
-"""What each server makes for itself."""
+_LEFT_OUT = frozenset({"secrets/local_token", "secrets/browser.toml"})
+"""What each server makes for itself, and the sessions of browsers: one that has ended must not count again."""
 _BLOCK = 1 << 20
 _Show = Callable[[str], None]
 
@@ -315,7 +315,8 @@ def _files_of(root: Path) -> Iterator[Path]:
                 folders.clear()  # the copies of workspaces
             for name in sorted(names):
                 path = Path(folder, name)
-                if name not in _LEFT_OUT and path.is_file() and (part in _LINKED or not path.is_symlink()):
+                left_out = path.relative_to(root).as_posix() in _LEFT_OUT
+                if not left_out and path.is_file() and (part in _LINKED or not path.is_symlink()):
                     yield path
 
 
@@ -360,6 +361,8 @@ def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _
 
     for done, (name, digest) in enumerate(manifest.files.items()):
         show(f"{done:,} of {len(manifest.files):,} files copied")
+        if name in _LEFT_OUT:
+            continue
         target = _place(partial, name)
         try:
             found = _copy_file(source / name, target)

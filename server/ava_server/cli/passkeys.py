@@ -50,8 +50,7 @@ def add_command(
     """
     root = checked_root("ava passkey add")
     name, user = passkey_name(name), None if user is None else user_name(user)
-    _require_terminal("ava passkey add")
-    anyio.run(_ask_for_pin, root)
+    anyio.run(require_person, root, "ava passkey add")
     Passkeys(root.passkeys).check_new(user or os_user(), name)
     if user is None:
         _open_page(root, name, browser=browser)
@@ -79,12 +78,11 @@ def list_command(as_json: Json = False) -> None:
 def remove_command(name: _Name, user: _User = None) -> None:
     """Remove a passkey: it approves nothing more. If an approval PIN is set, it is asked for."""
     root = checked_root("ava passkey remove")
-    _require_terminal("ava passkey remove")
     anyio.run(_remove, root, passkey_name(name), os_user() if user is None else user_name(user))
 
 
 async def _remove(root: DataRoot, name: str, user: str) -> None:
-    await _ask_for_pin(root)
+    await require_person(root, "ava passkey remove")
     removed = await anyio.to_thread.run_sync(Passkeys(root.passkeys).remove, user, name)
     if removed is None:
         raise BadInput(f"{user} has no passkey {name}. `ava passkey list` shows all.")
@@ -92,21 +90,17 @@ async def _remove(root: DataRoot, name: str, user: str) -> None:
     say(f"The passkey {name} of {user} is removed. Delete it on the device as well, where it is of no use any more.")
 
 
-async def _ask_for_pin(root: DataRoot) -> None:
-    """Ask for the approval PIN where one is set."""
-    pin = PinFile(root.approval_file)
-    if await anyio.to_thread.run_sync(lambda: pin.is_set):
-        await ask_pin(pin)
-
-
-def _require_terminal(command: str) -> None:
-    """Check that a person calls the command.
+async def require_person(root: DataRoot, command: str) -> None:
+    """Check that a person calls a command, and ask for the approval PIN where one is set.
 
     Raises:
-        Refused: There is no terminal, so it may be a program.
+        Refused: There is no terminal, so it may be a program; or the PIN is wrong.
     """
     if not someone_there():
         raise Refused(NO_TERMINAL.format(command))
+    pin = PinFile(root.approval_file)
+    if await anyio.to_thread.run_sync(lambda: pin.is_set):
+        await ask_pin(pin)
 
 
 def _open_page(root: DataRoot, name: str, *, browser: bool) -> None:

@@ -19,6 +19,7 @@ from ava_server.cli.remote import RemoteServer, chosen_server, connected
 from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.terminal import aligned, present, say, say_json, write
 from ava_server.config import tokens
+from ava_server.config.passkeys import Passkeys
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import BadInput
@@ -26,7 +27,7 @@ from ava_server.core.errors import BadInput
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from ava_server.service.users import UserFacts
+    from ava_server.service.users import Removed, UserFacts
 
 T = TypeVar("T", bound="BaseModel")
 
@@ -70,7 +71,7 @@ def register(app: typer.Typer) -> None:
     users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
     users.command("add", short_help="Add a user, with a token and limits.")(add_command)
     users.command("limit", short_help="Set what a user may do over HTTP, and spend.")(limit_command)
-    users.command("remove", short_help="Revoke a user's tokens and remove their limits.")(remove_user_command)
+    users.command("remove", short_help="Revoke a user's tokens, and remove passkeys and limits.")(remove_user_command)
     app.add_typer(users, name="user")
 
 
@@ -310,21 +311,35 @@ def remove_user_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Revoke all tokens of a user, and remove their table from config.toml. Their runs and log stay."""
-    from ava_server.service.users import RemovedUser, remove_user
+    """Revoke all tokens of a user, and remove their passkeys and their table from config.toml.
+
+    Their runs and log stay. For a user with passkeys it takes a terminal, and the approval PIN if one is set.
+    """
+    from ava_server.service.users import RemovedUser
 
     name = tokens.user_name(user)
     if (server := chosen_server(context, url, token_file)) is not None:
         done = _ask(server, "DELETE", f"/users/{name}", RemovedUser)
-        revoked, limited = done.revoked, done.limited
+        revoked, passkeys, limited = done.revoked, list[str](), done.limited
     else:
-        root = checked_root("ava user remove")
-        found, limited = anyio.run(remove_user, root, name, partial(record_setting, root))
-        revoked = [token.name for token in found]
+        removed = anyio.run(_remove_user, checked_root("ava user remove"), name)
+        limited = removed.limited
+        revoked, passkeys = [one.name for one in removed.tokens], [one.name for one in removed.passkeys]
     for token in revoked:
         say(f"Token {token} of {name} is revoked: its next request is refused.")
+    for passkey in passkeys:
+        say(f"Passkey {passkey} of {name} is removed.")
     if limited:
         say(f"The limits of {name} are removed.")
+
+
+async def _remove_user(root: DataRoot, user: str) -> Removed:
+    from ava_server.cli.passkeys import require_person
+    from ava_server.service.users import remove_user
+
+    if await anyio.to_thread.run_sync(Passkeys(root.passkeys).of, user):
+        await require_person(root, "ava user remove")
+    return await remove_user(root, user, partial(record_setting, root))
 
 
 async def _read_users() -> list[UserFacts]:

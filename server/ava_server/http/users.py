@@ -20,6 +20,7 @@ from ava_audit.events import Event, SettingsChanged
 from ava_audit.store.store import append
 from ava_audit.view import View
 from ava_server.budget.user_limits import STRICTEST_FIRST
+from ava_server.config.passkeys import Passkeys
 from ava_server.config.settings import Policy, UserSettings, read_users
 from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.core.errors import AvaError, BadInput
@@ -92,8 +93,8 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
     changed = _recorder(app, token)
     if request.method == "DELETE":
         await anyio.to_thread.run_sync(_refuse_removal, root, user)
-        revoked, limited = await remove_user(root, user, changed)
-        return _json(RemovedUser(revoked=[one.name for one in revoked], limited=limited))
+        removed = await remove_user(root, user, changed)
+        return _json(RemovedUser(revoked=[one.name for one in removed.tokens], limited=removed.limited))
     given = await _body(request)
     limits = given.model_dump(exclude={"expires"}, exclude_none=True)
     if request.method == "POST":
@@ -131,11 +132,13 @@ def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
 
 
 def _refuse_removal(root: DataRoot, user: str) -> None:
-    """Refuse to remove a user whose tokens or policy only a person on the server may take away. Blocking.
+    """Refuse to remove a user whose tokens, passkeys or policy only a person on the server may take away. Blocking.
 
     Raises:
-        BadInput: There is such a token or policy.
+        BadInput: There is such a token, passkey or policy.
     """
+    if Passkeys(root.passkeys).of(user):
+        raise BadInput(f"{user} has a passkey; {_ONLY_THERE}")
     for token in read_tokens(root.tokens_file).values():
         if token.user == user and set(token.scopes) - {"spawn", "read"}:
             raise BadInput(

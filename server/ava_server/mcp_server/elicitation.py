@@ -135,11 +135,14 @@ class ClientPerson:
     async def address(self) -> str | None:
         """Return the address of the pages: this server's, or on this machine that of `ava ui`, which is started."""
         from ava_server.config.tokens import OF_THIS_MACHINE
+        from ava_server.core.data_root import os_user
         from ava_server.core.local_server import PAGES_READY_S, start_pages
         from ava_server.mcp_server.app import HTTP, token_of
 
         app = self._ctx.lifespan_context
-        if app.transport == HTTP and not token_of(self._ctx).name.startswith(OF_THIS_MACHINE):
+        token = token_of(self._ctx) if app.transport == HTTP else None
+        here = token is None or (token.name.startswith(OF_THIS_MACHINE) and token.user == os_user())
+        if not here:  # another user may have a token with such a name
             return app.url
         try:
             with anyio.move_on_after(PAGES_READY_S + 2):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import anyio.to_thread
@@ -19,6 +20,7 @@ from ava_audit.view import View
 from ava_server.budget import caps, user_limits
 from ava_server.config import tokens
 from ava_server.config.changing import Place, change_settings
+from ava_server.config.passkeys import Passkey, Passkeys
 from ava_server.config.pin import policy_in_force
 from ava_server.config.settings import Settings, read_users
 from ava_server.core.data_root import DataRoot, os_user
@@ -68,6 +70,15 @@ class RemovedUser(BaseModel):
     """The answer to DELETE /users/NAME: the names of the revoked tokens, and whether there were limits."""
 
     revoked: list[str]
+    limited: bool
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a removed user had: tokens, limits and passkeys."""
+
+    tokens: list[tokens.Token]
+    passkeys: list[Passkey]
     limited: bool
 
 
@@ -136,10 +147,11 @@ async def add_user(
     name = tokens.token_name(user)
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
     limited = await anyio.to_thread.run_sync(read_users, root.config)
-    if user in limited or name in known or any(token.user == user for token in known.values()):
+    passkeys = await anyio.to_thread.run_sync(Passkeys(root.passkeys).of, user)  # they would count for the new user
+    if user in limited or name in known or passkeys or any(token.user == user for token in known.values()):
         raise BadInput(
             f"There is a user {user} already. `ava user limit {user}` changes the limits, and `ava token create NAME"
-            f" --user {user}` adds a token."
+            f" --user {user}` adds a token. If it is another person, first run `ava user remove {user}`."
         )
     if limits:
         await limit_user(root, user, limits, changed)
@@ -161,11 +173,11 @@ async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], chang
     await changed(f"users.{user}", was, dict(limits))
 
 
-async def remove_user(root: DataRoot, user: str, changed: Change) -> tuple[list[tokens.Token], bool]:
-    """Revoke a user's tokens and remove the user's limits; return the tokens, and whether there were limits.
+async def remove_user(root: DataRoot, user: str, changed: Change) -> Removed:
+    """Revoke a user's tokens, and remove their passkeys and limits: nothing of them counts for a new user of that name.
 
     Raises:
-        BadInput: There is neither.
+        BadInput: There is none of these.
         ConfigError: A file cannot be read or written.
     """
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
@@ -176,10 +188,17 @@ async def remove_user(root: DataRoot, user: str, changed: Change) -> tuple[list[
         if token is not None:
             revoked.append(token)
             await changed(f"tokens.{name}", token.on_record(), None)
+    passkeys = Passkeys(root.passkeys)
+    removed: list[Passkey] = []
+    for each in await anyio.to_thread.run_sync(passkeys.of, user):
+        passkey = await anyio.to_thread.run_sync(passkeys.remove, user, each.name)
+        if passkey is not None:
+            removed.append(passkey)
+            await changed(f"passkeys.{passkey.name}", passkey.on_record(), None)
     if limited:
         places: dict[Place, Any] = {("users", user): None}
         [before] = await anyio.to_thread.run_sync(lambda: change_settings(root.config, places))
         await changed(f"users.{user}", before, None)
-    if not revoked and not limited:
-        raise BadInput(f"{user} has no token and no limits here; `ava user list` shows all users")
-    return revoked, limited
+    if not (revoked or removed or limited):
+        raise BadInput(f"{user} has no token, no passkey and no limits here; `ava user list` shows all users")
+    return Removed(revoked, removed, limited)

@@ -78,8 +78,12 @@ class Authority:
         self._app = app
         self.passkeys = RelyingParty(site)
 
-    async def means(self, visitor: Visitor) -> Means:
+    async def means(self, visitor: Visitor, of: str | None = None) -> Means:
         """Return what an approval by a visitor takes now.
+
+        Args:
+            visitor: Who approves.
+            of: The user of the run, where that may be another one, whose policy counts too.
 
         Raises:
             ConfigError: It is not known, so nothing can be approved.
@@ -91,7 +95,7 @@ class Authority:
             return proof
         if visitor.token is not None:
             return Means()
-        if await self._app.runtime.policy(visitor.user) == "human":
+        if "human" in [await self._app.runtime.policy(user) for user in {visitor.user, of or visitor.user}]:
             return Means(refusal=NO_MEANS)
         return Means() if visitor.session.terminal else Means(refusal=NOT_FROM_TERMINAL)
 
@@ -111,19 +115,20 @@ class Authority:
         """
         return await anyio.to_thread.run_sync(lambda: self._pin.is_set)
 
-    async def check(self, visitor: Visitor, form: Form, subject: Subject) -> None:
+    async def check(self, visitor: Visitor, form: Form, subject: Subject, of: str | None = None) -> None:
         """Check what a visitor has given for an approval.
 
         Args:
             visitor: Who approves.
             form: What they have sent.
             subject: What they approve; a passkey must have been used for exactly this.
+            of: The user of the run, where that may be another one.
 
         Raises:
             Refused: It is not enough; says why.
             ConfigError: It cannot be checked.
         """
-        means = await self.means(visitor)
+        means = await self.means(visitor, of)
         if means.refusal is not None:
             raise Refused(means.refusal)
         if not means.nothing:

@@ -80,6 +80,11 @@ class PageContext:
             spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
         return [Budget(whose, found.spent_micros, found.held_micros, cap) for whose, found, cap in spent]
 
+    def text_of(self, error: Exception) -> str:
+        """Return an error's text; on another machine nobody learns where the server keeps its files."""
+        text = str(error)
+        return text if self.site.local else text.replace(str(self.runtime.settings.data_root), "the data root")
+
     def show(self, request: Request, template: str, values: dict[str, Any], status: int = 200) -> Response:
         """Return a page inside the frame that all pages share."""
         visitor = visitor_or_none(request)

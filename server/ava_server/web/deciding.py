@@ -84,7 +84,7 @@ class Deciding:
         try:
             done = await self._decided(visitor, form, shown)
         except (AvaError, AuditError, RolesError) as error:
-            return await self._proposals(request, list(shown), str(error))
+            return await self._proposals(request, list(shown), self._context.text_of(error))
         row = await self._context.store.read(lambda view: view.proposal(done[0]))
         many = len(shown) > 1 or row is None
         return go_to("/" if many or row is None else f"/subagents/{row.run_id}?done={done[1]}")
@@ -174,9 +174,9 @@ class Deciding:
     async def resume(self, request: Request) -> Response:
         """Resume an interrupted or held run, exactly as it was shown; it takes what an approval does."""
         visitor, form = await self._sent(request)
-        await self._prove(request.scope["path"], visitor, form)
         run_id = parse_id("subagent_id", request.path_params["run_id"])
         run = await self._context.access(visitor).run(run_id, "subagent", steering=True)
+        await self._prove(request.scope["path"], visitor, form, of=run.user_id)
         given = {"pending_ids": [run.id], "approving": [form.one("line")]}
         service = self._service(visitor, agreed=True)
         answer: Any = await service.call("confirm_spawn", given, _silent, raises=True)
@@ -211,13 +211,13 @@ class Deciding:
         visitor = visitor_of(request)
         return visitor, await read_form(request, visitor)
 
-    async def _prove(self, path: str, visitor: Visitor, form: Form) -> None:
-        """Check that a visitor has given what an approval takes, for exactly this form.
+    async def _prove(self, path: str, visitor: Visitor, form: Form, of: str | None = None) -> None:
+        """Check that a visitor has given what an approval takes, for exactly this form and a run of this user.
 
         Raises:
             Refused: They have not.
         """
-        await self._context.authority.check(visitor, form, Subject.of(path, form.pairs()))
+        await self._context.authority.check(visitor, form, Subject.of(path, form.pairs()), of)
 
     def _service(self, visitor: Visitor, *, agreed: bool = False) -> Service:
         """Return the service for a visitor; `agreed` where the approval was given what it takes."""

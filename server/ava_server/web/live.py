@@ -43,14 +43,16 @@ class Live:
 
     async def _changes(self, visitor: Visitor, only: str | None) -> AsyncGenerator[str]:
         store = self._context.store
-        seen = store.head
+        seen, told = store.head, anyio.current_time()
         yield f"retry: {RECONNECT_MS}\nevent: open\ndata: {seen}\n\n"
         while True:
             head = seen
-            with anyio.move_on_after(ALIVE_EVERY_S):
+            with anyio.move_on_at(told + ALIVE_EVERY_S):  # whatever other users do meanwhile
                 head = await store.wait_for_entry_after(seen)
-            if head == seen:
+            if anyio.current_time() >= told + ALIVE_EVERY_S:
+                told = anyio.current_time()
                 yield ": alive\n\n"
+            if head == seen:
                 continue
             changed = await store.read(lambda view, after=seen: view.changed_after(after, ("RunEnded",)))  # type: ignore[misc]
             seen = head

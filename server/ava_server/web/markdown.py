@@ -15,6 +15,9 @@ from ava_roles.wrap import clean
 from ava_server.service.markdown import parse
 
 MOST_CHARS = 200_000
+MOST_MARKS, MOST_CELLS = 20_000, 10_000
+"""Most characters that may begin Markdown, and most cells of tables; a text with more is shown as it was written."""
+_MARKS = "[!*_`~|<&\\"
 ADDRESS_CHARS = 120
 REL = "noopener noreferrer nofollow"
 _BLOCKS = frozenset(("p", "h1", "h2", "h3", "h4", "h5", "h6", "li", "td", "th", "blockquote", "code"))
@@ -35,11 +38,21 @@ def is_web_address(text: str) -> bool:
 def html(text: str) -> Markup:
     """Return Markdown that a subagent wrote as HTML: all of its own is escaped, so a template takes it as it is."""
     shown = clean(text)[0]
-    tokens = list(_safe_blocks(parse(shown[:MOST_CHARS])))
-    made: str = _renderer().renderer.render(tokens, _renderer().options, {})
+    part = shown[:MOST_CHARS]
+    if _is_heavy(part):
+        made = f'<pre class="words" dir="auto">{escape(part)}</pre>'
+    else:
+        tokens = list(_safe_blocks(parse(part)))
+        made = str(_renderer().renderer.render(tokens, _renderer().options, {}))
     left = len(shown) - MOST_CHARS
     more = f'<p class="cut">{left:,} more characters are not shown here.</p>' if left > 0 else ""
     return Markup(made + more)  # noqa: S704 - made here, from escaped text
+
+
+def _is_heavy(text: str) -> bool:
+    """Tell whether the parser could take seconds: a subagent may write what is made for that."""
+    rows = [pipes for line in text.split("\n") if (pipes := line.count("|"))]
+    return sum(map(text.count, _MARKS)) > MOST_MARKS or len(rows) * max(rows, default=0) > MOST_CELLS
 
 
 @cache

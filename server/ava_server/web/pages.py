@@ -109,9 +109,9 @@ class Pages:
             return self._to_sign_in(request)
         except (NotFound, BadInput, Refused) as error:
             status = next(status for kind, status in _STATUS.items() if isinstance(error, kind))
-            return self._wrong(request, status, str(error))
+            return self._wrong(request, status, self._context.text_of(error))
         except (AvaError, AuditError, RolesError) as error:
-            return self._wrong(request, 503, str(error))
+            return self._wrong(request, 503, self._context.text_of(error))
         except Exception:
             log.exception("a page could not be made")
             return self._wrong(request, 500, "This is a fault of Ava itself; the server's output has the details.")

@@ -61,7 +61,9 @@ class _Nothing(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def _as_json(handler: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callable[[Request], Awaitable[Response]]:
+def _as_json(
+    context: PageContext, handler: Callable[[Request], Awaitable[dict[str, Any]]]
+) -> Callable[[Request], Awaitable[Response]]:
     """Answer a script: with what the handler returns, or with a sentence on why not."""
 
     @wraps(handler)
@@ -73,7 +75,7 @@ def _as_json(handler: Callable[[Request], Awaitable[dict[str, Any]]]) -> Callabl
         except (BadInput, Refused) as error:
             status, said = 409, str(error)
         except (AvaError, AuditError) as error:
-            status, said = 503, str(error)
+            status, said = 503, context.text_of(error)
         return JSONResponse({"error": said}, status, headers=dict(HEADERS))
 
     return answered
@@ -89,14 +91,15 @@ class PasskeyPages:
 
     def routes(self) -> list[Route]:
         """Return the paths."""
+        context = self._context
         return [
             Route("/passkeys", self.show, methods=["GET"]),
             Route("/passkeys/new", self.show, methods=["GET"]),
             Route("/passkeys", self.add, methods=["POST"]),
-            Route("/passkeys/new/options", _as_json(self.begin_adding), methods=["POST"]),
-            Route("/passkeys/options", _as_json(self.begin_use), methods=["POST"]),
+            Route("/passkeys/new/options", _as_json(context, self.begin_adding), methods=["POST"]),
+            Route("/passkeys/options", _as_json(context, self.begin_use), methods=["POST"]),
             Route("/passkeys/{passkey_id}/remove", self.remove, methods=["POST"]),
-            Route("/sign-in/options", _as_json(self.begin_sign_in), methods=["POST"]),
+            Route("/sign-in/options", _as_json(context, self.begin_sign_in), methods=["POST"]),
         ]
 
     async def show(self, request: Request) -> Response:

@@ -168,7 +168,8 @@ class RunPage:
     async def _with_means(self, values: dict[str, Any], visitor: Visitor) -> dict[str, Any]:
         """Add what an approval takes, where something can be approved."""
         needed = values["extension"] is not None or values["line"] is not None
-        return {**values, "means": await self._context.authority.means(visitor) if needed else None}
+        owner = values["row"].user_id
+        return {**values, "means": await self._context.authority.means(visitor, owner) if needed else None}
 
 
 def _part(request: Request) -> bool:

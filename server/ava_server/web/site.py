@@ -132,7 +132,9 @@ class Site:
         if session.token is None:
             return Visitor(session, csrf_token(cookie), None, self.owned) if self.local else None
         token = self.tokens.with_id(session.token)
-        return None if token is None or self.local else Visitor(session, csrf_token(cookie), token)
+        if self.local or token is None or token.user != session.user:  # an operator may give a token another user
+            return None
+        return Visitor(session, csrf_token(cookie), token)
 
     def still_valid(self, visitor: Visitor) -> bool:
         """Tell whether a visitor's session and token are still valid. Blocking.

@@ -56,21 +56,20 @@ class Subject:
     """What a passkey is used for: a form, with everything that it says.
 
     Attributes:
-        path: The path to which the form is sent.
-        fields: Its fields, sorted by name, without those that prove who has sent it.
+        digest: The SHA-256 of its path and its fields: a form may be long, and many challenges are remembered.
     """
 
-    path: str
-    fields: tuple[tuple[str, str], ...] = ()
+    digest: bytes
 
     @classmethod
     def of(cls, path: str, fields: Iterable[tuple[str, str]]) -> Subject:
-        """Return the subject of a form."""
+        """Return the subject of a form: of all fields, sorted by name, without those that prove who has sent it."""
         plain = [(name, value.replace("\r\n", "\n")) for name, value in fields if name not in PROOFS]
-        return cls(path, tuple(sorted(plain, key=lambda field: field[0])))
+        said = json.dumps([path, sorted(plain, key=lambda field: field[0])])
+        return cls(hashlib.sha256(said.encode()).digest())
 
 
-SIGN_IN = Subject("/sign-in")
+SIGN_IN = Subject.of("/sign-in", ())
 
 
 @dataclass(frozen=True)
@@ -278,7 +277,7 @@ class RelyingParty:
 
 
 def _adding(user: str, session: str, name: str) -> Purpose:
-    return Purpose("create", session, user, Subject("/passkeys", (("name", name),)))
+    return Purpose("create", session, user, Subject.of("/passkeys", (("name", name),)))
 
 
 def _described(known: Iterable[Passkey]) -> list[PublicKeyCredentialDescriptor]:

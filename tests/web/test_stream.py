@@ -1,0 +1,40 @@
+"""The stream of changes: it stays open, and what other users do does not show on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from support.lab_pages import serving_pages
+from support.runtime import PRICED, Lab, open_lab
+
+from ava_audit.events import Event, SettingsChanged, Who
+from ava_audit.store.store import append
+from ava_server.web import live
+
+
+async def others_work(lab: Lab) -> None:
+    """Write an entry of another user to the log, several times between two signs of life."""
+    while True:
+        fact = SettingsChanged(setting="users.ben", before=None, after=None)
+        await lab.runtime.store.do(append(Event(Who("sess-0", "ava", "ben"), fact)))
+        await anyio.sleep(live.ALIVE_EVERY_S / 10)
+
+
+async def test_a_sign_of_life_comes_as_often_however_busy_other_users_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ALIVE_EVERY_S", 0.5)
+    async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(others_work, lab)
+            with anyio.fail_after(15):
+                async with browser.http.stream("GET", "/stream") as stream:
+                    seen = ""
+                    async for piece in stream.aiter_text():
+                        seen += piece
+                        if seen.count(": alive") == 3:
+                            break
+            tasks.cancel_scope.cancel()
+        assert "event: changed" not in seen
