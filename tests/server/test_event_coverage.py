@@ -221,7 +221,7 @@ def plays() -> dict[str, Sequence[Step]]:
             *(Say(calls=[("http_get", {"url": LONG_URL})], usage=counted(tokens)) for tokens in (4_000, 9_500)),
             hand_over(),
         ],
-        "asks": [*([Say(calls=[("ask", GOOD["ask"])]), hand_over()] * 3)],
+        "asks": [*([Say(calls=[("ask", GOOD["ask"])]), hand_over()] * 4)],
         "late": [note(0), Say("too late", gate=Gate()), submits("in time")],
         "paused": [Fail(429, retry_after="5", headers={"x-request-id": "req_limits01"}), hand_over()],
     }

@@ -146,13 +146,13 @@ def go_to(path: str) -> Response:
     return RedirectResponse(quote(path, safe=_IN_ADDRESS), 303, headers=dict(HEADERS))
 
 
-def found_or_404(handler: Handler) -> Handler:
+def found_or_404(answer: Handler) -> Handler:
     """Make an id that does not exist for the visitor a page that says so."""
 
-    @wraps(handler)
+    @wraps(answer)
     async def checked(request: Request) -> Response:
         try:
-            return await handler(request)
+            return await answer(request)
         except BadInput as error:
             raise NotFound(str(error)) from error
 

@@ -62,14 +62,14 @@ class _Nothing(BaseModel):
 
 
 def _as_json(
-    context: PageContext, handler: Callable[[Request], Awaitable[dict[str, Any]]]
+    context: PageContext, answer: Callable[[Request], Awaitable[dict[str, Any]]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer a script: with what the handler returns, or with a sentence on why not."""
+    """Answer a script: with what the answer returns, or with a sentence on why not."""
 
-    @wraps(handler)
+    @wraps(answer)
     async def answered(request: Request) -> Response:
         try:
-            return JSONResponse(await handler(request), headers=dict(HEADERS))
+            return JSONResponse(await answer(request), headers=dict(HEADERS))
         except SignedOut:
             status, said = 401, ENDED
         except (BadInput, Refused) as error:
