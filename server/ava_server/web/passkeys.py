@@ -64,7 +64,7 @@ class _Nothing(BaseModel):
 def _as_json(
     context: PageContext, answer: Callable[[Request], Awaitable[dict[str, Any]]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer a script: with what the answer returns, or with a sentence on why not."""
+    """Make a function that answers a script: with its value, or with a sentence on why there is none."""
 
     @wraps(answer)
     async def answered(request: Request) -> Response:
