@@ -6,10 +6,8 @@ killed.acknowledged, killed.lost     # the second is to be empty
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-from support.log import child
+from support.log import child, looking
 
 TASKS = 50
 TESTS = Path(__file__).parents[1]
@@ -86,7 +84,7 @@ def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 
         anyio.run(_reopened, root)
         written = _texts(root)
         killed.lost += [f"{seq} {text}" for seq, text in heard if written.get(seq) != text]
-        killed.faults += [fault.text for fault in verify(root / "ava.db").faults]
+        killed.faults += [fault.text for fault in verify(root).faults]
         killed.faults += list(_mirror_faults(root, len(written)))
     killed.seconds = time.monotonic() - began
     return killed
@@ -127,7 +125,7 @@ def _behind(view: View) -> bool:
 
 
 def _texts(root: Path) -> dict[int, str]:
-    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+    with looking(root) as db:
         return {seq: json.loads(content)["text"] for seq, content in db.execute("SELECT seq, content FROM events")}
 
 
