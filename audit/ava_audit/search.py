@@ -235,7 +235,7 @@ def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
     if query.since_us is not None:
         # If a clock was set back, time and `seq` disagree, so the bound is looked up. For a long time range it gains
         # nothing, because the newest entries are read first.
-        sql = "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?) AS some"
+        sql = "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?) AS few"
         ((first, count),) = view.select(sql, query.since_us, _FEW)
         if count < _FEW:
             low = max(low, head if first is None else int(first) - 1)

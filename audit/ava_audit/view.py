@@ -111,7 +111,7 @@ class View:
             limit: At most so many.
         """
         # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by their state.
-        where, values = ["1"], list[Any]()
+        where, values = ["1 = 1"], list[Any]()
         if group is not None:
             where.append(_GROUPS[group])
             values += [now_us] if group != "running" else []
@@ -126,11 +126,8 @@ class View:
 
     def roles(self, user: str | None) -> list[str]:
         """Return the roles of all runs, or of a user's, in order."""
-        return [
-            str(role) for (role,) in self.select(
-                "SELECT DISTINCT role FROM runs WHERE ? IS NULL OR user_id = ? ORDER BY role", user, user
-            )
-        ]  # fmt: skip
+        sql = "SELECT DISTINCT role FROM runs WHERE CAST(? AS TEXT) IS NULL OR user_id = ? ORDER BY role"
+        return [str(role) for (role,) in self.select(sql, user, user)]
 
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
         """Return the number of running runs by user.
@@ -233,7 +230,7 @@ class View:
 
     def count_entries(self, run_id: str, most: int) -> int:
         """Return how many entries a run has; `most` if it has more."""
-        sql = "SELECT count(*) FROM (SELECT 1 FROM events WHERE run_id = ? LIMIT ?)"
+        sql = "SELECT count(*) FROM (SELECT 1 FROM events WHERE run_id = ? LIMIT ?) AS few"
         return int(self._one(sql, run_id, most)[0])
 
     def rare_entries(self, run_id: str, types: Sequence[str]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,8 +25,10 @@ from ava_audit.maintenance import index_new_entries
 from ava_audit.store import backend, locks, store
 from ava_audit.store import store as stores
 from ava_audit.store.store import Outcome
+from ava_audit.totals import Tally, count_new_entries, current_runs, run_sums, spending, user_sums
+from ava_audit.transfer import export_log, import_log
 from ava_audit.verify import verify
-from ava_audit.view import View
+from ava_audit.view import RunGroup, View
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
@@ -35,6 +38,7 @@ from ava_audit.store import postgres, postgres_backend  # noqa: E402
 from ava_audit.store.postgres_backend import PostgresBackend  # noqa: E402
 
 MEANWHILE_S = 20
+GROUPS: tuple[RunGroup, ...] = ("waiting", "running", "ended")
 
 
 @pytest.fixture
@@ -561,3 +565,77 @@ def test_the_server_of_the_tests_belongs_to_no_other_user(server: PostgresServer
     assert server.data.stat().st_mode & 0o077 == 0
     assert os.environ.get("PGPASSWORD") is None
     assert locks.network_file_system(server.data) is None
+
+
+NOW = 2**52
+QUERIES: dict[str, Callable[[View], object]] = {
+    "run": lambda view: view.run("S-aaaaaa"),
+    "unended of others": lambda view: view.unended_of_others("eve"),
+    "runs": lambda view: view.runs(user="ben", states=("success", "running"), ended_since_us=1, limit=-1),
+    "newest runs": lambda view: [view.newest_runs(group, NOW, user="ben") for group in (None, *GROUPS)],
+    "newest runs of a page": lambda view: view.newest_runs("ended", NOW, role="researcher", before=(NOW, "S-z")),
+    "roles": lambda view: (view.roles(None), view.roles("ben"), view.roles("eve")),
+    "running": lambda view: view.running(),
+    "durations": lambda view: [model for model, _us in view.durations("researcher")],
+    "users": lambda view: view.users(),
+    "changed": lambda view: sorted(view.changed_after(3, ("RunEnded", "RunClaimed"))),
+    "unfetched": lambda view: view.unfetched("ben"),
+    "proposal": lambda view: view.proposal("P-aaaaaa00"),
+    "group": lambda view: (view.group("G-1"), view.group_runs("G-1")),
+    "bucket": lambda view: view.bucket("run:S-aaaaaa"),
+    "approved": lambda view: view.approved_over("host_call", "ben", 0),
+    "task id": lambda view: view.with_task_id("ben", "task"),
+    "live": lambda view: view.live("S-aaaaaa"),
+    "entries": lambda view: (view.entries("S-aaaaaa"), view.entries("S-aaaaaa", 3, ("ToolCall", "ToolResult"))),
+    "pages of entries": lambda view: (view.newer_entries("S-aaaaaa", 2, 3), view.older_entries("S-aaaaaa", 9, 3)),
+    "count": lambda view: view.count_entries("S-aaaaaa", 4),
+    "rare": lambda view: view.rare_entries("S-aaaaaa", ("RunEnded",)),
+    "of a type": lambda view: (view.of_type("CostUpdate"), view.newest(("RunEnded",)), view.last_erasure()),
+    "last": lambda view: view.last_entry("S-aaaaaa", "ToolCall", own=True),
+    "newest": lambda view: view.newest_entries("S-aaaaaa", ("ToolCall", "ToolResult"), 1),
+    "times": lambda view: (view.newest_before(NOW), view.last_older(NOW, 9), view.seq_bounds(0, NOW), view.span("ava")),
+    "progress": lambda view: (view.progress("words"), view.mirrored(), view.mirrored_size("none")),
+    "rows": lambda view: list(view.rows("content LIKE ? AND seq < ?", "%LOOK it up%", 99, limit=5)),
+    "spending": lambda view: (spending(view, 0, NOW), spending(view, 0, NOW, "ben"), spending(view, 0, NOW, "eve")),
+    "sums": lambda view: (sorted(map(str, run_sums(view))), sorted(map(str, user_sums(view))), current_runs(view, 0)),
+    "tally": lambda view: count_new_entries(view, Tally(0)),
+}
+
+
+@pytest.fixture
+def both(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two data roots with the same log: one in ava.db, one in Postgres."""
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    here, there, file = tmp_path / "here", tmp_path / "there", tmp_path / "log.jsonl"
+
+    async def fill() -> None:
+        async with store.Store.open(here, "") as log:
+            over = Life("S-aaaaaa")
+            overrun = (over.reserved(2), over.settled(cost=9_000), over.reserved(3), over.settled(unknown=True))
+            begun = [over.proposed(task_id="task"), over.task(), over.decided("G-1", 900_000), over.claimed()]
+            steps = [over.reserved(), over.settled(), *overrun, *over.tool(success=False), over.failed("\x00?")]
+            await write_each(log, [*begun, *steps, over.failed(), *over.ended()])
+            await write_each(log, [*Life("S-bbbbbb", "eve").begun(), Life("S-cccccc").proposed()])
+            with file.open("wb") as lines:
+                await export_log(log, lines, lambda _done, _of: None)
+
+    here.mkdir()
+    there.mkdir()
+    anyio.run(fill)
+    with file.open("rb") as lines:
+        assert import_log(PostgresBackend(there, server.database(there)), lines, lambda _done, _of: None).ok
+    return here, there
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_answers_the_same_on_both(server: PostgresServer, both: tuple[Path, Path], name: str) -> None:
+    here, there = both
+
+    def answer(root: Path, url: str) -> object:
+        with contextlib.closing(backend.backend_of(root, url).connect(readonly=True)) as db:
+            db.begin_read()
+            return QUERIES[name](View(db))
+
+    found = answer(there, server.database(there))
+    assert found == answer(here, "")
+    assert str(found) not in ("None", "[]", "()", "{}", "0") or name in ("live", "task id"), "it must find something"

@@ -18,8 +18,8 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-_WRITE = ("projections", "store/connection", "store/postgres", "store/postgres_words", "store/schema", "store/writer")
-WRITERS = {f"ava_audit/{name}.py" for name in _WRITE}
+_WRITE = ("connection", "postgres", "postgres_backend", "postgres_words", "schema", "sqlite", "writer")
+WRITERS = {"ava_audit/projections.py", *(f"ava_audit/store/{name}.py" for name in _WRITE)}
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"
 WRITING = re.compile(
