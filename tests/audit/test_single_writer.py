@@ -77,7 +77,7 @@ def connections(source: str) -> Iterator[Found]:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in ("connect", "Connection")
             and isinstance(node.func.value, ast.Name)
-            and node.func.value.id in ("sqlite3", "aiosqlite")
+            and node.func.value.id in ("sqlite3", "aiosqlite", "psycopg")
         ):
             around = [each for each in functions if each.lineno <= node.lineno <= (each.end_lineno or 0)]
             yield Found(node.lineno, ast.unparse(around[-1] if around else node))

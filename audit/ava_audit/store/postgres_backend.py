@@ -25,7 +25,8 @@ from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
 from ava_audit.store.locks import refuse_unfit
 from ava_audit.store.names import MARK, VARIABLE
-from ava_audit.store.postgres import LOCK, Place, PostgresDatabase, first_line
+from ava_audit.store.postgres import LOCK, PostgresDatabase
+from ava_audit.store.postgres_session import Place, first_line
 
 log = logging.getLogger("ava.store")
 
