@@ -7,6 +7,7 @@ killed.acknowledged, killed.lost     # the second is to be empty
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 import anyio
 
 from ava_audit.maintenance import run_maintenance
+from ava_audit.store import backend
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
@@ -93,9 +95,10 @@ def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 
 def _one_life(root: Path, name: str, tasks: int, after_s: float) -> list[tuple[int, str]]:
     """Let a writer write, and kill it some time after its first entry; return what it was told of."""
     told = root.parent / f"{root.name}-told-{name}"
+    env = {**os.environ, backend.VARIABLE: backend.database_url(root)}
     with (
         told.open("wb") as out,
-        subprocess.Popen(child(WRITER, TESTS, root, name, str(tasks)), stdout=out) as process,
+        subprocess.Popen(child(WRITER, TESTS, root, name, str(tasks)), stdout=out, env=env) as process,
     ):
         try:
             deadline = time.monotonic() + 20
