@@ -168,7 +168,8 @@ CREATE TABLE words (
     keys  bigint[] NOT NULL,
     text  text COLLATE "C" NOT NULL
 );
-CREATE INDEX words_keys ON words USING gin (keys);
+-- A long list of pending keys would make each search of a rare word read the whole table.
+CREATE INDEX words_keys ON words USING gin (keys) WITH (gin_pending_list_limit = 128);
 
 -- How long each file of the mirror is when it is whole; a file of another length is healed from the log.
 CREATE TABLE mirrored (
