@@ -50,14 +50,17 @@ NOT_RUN: Mapping[str, str] = {
     "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
     "doctor --online": "asks providers: tests/server/test_doctor_online.py",
     "logs -f": "goes on until it is stopped: tests/server/test_cli_logs.py",
+    "import": "needs an empty log, or a database server: tests/system/test_transfer.py",
     "show --diff": "needs a coder's run: tests/system/test_cli_coder.py",
 }
 """Commands that these tests do not run, by their first words, with the reason and where they are tried instead."""
 ELSEWHERE = ("command: ", "on_event: ", "jq: ")
 """Marks of blocks that test_readme.py, tests/system/test_event_examples.py and test_docs.py run."""
-NOT_OURS = ("git pull", "uv tool install", "opentelemetry-instrument")
-"""How blocks begin that need a remote, a package registry, or an SDK in the environment."""
-NAMED = ("key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume")
+NOT_OURS = ("git pull", "uv tool install", "opentelemetry-instrument", "pip install", "export AVA_DATABASE_URL")
+"""How blocks begin that need a remote, a package registry, a database server, or an SDK in the environment."""
+NAMED = (
+    "key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume", "export",
+)  # fmt: skip
 """Commands that a sentence may name without what they need."""
 
 

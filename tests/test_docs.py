@@ -31,6 +31,7 @@ from ava_server.models.providers import PROVIDERS
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS = [name for extra in PROJECT["optional-dependencies"].values() for name in extra]
 _IMPORT = re.compile(r"^\s*(?:from|import) ([a-z_][a-z0-9_]*)", re.MULTILINE | re.IGNORECASE)
 
 
@@ -129,12 +130,12 @@ def test_the_pages_for_beginners_name_every_provider_of_models(page: str) -> Non
 
 def test_every_dependency_is_listed_with_its_reason() -> None:
     named = re.findall(r"^\| `([\w.-]+)` \| \S.+ \|$", (DOCS / "dependencies.md").read_text("utf-8"), re.MULTILINE)
-    wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
-    assert sorted(normal(name) for name in named) == sorted(normal(name) for name in wanted)
+    wanted = [*PROJECT["dependencies"], *EXTRAS]
+    assert sorted(normal(name) for name in named) == sorted({normal(name) for name in wanted})
 
 
 def test_every_imported_package_is_declared() -> None:
-    declared = {normal(name) for name in PROJECT["dependencies"]}
+    declared = {normal(name) for name in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["postgres"])}
     known = packages_distributions()
     for folder in ("server", "roles", "audit"):
         for path in (REPOSITORY / folder).rglob("*.py"):
@@ -158,7 +159,7 @@ def test_lock_file_and_docs_contain_nothing_private() -> None:
 def test_the_lock_file_matches_the_declared_dependencies() -> None:
     packages = tomllib.loads((REPOSITORY / "uv.lock").read_text("utf-8"))["package"]
     (own,) = [package for package in packages if package["name"] == PROJECT["name"]]
-    wanted = {normal(name): name for name in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"])}
+    wanted = {normal(name): name for name in (*PROJECT["dependencies"], *EXTRAS)}
     locked = {entry["name"]: entry.get("specifier", "") for entry in own["metadata"]["requires-dist"]}
     assert set(locked) == set(wanted), "run `uv lock`"
     for name, specifier in locked.items():

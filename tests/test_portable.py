@@ -49,6 +49,10 @@ BEHIND: dict[tuple[str, str], str] = {
         "audit/ava_audit/store/locks.py",
         "/proc/",
     ): "the one place for it: mount_table says when it is not on this system",
+    (
+        "audit/ava_audit/store/postgres_backend.py",
+        "wait_readable",
+    ): "anyio uses a thread for it where the event loop cannot",
     **dict.fromkeys(
         (("server/ava_server/web/peers.py", name) for name in ("/proc/", "os.geteuid")),
         "is_own answers yes where the system has no such table",

@@ -235,6 +235,12 @@ def check_line(line: bytes) -> dict[str, Any] | str:
     return value
 
 
+def checked_row(line: bytes) -> list[Any] | str:
+    """Return the row of a mirror line as `LINE_COLUMNS` select it, or what is wrong with the line as a text."""
+    wrong = check_line(line)
+    return wrong if isinstance(wrong, str) else _parsed(line)[1]
+
+
 def entry_of_line(line: bytes) -> Entry:
     """Return the entry of a mirror line; its hashes are not checked.
 

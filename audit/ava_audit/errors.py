@@ -10,6 +10,7 @@ AuditError
 ├── EntryTooLarge      an entry over 2 MB
 ├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
 └── BadQuery           an invalid query; the text names what is allowed
+    └── ImportRefused  a file that is not a whole log, or a log that is not empty (transfer.py)
 """
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from ava_audit.database import IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, entry_of, limit_content
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.mirror import Mirror, remove_old_quarantined
-from ava_audit.projections import IndexRow, index_words
+from ava_audit.projections import index_words
 from ava_audit.retention import (
     WAL_BYTES,
     Retention,
@@ -198,7 +199,7 @@ def _next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow]]:
     """Return the progress of the index, the erased entries of the next batch, and the rows of that batch."""
     done = view.progress("words")
     sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
-    entries = [entry_of(row) for row in limit_content(view.select(sql, done, INDEX_BATCH), INDEX_CHARS)]
+    entries = [entry_of(row) for row in limit_content(view.stream(sql, done, INDEX_BATCH), INDEX_CHARS)]
     return done, {entry.seq for entry in entries if entry.content is None}, [index_row(entry) for entry in entries]
 
 

@@ -16,7 +16,8 @@ from itertools import islice
 from operator import attrgetter, ne
 from typing import Any, Generic, NamedTuple
 
-from ava_audit.entries import HEADER
+from ava_audit.database import Database, IndexRow
+from ava_audit.entries import ENTRY_COLUMNS, HEADER
 from ava_audit.errors import Contradiction, StoreUnavailable
 from ava_audit.reducers import CONTENT_TYPES, R, fold
 from ava_audit.rows import Bucket, GroupRow, ProposalRow, RunRow
@@ -29,9 +30,6 @@ FLUSH_EVERY = 1_000
 INDEX_CHECK_CHARS = 20_000
 """Characters indexed between two checks of the clock; each row adds `INDEX_ROW_CHARS`."""
 INDEX_ROW_CHARS = 500
-
-IndexRow = tuple[int, str, str, str, str, str]
-"""A row of the text index: `seq`, then the tokens of agent, session and user, those of type and severity, the text."""
 
 
 class TableSpec(Generic[R]):
@@ -58,7 +56,7 @@ class TableSpec(Generic[R]):
         self.one = f"{self.select} WHERE {key} = ?"
         self._updates: dict[tuple[bool, ...], list[tuple[str, list[int]]]] = {}
 
-    def insert(self, db: sqlite3.Connection, values: tuple[Any, ...]) -> None:
+    def insert(self, db: Database, values: tuple[Any, ...]) -> None:
         """Insert a row."""
         for table, columns in self.parts.items():
             own = {column: value for column, value in zip(self.columns, values, strict=True) if column in columns}
@@ -67,7 +65,7 @@ class TableSpec(Generic[R]):
                 (*own.values(),),
             )
 
-    def update(self, db: sqlite3.Connection, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
+    def update(self, db: Database, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
         """Update the columns of a row that differ from `before`."""
         changed = tuple(map(ne, values, before))
         if changed not in self._updates:
@@ -97,7 +95,7 @@ class ProjectionTable(Generic[R]):
     `flush` writes what reducers have changed. It runs before any other SQL reads the table, and before the commit.
     """
 
-    def __init__(self, db: sqlite3.Connection, spec: TableSpec[R]) -> None:
+    def __init__(self, db: Database, spec: TableSpec[R]) -> None:
         self._db = db
         self._spec = spec
         self._rows: dict[str, R] = {}
@@ -168,18 +166,18 @@ class Projections:
     Cached rows stay valid from one transaction to the next, as long as no other connection has written.
     """
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: Database) -> None:
         self.proposals = ProjectionTable(db, PROPOSALS)
         self.runs = ProjectionTable(db, RUNS)
         self.groups = ProjectionTable(db, GROUPS)
         self.budgets = ProjectionTable(db, BUDGETS)
         self._db = db
         self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
-        self._version = -1
+        self._version: object = None
 
     def begin(self) -> None:
         """Start a transaction: drop the rows that another connection may have changed, and those over the limit."""
-        version = self._db.execute("PRAGMA data_version").fetchone()[0]
+        version = self._db.data_version()
         self.evict(keep=CACHED_ROWS if version == self._version else 0)
         self._version = version
 
@@ -198,7 +196,7 @@ class Projections:
             table.evict(keep)
 
 
-def rebuild_projections(db: sqlite3.Connection) -> None:
+def rebuild_projections(db: Database) -> None:
     """Rebuild the projections from the whole log, in the caller's transaction and with few rows in memory.
 
     Raises:
@@ -211,7 +209,7 @@ def rebuild_projections(db: sqlite3.Connection) -> None:
     columns = f"{', '.join(HEADER)}, CASE WHEN type IN ({content_types}) THEN content END"
     where = "entry 1"
     try:
-        for number, row in enumerate(db.execute(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
+        for number, row in enumerate(db.stream(f"SELECT {columns} FROM events ORDER BY seq"), 1):  # noqa: S608
             where = f"entry {row[0]}"
             fold(projections, row)
             if number % FLUSH_EVERY == 0:
@@ -227,8 +225,14 @@ def rebuild_projections(db: sqlite3.Connection) -> None:
         ) from error
 
 
+def append_entries(db: Database, rows: Sequence[Sequence[object]]) -> None:
+    """Append the rows of entries (`ENTRY_COLUMNS`) of another log as they are."""
+    places = ", ".join("?" * (len(HEADER) + 3))
+    db.executemany(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({places})", rows)  # noqa: S608
+
+
 def index_words(
-    db: sqlite3.Connection, rows: Sequence[IndexRow], after: int, erased: Collection[int], for_s: float = math.inf
+    db: Database, rows: Sequence[IndexRow], after: int, erased: Collection[int], for_s: float = math.inf
 ) -> int:
     """Add entries to the text index, and note its progress.
 
@@ -253,7 +257,7 @@ def index_words(
     done = size = 0
     for row in rows:
         done += 1
-        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
+        db.add_words(row)
         size += len(row[-1]) + INDEX_ROW_CHARS
         if size > INDEX_CHECK_CHARS:
             size = 0
@@ -263,39 +267,20 @@ def index_words(
     return done
 
 
-def forget_words(db: sqlite3.Connection, rows: Sequence[IndexRow]) -> None:
-    """Remove the text of entries from the index, but keep the tokens for filters. `merge_words` does the rest.
+def merge_words(db: Database, pages: int) -> bool:
+    """Do a part of what removes erased words from the index for good; False if nothing is left.
 
     Args:
         db: The writer's connection.
-        rows: Exactly the rows that `index_words` was given for these entries.
+        pages: About how many pages to write; a negative number starts it, a positive one continues it.
     """
-    for row in rows:
-        db.execute(
-            "INSERT INTO words (words, rowid, agent, session, user, marks, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)",
-            row,
-        )
-        db.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
+    return db.merge_words(pages)
 
 
-def merge_words(db: sqlite3.Connection, pages: int) -> bool:
-    """Merge the segments of the index, so that removed words disappear from older segments too.
-
-    Args:
-        db: The writer's connection.
-        pages: About how many pages to write; a negative number starts a merge, a positive one continues it.
-
-    Returns:
-        False if nothing is left to merge.
-    """
-    if pages < 0:  # with the default of 4, two new segments stop a merge of two: SQLite then reports nothing to merge
-        db.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)")
-    before = db.total_changes
-    db.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
-    return db.total_changes - before >= 2  # the test that SQLite's documentation gives
+_MIRRORED = "INSERT INTO mirrored (file, bytes) VALUES (?, ?) ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes"
 
 
-def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Iterable[str]) -> list[int]:
+def erase_entries(db: Database, rows: Sequence[IndexRow], files: Iterable[str]) -> list[int]:
     """Erase the content of entries from the log, and their text from the index.
 
     Args:
@@ -309,32 +294,32 @@ def erase_entries(db: sqlite3.Connection, rows: Sequence[IndexRow], files: Itera
     indexed = _progress(db, "words")
     erased: list[int] = []
     for row in rows:
-        if db.execute("UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL", row[:1]).rowcount:
+        erase = "UPDATE events SET content = NULL WHERE seq = ? AND content IS NOT NULL RETURNING seq"
+        if db.execute(erase, row[:1]).fetchall():
             erased.append(row[0])
             if row[0] <= indexed:
-                forget_words(db, [row])
-    db.executemany("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, -1)", [(file,) for file in files])
+                db.forget_words(row)
+    db.executemany(_MIRRORED, [(file, -1) for file in files])
     return erased
 
 
-def forget_live(db: sqlite3.Connection, run_ids: Iterable[str]) -> None:
+def forget_live(db: Database, run_ids: Iterable[str]) -> None:
     """Remove the live activity of runs."""
     db.executemany("DELETE FROM live WHERE run_id = ?", [(run_id,) for run_id in run_ids])
 
 
-def note_progress(db: sqlite3.Connection, duty: str, seq: int) -> None:
+def note_progress(db: Database, duty: str, seq: int) -> None:
     """Note the `seq` up to which maintenance has done one of its duties."""
-    db.execute("INSERT OR REPLACE INTO progress (name, seq) VALUES (?, ?)", (duty, seq))
+    sql = "INSERT INTO progress (name, seq) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET seq = excluded.seq"
+    db.execute(sql, (duty, seq))
 
 
-def _progress(db: sqlite3.Connection, duty: str) -> int:
+def _progress(db: Database, duty: str) -> int:
     done = db.execute("SELECT seq FROM progress WHERE name = ?", (duty,)).fetchone()
     return done[0] if done else 0
 
 
-def note_mirrored(
-    db: sqlite3.Connection, *, after: int, upto: int, before: Mapping[str, int], sizes: Mapping[str, int]
-) -> bool:
+def note_mirrored(db: Database, *, after: int, upto: int, before: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
     """Note that the mirror has the entries up to `upto`, and the new lengths of the changed files.
 
     A file marked for repair stays marked: the appended lines may have been read before the erasure.
@@ -354,11 +339,7 @@ def note_mirrored(
         db.execute(of_file, (file,)).fetchone()[0] not in (size, -1) for file, size in before.items()
     ):
         return False
-    db.executemany(
-        "INSERT INTO mirrored (file, bytes) VALUES (?, ?)"
-        " ON CONFLICT (file) DO UPDATE SET bytes = excluded.bytes WHERE bytes >= 0",
-        sizes.items(),
-    )
+    db.executemany(f"{_MIRRORED} WHERE mirrored.bytes >= 0", [*sizes.items()])
     note_progress(db, "mirror", upto)
     return True
 
@@ -371,10 +352,10 @@ class Repaired(NamedTuple):
     erasure: int
 
 
-def note_repaired(db: sqlite3.Connection, file: str, repaired: Repaired) -> bool:
+def note_repaired(db: Database, file: str, repaired: Repaired) -> bool:
     """Note the length of a repaired file; False if content was erased or the mirror has progressed meanwhile."""
     newest = db.execute("SELECT max(seq) FROM events WHERE type = 'LogErased'").fetchone()[0] or 0
     if (_progress(db, "mirror"), newest) != (repaired.upto, repaired.erasure):
         return False
-    db.execute("INSERT OR REPLACE INTO mirrored (file, bytes) VALUES (?, ?)", (file, repaired.size))
+    db.execute(_MIRRORED, (file, repaired.size))
     return True

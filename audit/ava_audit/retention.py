@@ -10,7 +10,6 @@ the write-ahead log is emptied. Whichever process does maintenance finishes this
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,10 +20,11 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from ava_audit.database import Database, IndexRow
 from ava_audit.entries import HEADER, entry_of
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
 from ava_audit.mirror import Mirror, file_of, file_size, remove_quarantined_runs
-from ava_audit.projections import IndexRow, erase_entries, forget_live, merge_words, note_progress
+from ava_audit.projections import erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.store import Outcome, Store, T
 from ava_audit.text_index import index_row
@@ -264,7 +264,7 @@ def _was_over(view: View, run_id: str, upto: int, limit: int) -> bool:
     return end is not None and end.seq <= upto
 
 
-def _erase_expired(db: sqlite3.Connection, batch: _Batch, why: str) -> Outcome[int]:
+def _erase_expired(db: Database, batch: _Batch, why: str) -> Outcome[int]:
     if View(db).progress("retention") != batch.after:  # another process has erased meanwhile
         return Outcome(0)
     note_progress(db, "retention", batch.upto)
@@ -276,7 +276,7 @@ def _erase_expired(db: sqlite3.Connection, batch: _Batch, why: str) -> Outcome[i
     return Outcome(counts.total(), events)
 
 
-def _erase_run(db: sqlite3.Connection, batch: _Batch, run_id: str, who: Who, why: str) -> Outcome[int | None]:
+def _erase_run(db: Database, batch: _Batch, run_id: str, who: Who, why: str) -> Outcome[int | None]:
     view = View(db)
     run = view.run(run_id)
     if run is None or not is_over(view, run, now_us()):
@@ -288,14 +288,14 @@ def _erase_run(db: sqlite3.Connection, batch: _Batch, run_id: str, who: Who, why
     return Outcome(erased, (Event(who, fact, run_id=run_id),))
 
 
-def _erase(db: sqlite3.Connection, batch: _Batch) -> Counter[tuple[str, str | None]]:
+def _erase(db: Database, batch: _Batch) -> Counter[tuple[str, str | None]]:
     """Erase a batch; return the number of erased entries by user and run."""
     counts = Counter(batch.owners[seq] for seq in erase_entries(db, batch.rows, batch.files))
     forget_live(db, {run_id for _user, run_id in counts if run_id is not None})
     return counts
 
 
-async def _transact(store: Store, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
+async def _transact(store: Store, work: Callable[[Database], Outcome[T]]) -> T:
     """Run one transaction, then pause for as long as it took."""
     began = time.monotonic()
     done = await store.maintain_with_events(work)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import anyio
 
+from ava_audit.database import ALL_ROWS
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of, limit_content, mirror_line
 from ava_audit.errors import StoreUnavailable
 from ava_audit.events import Severity
@@ -158,14 +159,14 @@ class Conditions:
     Attributes:
         where: SQL conditions on `events`; true if there are none.
         values: Their values.
-        index_query: All conditions as a query of the log's text index, None if there are none.
+        index_query: All conditions as a query of the log's text index.
         text_query: Type, text and severity alone, for an index of entries that meet `where`.
         impossible: No entry can match, e.g. a search text without any word.
     """
 
     def __init__(self, query: LogQuery) -> None:
         types = type_filter(query.types)
-        parts, self.values = ["1"], list[Any]()
+        parts, self.values = ["1 = 1"], list[Any]()
         for column, wanted in (
             ("agent_id", query.agents),
             ("user_id", query.users),
@@ -174,8 +175,8 @@ class Conditions:
         ):
             if wanted:
                 parts.append(f"{column} IN ({placeholders(wanted)})")
-                # No id has a lone surrogate, and SQLite accepts none: the replacement matches nothing.
-                self.values += [value.encode("utf-8", "replace").decode() for value in wanted]
+                # No id has a lone surrogate or NUL, which databases do not accept: the replacement matches nothing.
+                self.values += [value.encode("utf-8", "replace").decode().replace("\0", "?") for value in wanted]
         if query.without:
             parts.append(f"type NOT IN ({placeholders(query.without)})")
             self.values += query.without
@@ -193,7 +194,7 @@ class Conditions:
         self.index_query = match_expression(
             agents=ids.agents, users=ids.users, sessions=ids.sessions, types=types, level=query.level,
             search=query.search,
-        ).expression  # fmt: skip
+)  # fmt: skip
 
 
 async def _read(store: Store, query: Query[T]) -> T:
@@ -234,9 +235,8 @@ def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:
     if query.since_us is not None:
         # If a clock was set back, time and `seq` disagree, so the bound is looked up. For a long time range it gains
         # nothing, because the newest entries are read first.
-        ((first, count),) = view.select(
-            "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?)", query.since_us, _FEW
-        )
+        sql = "SELECT min(seq), count(*) FROM (SELECT seq FROM events WHERE ts_us >= ? LIMIT ?) AS few"
+        ((first, count),) = view.select(sql, query.since_us, _FEW)
         if count < _FEW:
             low = max(low, head if first is None else int(first) - 1)
     if query.agents and all(map(_is_run, query.agents)):
@@ -264,19 +264,20 @@ def _select(
 ) -> Iterator[Any]:
     """Yield the rows after `low`, up to `high`, that meet the conditions; those on the text only with `use_index`."""
     order = "ASC" if oldest_first else "DESC"
-    if use_index and conditions.index_query is not None:
+    if use_index and conditions.index_query:
+        key, (matching, values) = view.words_key, view.words_condition(conditions.index_query)
         # CROSS JOIN keeps the index as the outer loop, which returns rows in the right order.
         sql = (
-            f"SELECT {columns} FROM words CROSS JOIN events ON events.seq = words.rowid"  # noqa: S608
-            f" WHERE words MATCH ? AND words.rowid > ? AND words.rowid <= ? AND {conditions.where}"
-            f" ORDER BY words.rowid {order} LIMIT ?"
+            f"SELECT {columns} FROM words CROSS JOIN events ON events.seq = {key}"  # noqa: S608
+            f" WHERE {matching} AND {key} > ? AND {key} <= ? AND {conditions.where}"
+            f" ORDER BY {key} {order} LIMIT ?"
         )
-        return view.select(sql, conditions.index_query, low, high, *conditions.values, limit)
+        return view.stream(sql, *values, low, high, *conditions.values, limit)
     sql = (
         f"SELECT {columns} FROM events WHERE {conditions.where} AND events.seq > ? AND events.seq <= ?"  # noqa: S608
         f" ORDER BY events.seq {order} LIMIT ?"
     )
-    return view.select(sql, *conditions.values, low, high, limit)
+    return view.stream(sql, *conditions.values, low, high, limit)
 
 
 def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -> list[Any]:
@@ -294,14 +295,14 @@ def _tail(view: View, conditions: Conditions, low: int, high: int, limit: int) -
 def _new_rows(view: View, *, conditions: Conditions, after: int, upto: int) -> list[Any]:
     if conditions.impossible:
         return []
-    rows = list(_select(view, conditions, after, upto, -1, oldest_first=True))
+    rows = list(_select(view, conditions, after, upto, ALL_ROWS, oldest_first=True))
     return filter_rows(rows, conditions.text_query)
 
 
 def _export_slice(view: View, *, conditions: Conditions, low: int, high: int) -> ExportSlice:
     """Return the next lines after `low`."""
     indexed = view.progress("words")
-    use_index = conditions.index_query is not None and low < indexed
+    use_index = bool(conditions.index_query) and low < indexed
     upto = min(indexed, high) if use_index else high
     found = _select(view, conditions, low, upto, SLICE, columns=LINE_COLUMNS, oldest_first=True, use_index=use_index)
     rows = list(limit_content(found, SLICE_CHARS))

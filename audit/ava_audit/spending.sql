@@ -4,12 +4,14 @@ SELECT
   -- not in flight counts for nothing. The pluses make SQLite use the index of the run, which has few entries, and not the
   -- index of the type, which has many.
   e.run_id, r.ts_us / 86400000000 AS day, count(*), sum(coalesce(e.cost_micros, 0)),
-  sum(coalesce(json_extract(e.content, '$.cost_by.retries'), 0)),
-  sum(coalesce(json_extract(e.content, '$.cost_by.plan'), 0)),
-  sum(iif(json_extract(e.content, '$.settlement') = 'unknown', coalesce(e.cost_micros, 0), 0)),
-  sum(json_extract(e.content, '$.overrun')),
-  sum(iif(json_extract(e.content, '$.overrun'),
-      max(0, coalesce(e.cost_micros, 0) - json_extract(e.content, '$.reserved_micros')), 0))
+  sum(coalesce(CAST(json_extract(e.content, '$.cost_by.retries') AS BIGINT), 0)),
+  sum(coalesce(CAST(json_extract(e.content, '$.cost_by.plan') AS BIGINT), 0)),
+  sum(CASE WHEN trim(CAST(json_extract(e.content, '$.settlement') AS TEXT), '"') = 'unknown'
+      THEN coalesce(e.cost_micros, 0) ELSE 0 END),
+  sum(CAST(json_extract(e.content, '$.overrun') AS BIGINT)),
+  sum(CASE WHEN CAST(json_extract(e.content, '$.overrun') AS BIGINT) = 1
+      AND coalesce(e.cost_micros, 0) > CAST(json_extract(e.content, '$.reserved_micros') AS BIGINT)
+      THEN coalesce(e.cost_micros, 0) - CAST(json_extract(e.content, '$.reserved_micros') AS BIGINT) ELSE 0 END)
 FROM events AS e CROSS JOIN events AS r ON r.seq = (
     SELECT b.seq FROM events AS b
     WHERE b.run_id = e.run_id AND b.seq < e.seq AND +b.type = 'CostReserved'

@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import get_args
 
+from ava_audit.database import IndexQuery, IndexRow
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.events import FACTS, Severity, SubagentComplete, ToolResult
-from ava_audit.projections import IndexRow, index_words
+from ava_audit.projections import index_words
 from ava_audit.store.schema import open_in_memory
 
 SHORT_TYPES: dict[str, tuple[str, ...]] = {
@@ -61,14 +62,6 @@ class TypeFilter:
 
     names: frozenset[str] = frozenset()
     failed: bool = False
-
-
-@dataclass(frozen=True)
-class IndexQuery:
-    """A query of the index: None has no condition; an `impossible` one matches no entry."""
-
-    expression: str | None
-    impossible: bool = False
 
 
 def type_filter(names: Iterable[str]) -> TypeFilter:
@@ -133,20 +126,20 @@ def match_expression(
     search: str | None = None,
 ) -> IndexQuery:
     """Return the query of the index; any text is safe as `search`."""
-    parts: list[str] = []
+    filters: list[tuple[str, tuple[str, ...]]] = []
     for column, wanted in (("agent", agents), ("user", users), ("session", sessions)):
         if wanted:
-            parts.append(_any_of(column, map(_token, wanted)))
+            filters.append(_any_of(column, map(_token, wanted)))
     if types is not None and (types.names or types.failed):
-        parts.append(_any_of("marks", [*map(_token, sorted(types.names)), *([_FAILED] if types.failed else [])]))
+        filters.append(_any_of("marks", [*map(_token, sorted(types.names)), *([_FAILED] if types.failed else [])]))
     if level is not None and level != _LEVELS[0]:
-        parts.append(_any_of("marks", [f"level{name}" for name in _LEVELS[_LEVELS.index(level) :]]))
+        filters.append(_any_of("marks", [f"level{name}" for name in _LEVELS[_LEVELS.index(level) :]]))
+    phrases: tuple[str, ...] = ()
     if search is not None and search.strip():
-        phrases = _phrases(search)
+        phrases = tuple(_phrases(search))
         if not phrases:
-            return IndexQuery(None, impossible=True)
-        parts.append(f"text : ({' AND '.join(phrases)})")
-    return IndexQuery(" AND ".join(parts) if parts else None)
+            return IndexQuery(impossible=True)
+    return IndexQuery(tuple(filters), phrases)
 
 
 def separate_words(text: str) -> str:
@@ -164,7 +157,7 @@ def _phrases(search: str) -> list[str]:
     phrases = dict.fromkeys(part for text in texts for part in _cut_phrase(text))
     unsure = [phrase for phrase in phrases if not _WORD_CHARS.search(phrase)]
     wordless = set(unsure) - _with_words(unsure) if unsure else set[str]()
-    return [f'"{phrase}"' for phrase in phrases if phrase not in wordless]
+    return [phrase for phrase in phrases if phrase not in wordless]
 
 
 def _cut_phrase(text: str) -> Iterator[str]:
@@ -201,8 +194,8 @@ def _with_words(phrases: Sequence[str]) -> set[str]:
         return {phrase for number, phrase in numbered if db.execute(sql, (f'text : "{phrase}"', number)).fetchone()}
 
 
-def _any_of(column: str, tokens: Iterable[str]) -> str:
-    return f"{column} : ({' OR '.join(dict.fromkeys(tokens))})"
+def _any_of(column: str, tokens: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    return column, tuple(dict.fromkeys(tokens))
 
 
 @lru_cache(maxsize=4_096)

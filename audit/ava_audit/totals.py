@@ -113,7 +113,7 @@ def spending(view: View, since_us: int, until_us: int, user: str | None = None) 
     period = {"after": _before(view, since_us), "since": since_us, "until": until_us}
     spent = [DaySpending(*row) for row in view.select(_script("spending.sql"), **period)]
     of_spent = {each.run_id for each in spent}
-    rows = view.select(f"SELECT {_RUN} FROM runs WHERE ? IS NULL OR user_id = ?", user, user)  # noqa: S608
+    rows = view.select(f"SELECT {_RUN} FROM runs WHERE CAST(? AS TEXT) IS NULL OR user_id = ?", user, user)  # noqa: S608
     runs = {
         row[0]: RunFacts(*row)
         for row in rows

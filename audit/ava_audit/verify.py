@@ -7,13 +7,13 @@ whole, shows only against a head that was noted elsewhere. The functions block: 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ava_audit.database import Database
 from ava_audit.entries import (
     ENTRY_COLUMNS,
     GENESIS,
@@ -30,12 +30,13 @@ from ava_audit.entries import (
     missing_hash,
     read_fact,
 )
-from ava_audit.errors import AuditError, BadQuery, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, BadQuery, StoreUnavailable
 from ava_audit.events import TRANSCRIPT_TYPES, LogErased
 from ava_audit.mirror import mirror_differences, mirror_faults
 from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
-from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults, schema_version
+from ava_audit.store.backend import Backend, backend_at
+from ava_audit.store.schema import schema_faults
 from ava_audit.view import View
 
 SLICE = 2_000
@@ -47,7 +48,7 @@ _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 
 
 def verify(
-    path: Path,
+    log: Path,
     *,
     head: str | None = None,
     since: str | None = None,
@@ -57,7 +58,7 @@ def verify(
     """Check a log and report what is wrong with it.
 
     Args:
-        path: The database file.
+        log: The data root, or the file of an embedded database, e.g. of a copy.
         head: The hash (hex) of an entry that was noted elsewhere; the log must still have it.
         since: The hash (hex) of an entry that was noted elsewhere; the check starts there. Everything before it is
             trusted, and the projections, which depend on the whole log, are not compared.
@@ -70,12 +71,27 @@ def verify(
         StoreUnavailable: There is no log, or it cannot be read now.
     """
     wanted, trusted = (None if given is None else hash_of(given) for given in (head, since))
+    return verify_backend(backend_at(log), wanted, trusted, mirror, on_progress)
+
+
+def verify_backend(
+    backend: Backend,
+    head: bytes | None = None,
+    since: bytes | None = None,
+    mirror: Path | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> Report:
+    """Check the log of a backend as `verify` does.
+
+    Raises:
+        StoreUnavailable: There is no log, or it cannot be read now.
+    """
     try:
-        with contextlib.closing(_open(path)) as db:
-            return _verify(db, wanted, trusted, mirror, on_progress or (lambda _done, _all: None))
-    except sqlite3.Error as error:
-        text = f"{path} cannot be read as a log: {error}"
-        if _is_damage(error):  # even its first page cannot be read
+        with contextlib.closing(backend.open_to_check()) as db:
+            return _verify(backend, db, head, since, mirror, on_progress or (lambda _done, _all: None))
+    except backend.error as error:
+        text = f"{backend.place} cannot be read as a log: {error}"
+        if backend.is_damage(error):  # even its first page cannot be read
             return _nothing_checked(Fault("damaged", 0, text))
         raise StoreUnavailable(text) from error
 
@@ -97,45 +113,20 @@ def hash_of(digest: str) -> bytes:
     return value
 
 
-def _open(path: Path) -> sqlite3.Connection:
-    if not path.is_file():
-        raise StoreUnavailable(f"there is no log at {path}")
-    # A URI, because otherwise SQLite would create a file that was removed meanwhile.
-    db = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=5.0, isolation_level=None, check_same_thread=False
-    )
-    try:
-        db.execute("PRAGMA query_only = ON")
-        db.execute("PRAGMA wal_autocheckpoint = 0")
-        version = schema_version(db)
-        if version > SCHEMA_VERSION:
-            raise SchemaNewer(f"{path} has schema {version}, this program knows {SCHEMA_VERSION}: use the newer ava")
-        if version == 0:
-            no_log = sqlite3.DatabaseError("it was emptied, or its beginning is missing")
-            no_log.sqlite_errorcode = sqlite3.SQLITE_NOTADB
-            raise no_log
-        if version < SCHEMA_VERSION:
-            raise StoreUnavailable(f"{path} has an older schema ({version}): run `ava logs` once to migrate it")
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _is_damage(error: sqlite3.Error) -> bool:
-    """Tell whether SQLite reports wrong bytes, and not that the file is unavailable right now."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
 def _nothing_checked(*faults: Fault) -> Report:
     return Report(0, 0, GENESIS.hex(), faults, projections=False)
 
 
 def _verify(
-    db: sqlite3.Connection, head: bytes | None, since: bytes | None, mirror: Path | None, on_progress: ProgressCallback
+    backend: Backend,
+    db: Database,
+    head: bytes | None,
+    since: bytes | None,
+    mirror: Path | None,
+    on_progress: ProgressCallback,
 ) -> Report:
     start, before = 0, GENESIS
-    changes = schema_changes(db)
+    changes = backend.schema_changes(db)
     if ("table", "removed") in {(kind, what) for (kind, _name), what in changes.items()}:
         return _nothing_checked(*schema_faults(changes))
     if since is not None and since != GENESIS:
@@ -144,7 +135,7 @@ def _verify(
         if found is None:
             return _nothing_checked(missing_hash(since, 0))
         start, before = found[0], since
-    walk = _Walk(db, start, before, rebuild=since is None, head=head)
+    walk = _Walk(backend, db, start, before, rebuild=since is None, head=head)
     faults = walk.run(on_progress)
     chained = walk.fault is None
     if chained:
@@ -161,7 +152,10 @@ def _verify(
 class _Walk:
     """A walk along the chain, which rebuilds the projections on the way."""
 
-    def __init__(self, db: sqlite3.Connection, seq: int, before: bytes, *, rebuild: bool, head: bytes | None) -> None:
+    def __init__(
+        self, backend: Backend, db: Database, seq: int, before: bytes, *, rebuild: bool, head: bytes | None
+    ) -> None:
+        self._backend = backend
         self._db = db
         self._rebuilt = MemoryState() if rebuild else None
         self._head = head
@@ -186,8 +180,8 @@ class _Walk:
                 on_progress(self.seq - start, newest - start)
             if self.fault is None and self._rebuilt is not None:
                 differences = self._compare(self._rebuilt)
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
+        except self._backend.error as error:
+            if not self._backend.is_damage(error):
                 raise
             self.fault = self._find_damage()
         return differences if self.fault is None else [self.fault]
@@ -210,10 +204,10 @@ class _Walk:
                     break
                 self.seq, self.before = row[0], row[_HASH]
                 self.met_head = self.met_head or self.before == self._head
-        except sqlite3.OperationalError as error:
-            if self._db.text_factory is _decode_any or "decode" not in str(error).lower():
+        except self._backend.error as error:
+            # That is slower, and used only once something is wrong.
+            if "decode" not in str(error).lower() or not self._db.accept_any_text():
                 raise
-            self._db.text_factory = _decode_any  # slower, and used only once something is wrong
             return True
         return self.seq > start
 
@@ -223,19 +217,19 @@ class _Walk:
         try:
             while self.fault is None and self._step():
                 pass
-        except sqlite3.DatabaseError as error:
+        except self._backend.error as error:
             return Fault("damaged", self.seq + 1, f"the file is damaged from entry {self.seq + 1} on: {error}")
         return self.fault or Fault("damaged", self.seq, "the projections cannot be read: the file is damaged")
 
     def _compare(self, rebuilt: MemoryState) -> list[Fault]:
         """Compare the projections with the rebuilt ones, at the newest entry, in one consistent state."""
-        self._db.execute("BEGIN")
+        self._db.begin_read()
         try:
             while self.fault is None and self._step():
                 pass
             if self.fault is not None:
                 return []
-            self._db.text_factory = _decode_any  # a tampered table may hold invalid text
+            self._db.accept_any_text()  # a tampered table may hold invalid text
             differences = list(islice(_differences(self._db, rebuilt, self.seq), MAX_FAULTS))
             if self._erased > self._recorded:
                 count = self._erased - self._recorded
@@ -244,7 +238,7 @@ class _Walk:
                 differences.append(Fault("erased", self.seq, text))
             return differences
         finally:
-            self._db.execute("ROLLBACK")
+            self._db.rollback()
 
     def _check(self, row: Row) -> Fault | None:
         try:
@@ -261,7 +255,7 @@ class _Walk:
         if content is None and row[_TYPE] not in TRANSCRIPT_TYPES:
             return Fault("changed", seq, f"the content of entry {seq} was erased, although it is not a transcript")
         if entry_hash(self.before, row[:_N], row[_SHA]) != row[_HASH]:
-            self._db.text_factory = _decode_any
+            self._db.accept_any_text()
             near = self._db.execute(
                 f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? AND seq <= ? ORDER BY seq",  # noqa: S608
                 (seq - WINDOW, seq + WINDOW),
@@ -286,7 +280,7 @@ class _Walk:
             self._recorded += fact.entries if isinstance(fact, LogErased) else 0
 
 
-def _differences(db: sqlite3.Connection, rebuilt: MemoryState, seq: int) -> Iterator[Fault]:
+def _differences(db: Database, rebuilt: MemoryState, seq: int) -> Iterator[Fault]:
     """Yield the differences between the stored projections and the rebuilt ones."""
     yield from _table_differences(PROPOSALS, db, rebuilt.proposals, seq)
     yield from _table_differences(RUNS, db, rebuilt.runs, seq)
@@ -294,7 +288,7 @@ def _differences(db: sqlite3.Connection, rebuilt: MemoryState, seq: int) -> Iter
     yield from _table_differences(BUDGETS, db, rebuilt.budgets, seq)
 
 
-def _table_differences(spec: TableSpec[R], db: sqlite3.Connection, rebuilt: MemoryRows[R], seq: int) -> Iterator[Fault]:
+def _table_differences(spec: TableSpec[R], db: Database, rebuilt: MemoryRows[R], seq: int) -> Iterator[Fault]:
     key = spec.columns[0]
     for table, own in spec.parts.items():
         columns = [key, *(column for column in spec.columns if column in own and column != key)]
@@ -314,10 +308,6 @@ def _table_differences(spec: TableSpec[R], db: sqlite3.Connection, rebuilt: Memo
             yield Fault("projection", seq, f"at entry {seq} {text}")
         for name in sorted(missing):
             yield Fault("projection", seq, f"at entry {seq} {table} lacks {key} {name}, which follows from the log")
-
-
-def _decode_any(raw: bytes) -> str:
-    return raw.decode("utf-8", "surrogateescape")
 
 
 LONGEST_LINE = 16_000_000

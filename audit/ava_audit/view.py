@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
+from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
 from ava_audit.events import Event
 from ava_audit.projections import RUNS, Projections
@@ -32,7 +32,7 @@ class View:
         head: The `seq` of the newest entry, if it is known.
     """
 
-    def __init__(self, db: sqlite3.Connection, projections: Projections | None = None, head: int | None = None) -> None:
+    def __init__(self, db: Database, projections: Projections | None = None, head: int | None = None) -> None:
         self._db = db
         self._projections = projections
         self._head = head
@@ -76,7 +76,7 @@ class View:
             ended_since_us: Only those that ended at or after this time.
             limit: At most so many, the newest ones; -1 means all.
         """
-        where = ["1"]
+        where = ["1 = 1"]
         values: list[str | int] = []
         if user is not None:
             where.append("user_id = ?")
@@ -88,7 +88,7 @@ class View:
         if ended_since_us is not None:
             where.append("ended_us >= ?")
             values.append(ended_since_us)
-        return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, limit)[::-1]
+        return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
     def newest_runs(
         self,
@@ -111,7 +111,7 @@ class View:
             limit: At most so many.
         """
         # Walks the runs by time and stops when it has enough; runs that wait or run are few, and found by their state.
-        where, values = ["1"], list[Any]()
+        where, values = ["1 = 1"], list[Any]()
         if group is not None:
             where.append(_GROUPS[group])
             values += [now_us] if group != "running" else []
@@ -126,11 +126,8 @@ class View:
 
     def roles(self, user: str | None) -> list[str]:
         """Return the roles of all runs, or of a user's, in order."""
-        return [
-            str(role) for (role,) in self.select(
-                "SELECT DISTINCT role FROM runs WHERE ? IS NULL OR user_id = ? ORDER BY role", user, user
-            )
-        ]  # fmt: skip
+        sql = "SELECT DISTINCT role FROM runs WHERE CAST(? AS TEXT) IS NULL OR user_id = ? ORDER BY role"
+        return [str(role) for (role,) in self.select(sql, user, user)]
 
     def running(self, gone: Iterable[str] = (), *, but: str = "") -> dict[str, int]:
         """Return the number of running runs by user.
@@ -155,8 +152,9 @@ class View:
     def changed_after(self, seq: int, types: Iterable[str]) -> list[tuple[str, str, bool]]:
         """Return id and user of each run with entries after a `seq`, and whether one of them has one of these types."""
         wanted = list(types)
+        found = f"max(CASE WHEN type IN ({placeholders(wanted)}) THEN 1 ELSE 0 END)"
         rows = self.select(
-            f"SELECT runs.id, runs.user_id, max(type IN ({placeholders(wanted)})) FROM events"  # noqa: S608
+            f"SELECT runs.id, runs.user_id, {found} FROM events"  # noqa: S608
             " JOIN runs ON runs.id = events.run_id WHERE seq > ? GROUP BY runs.id",
             *wanted, seq,
         )  # fmt: skip
@@ -232,7 +230,7 @@ class View:
 
     def count_entries(self, run_id: str, most: int) -> int:
         """Return how many entries a run has; `most` if it has more."""
-        sql = "SELECT count(*) FROM (SELECT 1 FROM events WHERE run_id = ? LIMIT ?)"
+        sql = "SELECT count(*) FROM (SELECT 1 FROM events WHERE run_id = ? LIMIT ?) AS few"
         return int(self._one(sql, run_id, most)[0])
 
     def rare_entries(self, run_id: str, types: Sequence[str]) -> list[Entry]:
@@ -316,13 +314,29 @@ class View:
 
     def rows(self, where: str, *values: object, limit: int = -1) -> Iterator[tuple[Any, ...]]:
         """Yield the rows (`LINE_COLUMNS`) that match an SQL condition, in order of `seq`; `limit` -1 means all."""
-        yield from self.select(f"SELECT {LINE_COLUMNS} FROM events WHERE {where} ORDER BY seq LIMIT ?", *values, limit)  # noqa: S608
+        sql = f"SELECT {LINE_COLUMNS} FROM events WHERE {where} ORDER BY seq LIMIT ?"  # noqa: S608
+        yield from self.stream(sql, *values, _rows_of(limit))
 
     def select(self, sql: str, *values: object, **named: object) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a SELECT, whose parameters are all `?` or all named."""
         if self._projections is not None:
             self._projections.flush()
         yield from self._db.execute(sql, named or values)
+
+    def stream(self, sql: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of a SELECT that may be many or large, without having all of them in memory."""
+        if self._projections is not None:
+            self._projections.flush()
+        yield from self._db.stream(sql, values)
+
+    @property
+    def words_key(self) -> str:
+        """The column of the text index that is an entry's `seq`."""
+        return self._db.words_key
+
+    def words_condition(self, query: IndexQuery) -> tuple[str, list[object]]:
+        """Return the SQL condition for a query of the text index, and its values."""
+        return self._db.words_condition(query)
 
     def _one(self, sql: str, *values: object) -> tuple[Any, ...]:
         return next(self.select(sql, *values))
@@ -343,6 +357,10 @@ class View:
 def placeholders(values: Sequence[object]) -> str:
     """Return the SQL placeholders for some values: `?, ?, ?`."""
     return ", ".join("?" * len(values))
+
+
+def _rows_of(limit: int) -> int:
+    return limit if limit >= 0 else ALL_ROWS
 
 
 def loads(text: str | None) -> Any:

@@ -21,8 +21,8 @@ from ava_audit.entries import Entry
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.maintenance import run_maintenance
 from ava_audit.search import LogQuery, search
-from ava_audit.store import schema
-from ava_audit.store.schema import DAMAGED
+from ava_audit.store import connection
+from ava_audit.store.connection import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.units import HOUR_US
 from ava_audit.verify import verify, verify_lines
@@ -55,7 +55,7 @@ sys.path.insert(0, sys.argv[1])
 from ava_audit.errors import StoreUnavailable
 from ava_audit.entries import Entry
 from ava_audit.maintenance import run_maintenance
-from ava_audit.store.schema import DAMAGED
+from ava_audit.store.connection import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -90,11 +90,12 @@ async def main():
     async with Store.open(root) as log:
         texts = await log.read(lambda view: [view.entry(seq).fact.text for seq in range(1, view.head() + 1)])
     print(texts == [*acknowledged, "there is room again"] or set(texts) ^ {*acknowledged, "there is room again"})
-    print(verify(root / "ava.db").ok)
+    print(verify(root).ok)
 anyio.run(main)
 """
 
 
+@pytest.mark.sqlite_only("the disk of the data root")
 def test_a_full_disk_loses_no_acknowledged_entry_and_the_log_stays_readable(
     tmp_path: Path,
 ) -> None:
@@ -109,7 +110,7 @@ import subprocess, sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from ava_audit.errors import AuditError
-from ava_audit.store.schema import DAMAGED
+from ava_audit.store.connection import DAMAGED
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from support.log import said, write
@@ -127,11 +128,12 @@ async def main():
     subprocess.run(["mount", "-o", "remount,rw", root], check=True)
     async with Store.open(root) as log:
         await write(log, said("after"))
-    print(verify(root / "ava.db"))
+    print(verify(root))
 anyio.run(main)
 """
 
 
+@pytest.mark.sqlite_only("the disk of the data root")
 def test_opening_on_a_read_only_disk_fails_and_leaves_the_log_unchanged(tmp_path: Path) -> None:
     refused, report = with_a_small_disk(tmp_path / "disk", READ_ONLY, size="2m")
     assert refused.startswith("the log in ROOT cannot be opened: ") and "ead-only" in refused
@@ -191,12 +193,13 @@ def test_closes_a_connection_to_a_file_that_is_not_a_database(tmp_path: Path, mo
     path = tmp_path / "ava.db"
     path.write_bytes(b"no database" * 500)
     with pytest.raises(sqlite3.DatabaseError):
-        schema.connect(path)
+        connection.connect(path)
     (db,) = made
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         db.execute("SELECT 1")
 
 
+@pytest.mark.sqlite_only("damages the file")
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_damaged_file_raises_audit_errors_and_acknowledges_no_unstored_entry(
     damage: Callable[[Path], None], tmp_path: Path
@@ -286,7 +289,7 @@ async def test_clock_jumps_of_an_hour_neither_stop_nor_reorder_the_log(
             assert words(late.entries) == ["an hour on"]
             head = await log.read(View.head)
             tasks.cancel_scope.cancel()
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
     lines = [verify_lines(path) for path in (tmp_path / "logs").rglob("*.jsonl")]
     assert all(report.ok for report in lines) and sum(report.entries for report in lines) == head
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,6 +16,7 @@ import pytest
 from support.log import Life, child, write_each, write_texts
 
 from ava_audit import maintenance, projections
+from ava_audit.database import Database
 from ava_audit.maintenance import index_new_entries, run_maintenance
 from ava_audit.search import LogQuery, search
 from ava_audit.store.locks import try_hold
@@ -63,6 +63,7 @@ async def test_indexes_and_mirrors_new_entries_within_a_second_of_the_commit(tmp
                 await until(lambda: lines(tmp_path) == 12)
 
 
+@pytest.mark.sqlite_only("the write-ahead log of SQLite")
 async def test_cancelled_maintenance_finishes_pending_work_and_empties_the_wal(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -141,6 +142,7 @@ async def test_a_failed_mirror_write_stops_nothing_else_and_is_retried(
         assert lines(tmp_path) == 1
 
 
+@pytest.mark.sqlite_only("the write-ahead log of SQLite")
 async def test_empties_a_large_wal_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "WAL_CHECK_S", 0.02)
     monkeypatch.setattr(maintenance, "WAL_BYTES", 100_000)
@@ -151,6 +153,7 @@ async def test_empties_a_large_wal_while_others_write(tmp_path: Path, monkeypatc
             await until(lambda: (tmp_path / "ava.db-wal").stat().st_size < 100_000)
 
 
+@pytest.mark.sqlite_only("the write-ahead log of SQLite")
 async def test_checkpoints_a_quiet_log_into_the_database_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "QUIET_S", 0.02)
     with anyio.fail_after(5):
@@ -160,6 +163,7 @@ async def test_checkpoints_a_quiet_log_into_the_database_file(tmp_path: Path, mo
             await until(lambda: (tmp_path / "ava.db-wal").stat().st_size == 0)
 
 
+@pytest.mark.sqlite_only("the write-ahead log of SQLite")
 async def test_the_writes_of_maintenance_alone_do_not_grow_the_wal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +218,7 @@ async def test_rebuilds_an_index_batch_made_before_an_erasure(tmp_path: Path) ->
             await write_texts(log, ["a", "b"])
             done, erased, rows = await log.read(_next_index_rows)
 
-            def erase(db: sqlite3.Connection) -> None:
+            def erase(db: Database) -> None:
                 db.execute("UPDATE events SET content = NULL WHERE seq = 2")
 
             await log.maintain(erase)

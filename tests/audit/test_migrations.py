@@ -17,6 +17,7 @@ from support.log import Life, child, write, write_each, write_texts
 from support.newer import newer
 
 from ava_audit import reducers
+from ava_audit.database import Database
 from ava_audit.entries import ENTRY_COLUMNS
 from ava_audit.errors import SchemaNewer, StoreUnavailable
 from ava_audit.projections import BUDGETS, GROUPS, PROJECTIONS, PROPOSALS, RUNS
@@ -52,6 +53,7 @@ def test_migrating_twice_changes_nothing() -> None:
         assert db.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall() == before
 
 
+@pytest.mark.sqlite_only("sets the version in the file")
 async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) -> None:
     async with Store.open(tmp_path) as log:
         await write_texts(log, ["a"])
@@ -64,10 +66,11 @@ async def test_refuses_a_newer_database_and_leaves_it_unchanged(tmp_path: Path) 
         assert db.execute("SELECT count(*) FROM events").fetchone() == (1,)
 
 
-def second(db: sqlite3.Connection) -> None:
+def second(db: Database) -> None:
     db.execute("CREATE TABLE novelty (a)")
 
 
+@pytest.mark.sqlite_only("looks into the file")
 async def test_migrates_an_older_database_and_keeps_its_entries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +85,7 @@ async def test_migrates_an_older_database_and_keeps_its_entries(
 
 
 def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(db: sqlite3.Connection) -> None:
+    def broken(db: Database) -> None:
         db.execute("CREATE TABLE half (a)")
         raise RuntimeError("out of luck")
 
@@ -97,6 +100,7 @@ def test_a_failed_migration_leaves_the_previous_version(monkeypatch: pytest.Monk
 # -- a changed reducer ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sqlite_only("looks into the file")
 async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,7 +109,7 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
             await write(log, *Life(f"S-{number:06x}").begun())
         await write_each(log, [*(life := Life("S-aaaaaa")).whole(), *Life("S-bbbbbb").begun()])
         meant = rows(log.path)
-        await log.maintain(lambda db: db.execute(ERASE, (life.run_id,)).rowcount)
+        await log.maintain(lambda db: db.execute(ERASE, (life.run_id,)))
     spoil = (
         "UPDATE runs SET tool_calls = tool_calls + 7, task_seq = NULL",
         "DELETE FROM proposals WHERE run_id = 'S-bbbbbb'",
@@ -122,7 +126,7 @@ async def test_a_changed_reducer_repairs_the_tables_when_an_older_database_is_op
     async with Store.open(tmp_path) as log:
         assert rows(log.path) == meant
         await write(log, life.task("and on"))
-    assert [fault.kind for fault in verify(tmp_path / "ava.db").faults] == ["erased"], "as it was done above"
+    assert [fault.kind for fault in verify(tmp_path).faults] == ["erased"], "as it was done above"
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db")) as db:
         assert db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq <= ?", (len(before),)).fetchall() == before
 
@@ -150,13 +154,14 @@ async def test_rebuilding_with_a_changed_reducer_equals_applying_it_from_the_sta
     newer(monkeypatch, reducers_changed)
     async with Store.open(tmp_path) as log:
         assert await log.read(calls) == [2]
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
 def calls(view: View) -> list[int]:
     return [run.tool_calls for run in view.runs()]
 
 
+@pytest.mark.sqlite_only("looks into the file")
 async def test_a_failed_rebuild_names_the_entry_and_leaves_the_database_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def remove_log(root: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.sqlite_only("removes the file")
 async def test_keeps_the_mirror_of_a_removed_log_beside_the_new_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -54,6 +55,7 @@ async def test_keeps_the_mirror_of_a_removed_log_beside_the_new_one(
         before = after[name]
 
 
+@pytest.mark.sqlite_only("copies the file")
 async def test_keeps_mirrored_entries_that_are_newer_than_a_restored_backup(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
     await mirrored(tmp_path, "one", lives=(life,))
@@ -88,6 +90,7 @@ async def test_repairs_a_damaged_file_without_quarantining_it(spoil: object, tmp
     assert (tmp_path / "logs" / name).read_bytes().startswith(whole)
 
 
+@pytest.mark.sqlite_only("removes the file")
 async def test_erasing_a_run_removes_only_its_own_quarantined_files(tmp_path: Path) -> None:
     lives = Life("S-aaaaaa"), Life("S-bbbbbb")
     await mirrored(tmp_path, lives=lives)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sqlite3
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, run_who, write, write_each
+from support.log import AVA, Life, run_who, tampering, write, write_each
 
 from ava_audit.errors import StaleOwner
 from ava_audit.events import (
@@ -29,6 +28,7 @@ from ava_audit.events import (
 )
 from ava_audit.projections import PROJECTIONS, rebuild_projections
 from ava_audit.rows import RunRow
+from ava_audit.store.backend import backend_of
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -276,22 +276,23 @@ def test_incremental_updates_equal_a_rebuild_from_the_log(
                 assert day.held_micros == 0
 
     anyio.run(live)
-    path = root / "ava.db"
-    assert verify(path).ok
-    before = tables(path)
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
+    assert verify(root).ok
+    before = tables(root)
+    with tampering(root) as db:
         marks = ", ".join("?" * len(TRANSCRIPT_TYPES))
         db.execute(f"UPDATE events SET content = NULL WHERE type IN ({marks})", (*TRANSCRIPT_TYPES,))
     # The rebuild is of a log without a word of its transcripts, and the same.
-    assert {fault.kind for fault in verify(path).faults} <= {"erased"}
-    assert tables(path) == before
-    with contextlib.closing(sqlite3.connect(path)) as db, db:
-        rebuild_projections(db)
-    assert tables(path) == before
+    assert {fault.kind for fault in verify(root).faults} <= {"erased"}
+    assert tables(root) == before
+    with contextlib.closing(backend_of(root).connect()) as own:
+        own.begin_bulk()
+        rebuild_projections(own)
+        own.commit()
+    assert tables(root) == before
 
 
-def tables(path: Path) -> dict[str, list[object]]:
-    with contextlib.closing(sqlite3.connect(path)) as db:
+def tables(root: Path) -> dict[str, list[object]]:
+    with tampering(root) as db:
         return {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in PROJECTIONS}
 
 

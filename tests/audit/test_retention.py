@@ -100,7 +100,7 @@ async def erased(log: Store) -> list[tuple[str | None, int]]:
 
 
 async def sound(root: Path) -> None:
-    report = await anyio.to_thread.run_sync(verify, root / "ava.db")
+    report = await anyio.to_thread.run_sync(verify, root)
     assert report.ok and report.projections, report
     for path in (root / "logs").rglob("*.jsonl"):
         lines = await anyio.to_thread.run_sync(verify_lines, path)
@@ -288,6 +288,7 @@ async def test_never_erases_an_active_run(tmp_path: Path) -> None:
             assert await erased(log) == []
 
 
+@pytest.mark.sqlite_only("the pages of SQLite")
 async def test_an_erasure_clears_what_sqlite_left_in_unused_parts_of_pages(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:

@@ -13,6 +13,7 @@ import pytest
 from support.log import Life, write, write_each, writing
 
 from ava_audit import projections
+from ava_audit.database import Database
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
@@ -62,7 +63,7 @@ async def test_changes_by_another_process_are_visible_immediately(tmp_path: Path
                 await write_each(store, [life.claimed(), life.reserved(turn), life.settled(turn, cost=1_000)])
                 run = await store.do(one)
                 assert (run.turns, run.cost_micros, run.generation) == (turn, turn * 1_000, turn)
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
 async def test_changing_a_returned_row_does_not_change_the_state(tmp_path: Path) -> None:
@@ -73,13 +74,13 @@ async def test_changing_a_returned_row_does_not_change_the_state(tmp_path: Path)
             run.state, run.cost_micros = "success", 5
             assert (await log.do(one)).state == RUNNING
             await write(log, Life(RUN).answered())
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
 async def test_a_rolled_back_batch_leaves_nothing_in_memory(tmp_path: Path) -> None:
     life = Life(RUN)
 
-    def full(db: sqlite3.Connection) -> None:
+    def full(_db: Database) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with anyio.fail_after(5):
@@ -93,7 +94,7 @@ async def test_a_rolled_back_batch_leaves_nothing_in_memory(tmp_path: Path) -> N
             run = await log.do(one)
             assert run.turns == 1
             await write(log, life.settled())
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
 async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
@@ -109,15 +110,18 @@ async def test_all_runs_are_correct_when_there_are_more_than_the_cache_holds(
                         tasks.start_soon(log.do, writing(event))
             ended = await log.read(lambda view: view.runs(states=["success"]))
     assert len(ended) == len(lives)
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
-async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path) -> None:
+async def test_runs_of_one_transaction_keep_their_proposal_order(tmp_path: Path, database: str) -> None:
     lives = [Life(f"S-{number:06x}") for number in range(20)]
     wanted = [life.run_id for life in lives]
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write(log, *(event for life in lives for event in (life.proposed(), life.decided(group="G-1"))))
             group = await log.read(lambda view: [run.id for run in view.group_runs("G-1")])
-            stored = await log.read(lambda view: [row[0] for row in view.select("SELECT id FROM runs ORDER BY rowid")])
+            place = "rowid" if database == "sqlite" else "ctid"
+            stored = await log.read(
+                lambda view: [row[0] for row in view.select(f"SELECT id FROM runs ORDER BY {place}")]
+            )
     assert group == stored == wanted

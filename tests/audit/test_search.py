@@ -13,13 +13,14 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, child, run_who, said, write, write_each, write_texts
+from support.log import AVA, Life, child, run_who, said, tampering, write, write_each, write_texts
 
+from ava_audit.database import Database, IndexRow
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.events import FACTS, Event, Usage, UserMessage, Who
 from ava_audit.maintenance import index_new_entries
-from ava_audit.projections import IndexRow, forget_words, index_words, merge_words
+from ava_audit.projections import index_words, merge_words
 from ava_audit.search import Conditions, LogQuery, filter_rows, follow, search
 from ava_audit.store.store import Store
 from ava_audit.text_index import index_row, type_filter
@@ -182,11 +183,9 @@ async def test_accepts_type_names_in_any_case_and_lists_them_for_an_unknown_one(
 async def test_a_time_range_works_after_the_clock_was_set_back(log: Store, state: str, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a"] * 6)
-    db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
-    db.execute("DROP TRIGGER events_fixed")
-    for seq, ts in enumerate((100, 200, 300, 150, 250, 350), 1):
-        db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
-    db.close()
+    with tampering(tmp_path) as db:
+        for seq, ts in enumerate((100, 200, 300, 150, 250, 350), 1):
+            db.execute("UPDATE events SET ts_us = ? WHERE seq = ?", (ts, seq))
     if state != "not indexed":
         await index_new_entries(log)
     assert await seqs(log, LogQuery(since_us=200)) == [6, 5, 3, 2]
@@ -195,6 +194,7 @@ async def test_a_time_range_works_after_the_clock_was_set_back(log: Store, state
     assert await seqs(log, LogQuery(since_us=400)) == []
 
 
+@pytest.mark.sqlite_only("holds SQLite's own lock")
 async def test_a_search_needs_no_write_lock(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await fill(log, "half indexed", "hello", "hello again")
@@ -206,6 +206,7 @@ async def test_a_search_needs_no_write_lock(log: Store, tmp_path: Path) -> None:
             other.close()
 
 
+@pytest.mark.sqlite_only("the inner tables of SQLite's index")
 async def test_reports_an_unreadable_search_index(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await fill(log, "indexed", "hello")
@@ -225,6 +226,7 @@ async def test_entries_include_usage_and_cost(log: Store) -> None:
     assert (entry.cost_micros, entry.usage) == (12_345, Usage(input_tokens=20, output_tokens=10))
 
 
+@pytest.mark.sqlite_only("reads the file")
 async def test_an_erased_entry_leaves_the_index_but_filters_still_find_it(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["keep this xylophone", "erase that zeppelin"])
@@ -232,8 +234,8 @@ async def test_an_erased_entry_leaves_the_index_but_filters_still_find_it(log: S
         entry = await log.read(lambda view: view.entry(2))
         assert entry is not None
 
-        def erase(db: sqlite3.Connection, entry: Entry) -> None:
-            forget_words(db, [index_row(entry)])
+        def erase(db: Database, entry: Entry) -> None:
+            db.forget_words(index_row(entry))
             db.execute("UPDATE events SET content = NULL WHERE seq = ?", (entry.seq,))
 
         await log.maintain(partial(erase, entry=entry))
@@ -249,6 +251,7 @@ async def test_an_erased_entry_leaves_the_index_but_filters_still_find_it(log: S
     assert b"xylophone" in raw
 
 
+@pytest.mark.sqlite_only("merges of SQLite's index")
 async def test_a_merge_of_the_index_ends_with_erased_words_gone_even_if_entries_are_added_meanwhile(
     log: Store, tmp_path: Path
 ) -> None:
@@ -261,7 +264,7 @@ async def test_a_merge_of_the_index_ends_with_erased_words_gone_even_if_entries_
         await log.maintain(lambda db: index_words(db, rows, 0, ()))
         while await log.maintain(partial(merge_words, pages=-1_000)):
             pass
-        await log.maintain(lambda db: forget_words(db, rows[:1]))
+        await log.maintain(lambda db: db.forget_words(rows[0]))
         pages = -5
         while await log.maintain(partial(merge_words, pages=pages)):
             pages = 5
@@ -275,14 +278,13 @@ async def test_a_merge_of_the_index_ends_with_erased_words_gone_even_if_entries_
 async def test_finds_an_entry_whose_type_comes_from_a_newer_version(log: Store, tmp_path: Path) -> None:
     with anyio.fail_after(5):
         await write_texts(log, ["a"])
-        db = sqlite3.connect(tmp_path / "ava.db", isolation_level=None)
-        db.execute(
-            "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, content,"
-            " content_sha, hash)"
-            " SELECT 2, ts_us, session_id, agent_id, user_id, 'Novelty', 7, '{\"what\":\"trombone\"}',"
-            " content_sha, hash FROM events"
-        )
-        db.close()
+        with tampering(tmp_path) as db:
+            db.execute(
+                "INSERT INTO events (seq, ts_us, session_id, agent_id, user_id, type, v, content,"
+                " content_sha, hash)"
+                " SELECT 2, ts_us, session_id, agent_id, user_id, 'Novelty', 7, '{\"what\":\"trombone\"}',"
+                " content_sha, hash FROM events"
+            )
         assert await seqs(log, LogQuery(search="trombone")) == [2]
         await index_new_entries(log)
         assert await seqs(log, LogQuery(search="trombone")) == [2]

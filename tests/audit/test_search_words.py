@@ -155,6 +155,7 @@ def test_an_id_that_is_not_valid_text_matches_nothing(field: str, log: tuple[Blo
         assert page.entries == ()
 
 
+@pytest.mark.sqlite_only("a phrase that is slow in SQLite's index")
 def test_a_slow_search_is_stopped_and_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "SEARCH_S", 0.2)
     monkeypatch.setattr("ava_audit.text_index.LONGEST_PHRASE", 10**6)

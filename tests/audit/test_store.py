@@ -67,14 +67,15 @@ async def in_one_batch(log: Store, *commands: store.Command[int]) -> list[int | 
     return answers
 
 
-async def test_stores_an_acknowledged_entry_with_its_header_and_content(tmp_path: Path) -> None:
+async def test_stores_an_acknowledged_entry_with_its_header_and_content(tmp_path: Path, database: str) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write(log, said("hello"))
         async with Store.open(tmp_path) as log:
             (entry,) = await log.read(all_entries)
     assert (entry.seq, entry.type, entry.who, texts([entry])) == (1, "UserMessage", AVA, ["hello"])
-    assert (tmp_path / "ava.db").stat().st_mode & 0o777 == 0o600
+    if database == "sqlite":
+        assert (tmp_path / "ava.db").stat().st_mode & 0o777 == 0o600
 
 
 async def test_a_command_sees_the_state_left_by_earlier_commands_of_its_batch(tmp_path: Path) -> None:
@@ -125,9 +126,10 @@ async def test_runs_the_other_commands_one_by_one_when_one_fails_to_apply(
             assert "already has P-aaaaaa00" in str(answers[1])
             assert (answers[0], answers[2], answers[3]) == (1, 1, 1)
             assert texts((await log.read(all_entries))[1:]) == ["a", "c", "d"]
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
+@pytest.mark.sqlite_only("what SQLite does by itself where a disk is full")
 async def test_writes_the_other_commands_once_after_sqlite_rolled_back_by_itself(tmp_path: Path) -> None:
     def fail(view: View, _now: int) -> Outcome[int]:
         view._db.execute("ROLLBACK")  # as SQLite does where a disk is full, whatever the statement was
@@ -139,7 +141,7 @@ async def test_writes_the_other_commands_once_after_sqlite_rolled_back_by_itself
             assert (answers[0], answers[2]) == (1, 1)
             assert isinstance(answers[1], StoreUnavailable)
             assert texts(await log.read(all_entries)) == ["a", "b"]
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
 async def test_a_command_that_raises_stop_iteration_blocks_nobody(tmp_path: Path) -> None:
@@ -160,6 +162,7 @@ async def test_commits_commands_in_the_order_they_arrive(tmp_path: Path) -> None
             assert texts(await log.read(all_entries)) == [str(number) for number in range(50)]
 
 
+@pytest.mark.sqlite_only("counts frames of the write-ahead log")
 async def test_waiting_commands_share_one_commit(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -204,6 +207,7 @@ async def test_writes_nothing_for_an_ended_run(tmp_path: Path) -> None:
                 await write(log, life.answered("from the grave"))
 
 
+@pytest.mark.sqlite_only("another connection holds SQLite's own lock")
 async def test_a_command_that_timed_out_never_runs_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ANSWER_S", 0.2)
     with anyio.fail_after(5):
@@ -221,6 +225,7 @@ async def test_a_command_that_timed_out_never_runs_later(tmp_path: Path, monkeyp
             assert texts(await log.read(all_entries)) == ["after"]
 
 
+@pytest.mark.sqlite_only("holds write.lock")
 async def test_a_held_write_lock_fails_commands_but_not_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = (
         "import sys, pathlib; from ava_audit.store.locks import WriteLock\n"
@@ -243,6 +248,7 @@ async def test_a_held_write_lock_fails_commands_but_not_reads(tmp_path: Path, mo
             assert texts(await log.read(all_entries)) == ["before", "after"]
 
 
+@pytest.mark.sqlite_only("another connection holds SQLite's own lock")
 @pytest.mark.slow
 async def test_closing_the_store_answers_waiting_callers(tmp_path: Path) -> None:
     answers: list[BaseException] = []
@@ -262,7 +268,7 @@ async def test_closing_the_store_answers_waiting_callers(tmp_path: Path) -> None
             tasks.start_soon(call, log)
         other.execute("ROLLBACK")
     assert ["shutting down" in str(answer) for answer in answers] in ([False, True], [True, False])
-    assert verify(tmp_path / "ava.db").entries == 0
+    assert verify(tmp_path).entries == 0
 
 
 async def test_keeps_no_reference_to_answered_commands(tmp_path: Path) -> None:
@@ -322,9 +328,10 @@ async def test_two_processes_appending_at_once_lose_nothing_and_keep_the_chain_v
     assert sorted(written) == sorted(f"{name} {number}" for name in ("one", "two") for number in range(60))
     for name in ("one", "two"):
         assert [text for text in written if text.startswith(name)] == [f"{name} {number}" for number in range(60)]
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
+@pytest.mark.sqlite_only("a function of SQLite that never ends")
 async def test_cancelling_the_caller_interrupts_a_read(tmp_path: Path) -> None:
     for_ever = "WITH RECURSIVE n (i) AS (SELECT begun() UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
     begun, ended = threading.Event(), threading.Event()
@@ -334,6 +341,7 @@ async def test_cancelling_the_caller_interrupts_a_read(tmp_path: Path) -> None:
         return 1
 
     def count(view: View) -> None:
+        assert isinstance(view._db, sqlite3.Connection)
         view._db.create_function("begun", 0, begins)
         try:
             list(view.select(for_ever))
@@ -361,6 +369,7 @@ async def test_waits_for_an_entry_committed_by_another_process(tmp_path: Path) -
             assert texts(await log.read(all_entries)) == ["other 0"]
 
 
+@pytest.mark.sqlite_only("sets the version in the file")
 async def test_stops_writing_after_a_newer_program_migrated_the_database(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -374,6 +383,7 @@ async def test_stops_writing_after_a_newer_program_migrated_the_database(tmp_pat
             assert texts(await log.read(all_entries)) == ["before"]
 
 
+@pytest.mark.sqlite_only("attacks the file")
 async def test_entries_cannot_be_deleted_or_changed_but_can_be_erased(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
@@ -393,7 +403,7 @@ async def test_entries_cannot_be_deleted_or_changed_but_can_be_erased(tmp_path: 
             db.execute("UPDATE events SET content = '{}' WHERE seq = 1")
     finally:
         db.close()
-    (fault,) = verify(tmp_path / "ava.db").faults
+    (fault,) = verify(tmp_path).faults
     assert fault.kind == "erased", "the chain holds, and nobody's erasure is on record"
     async with Store.open(tmp_path) as log:
         erased, kept = await log.read(all_entries)
@@ -408,7 +418,7 @@ async def test_replaces_a_lone_surrogate_instead_of_losing_the_entry(tmp_path: P
             await write(log, Event(AVA, fact), said("next"))
             entries = await log.read(all_entries)
     assert texts(entries) == ["cut \ufffd here", "next"]
-    assert verify(tmp_path / "ava.db").ok
+    assert verify(tmp_path).ok
 
 
 async def test_writes_posted_commands_without_waiting_and_before_closing(tmp_path: Path) -> None:
@@ -454,6 +464,7 @@ async def test_a_cancelled_caller_leaves_the_writer_working(tmp_path: Path) -> N
             assert texts(await log.read(all_entries))[-1] == "after"
 
 
+@pytest.mark.sqlite_only("the write-ahead log of SQLite")
 async def test_a_checkpoint_empties_the_write_ahead_log_unless_a_reader_needs_it(tmp_path: Path) -> None:
     wal = tmp_path / "ava.db-wal"
     with anyio.fail_after(5):
@@ -473,6 +484,7 @@ async def test_a_checkpoint_empties_the_write_ahead_log_unless_a_reader_needs_it
             await write(log, said("and on"))
 
 
+@pytest.mark.sqlite_only("a damaged file")
 async def test_refuses_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "ava.db").write_bytes(b"not a database, but long enough to look at " * 50)
     with pytest.raises(StoreUnavailable, match="cannot be opened"):

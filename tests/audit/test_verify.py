@@ -12,7 +12,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.log import AVA, Life, unguarded, write_each, write_texts
+from support.log import AVA, Life, tampering, unguarded, write_each, write_texts
 
 from ava_audit import verify as verification
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, Report, content_sha, entry_hash
@@ -31,15 +31,21 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-async def path(tmp_path: Path) -> Path:
-    """A log of ten messages."""
+async def root(tmp_path: Path) -> Path:
+    """The data root of a log of ten messages."""
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_texts(log, [f"message {number}" for number in range(1, 11)])
-    return tmp_path / "ava.db"
+    return tmp_path
 
 
-def renumber(db: sqlite3.Connection, first: int, by: int) -> None:
+@pytest.fixture
+def file(root: Path) -> Path:
+    """The file of such a log."""
+    return root / "ava.db"
+
+
+def renumber(db: Any, first: int, by: int) -> None:
     db.execute("UPDATE events SET seq = -(seq + ?) WHERE seq >= ?", (by, first))
     db.execute("UPDATE events SET seq = -seq WHERE seq < 0")
 
@@ -50,11 +56,10 @@ def fault_of(report: Report) -> tuple[str, int]:
     return report.faults[0].kind, report.faults[0].seq
 
 
-async def test_an_unchanged_log_verifies_and_reports_its_head(path: Path) -> None:
-    report = verify(path)
-    db = sqlite3.connect(path)
-    head = db.execute("SELECT hash FROM events WHERE seq = 10").fetchone()[0]
-    db.close()
+async def test_an_unchanged_log_verifies_and_reports_its_head(root: Path) -> None:
+    report = verify(root)
+    with tampering(root) as db:
+        head = db.execute("SELECT hash FROM events WHERE seq = 10").fetchone()[0]
     assert report == Report(entries=10, seq=10, head=head.hex(), faults=(), projections=True)
     assert report.ok
 
@@ -62,7 +67,7 @@ async def test_an_unchanged_log_verifies_and_reports_its_head(path: Path) -> Non
 async def test_an_empty_log_verifies(tmp_path: Path) -> None:
     async with Store.open(tmp_path):
         pass
-    assert verify(tmp_path / "ava.db") == Report(0, 0, GENESIS.hex(), (), True)
+    assert verify(tmp_path) == Report(0, 0, GENESIS.hex(), (), True)
 
 
 @pytest.mark.parametrize("seq", [1, 3, 4, 10])
@@ -79,28 +84,28 @@ async def test_an_empty_log_verifies(tmp_path: Path) -> None:
         ("hash", bytes(32)),
     ],
 )
-async def test_reports_a_changed_entry(seq: int, column: str, value: Any, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_reports_a_changed_entry(seq: int, column: str, value: Any, root: Path) -> None:
+    with tampering(root) as db:
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = ?", (value, seq))
-    kind, where = fault_of(verify(path))
+    kind, where = fault_of(verify(root))
     assert (kind, where) == ("changed", seq)
 
 
 @pytest.mark.parametrize("renumbered", [False, True])
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (4, 4), (4, 6), (8, 9)])
-async def test_reports_missing_entries(first: int, last: int, renumbered: bool, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_reports_missing_entries(first: int, last: int, renumbered: bool, root: Path) -> None:
+    with tampering(root) as db:
         db.execute("DELETE FROM events WHERE seq BETWEEN ? AND ?", (first, last))
         if renumbered:
             renumber(db, last + 1, first - last - 1)
-    kind, where = fault_of(verify(path))
+    kind, where = fault_of(verify(root))
     if renumbered and last == 9:  # the last entry alone has no successor that still holds on to it
         assert where == first
     else:
         assert (kind, where) == ("missing", first)
 
 
-def insert(db: sqlite3.Connection, seq: int, *, hashed: bool) -> None:
+def insert(db: Any, seq: int, *, hashed: bool) -> None:
     """Put an entry at a place and renumber what follows; a careful forger gives it a right hash."""
     renumber(db, seq, 1)
     row = list(db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (seq - 1,)).fetchone())
@@ -113,105 +118,109 @@ def insert(db: sqlite3.Connection, seq: int, *, hashed: bool) -> None:
 
 @pytest.mark.parametrize("hashed", [False, True])
 @pytest.mark.parametrize("seq", [2, 5, 10])
-async def test_reports_an_inserted_entry(seq: int, hashed: bool, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_reports_an_inserted_entry(seq: int, hashed: bool, root: Path) -> None:
+    with tampering(root) as db:
         insert(db, seq, hashed=hashed)
-    assert fault_of(verify(path)) == ("inserted", seq)
+    assert fault_of(verify(root)) == ("inserted", seq)
 
 
 @pytest.mark.parametrize(("one", "other"), [(1, 2), (3, 4), (2, 9), (9, 10)])
-async def test_reports_reordered_entries(one: int, other: int, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_reports_reordered_entries(one: int, other: int, root: Path) -> None:
+    with tampering(root) as db:
         db.execute("UPDATE events SET seq = -seq WHERE seq IN (?, ?)", (one, other))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (other, -one))
         db.execute("UPDATE events SET seq = ? WHERE seq = ?", (one, -other))
-    assert fault_of(verify(path)) == ("reordered", one)
+    assert fault_of(verify(root)) == ("reordered", one)
 
 
-async def test_a_cut_off_end_is_detected_only_against_a_known_head(path: Path) -> None:
-    head = verify(path).head
-    assert verify(path, head=head.upper()).ok
-    with unguarded(path) as db:
+async def test_a_cut_off_end_is_detected_only_against_a_known_head(root: Path) -> None:
+    head = verify(root).head
+    assert verify(root, head=head.upper()).ok
+    with tampering(root) as db:
         db.execute("DELETE FROM events WHERE seq > 8")
-    assert verify(path).ok
-    (fault,) = verify(path, head=head).faults
+    assert verify(root).ok
+    (fault,) = verify(root, head=head).faults
     assert fault.kind == "head"
     assert "cut off" in fault.text
 
 
-async def test_finds_an_older_head_in_a_log_that_has_grown(path: Path) -> None:
-    head = verify(path).head
-    async with Store.open(path.parent) as log:
+async def test_finds_an_older_head_in_a_log_that_has_grown(root: Path) -> None:
+    head = verify(root).head
+    async with Store.open(root) as log:
         await write_texts(log, ["more"])
-    assert verify(path, head=head).ok
+    assert verify(root, head=head).ok
 
 
-async def test_verifying_since_a_known_entry_checks_only_later_entries(path: Path) -> None:
-    with unguarded(path) as db:
+async def test_verifying_since_a_known_entry_checks_only_later_entries(root: Path) -> None:
+    with tampering(root) as db:
         db.execute("UPDATE events SET user_id = 'eve' WHERE seq = 2")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
-    report = verify(path, since=middle)
+    report = verify(root, since=middle)
     assert (report.ok, report.entries, report.projections) == (True, 5, False)
-    gone = verify(path, since="ab" * 32)
+    gone = verify(root, since="ab" * 32)
     assert (gone.ok, gone.entries, gone.faults[0].kind) == (False, 0, "head")
     with pytest.raises(BadQuery, match="64 hexadecimal digits"):
-        verify(path, head="pirate")
+        verify(root, head="pirate")
 
 
-async def test_a_head_counts_only_within_the_checked_range(path: Path) -> None:
-    with unguarded(path) as db:
+async def test_a_head_counts_only_within_the_checked_range(root: Path) -> None:
+    with tampering(root) as db:
         hashes = [row[0].hex() for row in db.execute("SELECT hash FROM events ORDER BY seq")]
-    assert verify(path, head=GENESIS.hex()).ok, "every log has grown from an empty one"
-    assert verify(path, since=GENESIS.hex()).entries == 10
-    assert verify(path, since=hashes[4], head=hashes[8]).ok
-    assert verify(path, since=hashes[4], head=hashes[4]).ok
-    with unguarded(path) as db:  # the end is gone, and its hash put where no check comes by
+    assert verify(root, head=GENESIS.hex()).ok, "every log has grown from an empty one"
+    assert verify(root, since=GENESIS.hex()).entries == 10
+    assert verify(root, since=hashes[4], head=hashes[8]).ok
+    assert verify(root, since=hashes[4], head=hashes[4]).ok
+    with tampering(root) as db:  # the end is gone, and its hash put where no check comes by
         db.execute("DELETE FROM events WHERE seq > 8")
         db.execute("UPDATE events SET hash = ? WHERE seq = 2", (bytes.fromhex(hashes[8]),))
-    assert [fault.kind for fault in verify(path, since=hashes[4], head=hashes[8]).faults] == ["head"]
+    assert [fault.kind for fault in verify(root, since=hashes[4], head=hashes[8]).faults] == ["head"]
 
 
 @pytest.mark.parametrize("seq", [0, -7])
-async def test_reports_an_entry_before_the_first(seq: int, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_reports_an_entry_before_the_first(seq: int, root: Path) -> None:
+    with tampering(root) as db:
         columns = ENTRY_COLUMNS.removeprefix("seq, ")
         db.execute(f"INSERT INTO events (seq, {columns}) SELECT ?, {columns} FROM events WHERE seq = 4", (seq,))
-    assert fault_of(verify(path)) == ("inserted", seq)
+    assert fault_of(verify(root)) == ("inserted", seq)
 
 
+@pytest.mark.sqlite_only("Postgres stores no invalid text")
 @pytest.mark.parametrize("column", ["content", "user_id", "type", "model"])
-async def test_reports_invalid_utf8_as_a_changed_entry(column: str, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_reports_invalid_utf8_as_a_changed_entry(column: str, file: Path) -> None:
+    with unguarded(file) as db:
         db.execute(f"UPDATE events SET {column} = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 5")
-    assert fault_of(verify(path)) == ("changed", 5)
-    with unguarded(path) as db:
+    assert fault_of(verify(file)) == ("changed", 5)
+    with unguarded(file) as db:
         db.execute("UPDATE budgets SET scope = scope")
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
         middle = db.execute("SELECT hash FROM events WHERE seq = 5").fetchone()[0].hex()
-    assert verify(path, since=middle).ok
+    assert verify(file, since=middle).ok
 
 
-async def test_reports_invalid_utf8_in_a_projection(path: Path) -> None:
-    with unguarded(path) as db:
+@pytest.mark.sqlite_only("Postgres stores no invalid text")
+async def test_reports_invalid_utf8_in_a_projection(file: Path) -> None:
+    with unguarded(file) as db:
         db.execute("INSERT INTO budgets VALUES (CAST(x'80FF' AS TEXT), 1, 1)")
-    assert [fault.kind for fault in verify(path).faults] == ["projection"]
+    assert [fault.kind for fault in verify(file).faults] == ["projection"]
 
 
+@pytest.mark.sqlite_only("Postgres has strict types")
 @pytest.mark.parametrize("value", [b"bytes", 7, None, 1.5])
 @pytest.mark.parametrize("column", ["content", "hash", "content_sha", "user_id"])
-async def test_a_table_without_strict_types_hides_no_changes(column: str, value: object, path: Path) -> None:
-    with unguarded(path) as db:
+async def test_a_table_without_strict_types_hides_no_changes(column: str, value: object, file: Path) -> None:
+    with unguarded(file) as db:
         db.execute("ALTER TABLE events RENAME TO strict_events")
         db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
-        assert {fault.kind for fault in verify(path).faults} == {"schema"}
+        assert {fault.kind for fault in verify(file).faults} == {"schema"}
         db.execute(f"UPDATE events SET {column} = ? WHERE seq = 3", (value,))
         db.execute("DROP TABLE strict_events")
     if (column, value) == ("content", None):
-        assert "erased" in {fault.kind for fault in verify(path).faults}
+        assert "erased" in {fault.kind for fault in verify(file).faults}
     else:
-        assert fault_of(verify(path)) == ("changed", 3)
+        assert fault_of(verify(file)) == ("changed", 3)
 
 
+@pytest.mark.sqlite_only("damages the file")
 async def test_reports_where_a_damaged_file_becomes_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "ava.db"
     async with Store.open(tmp_path) as log:
@@ -233,32 +242,33 @@ async def test_reports_where_a_damaged_file_becomes_unreadable(tmp_path: Path) -
     assert f"from entry {report.entries + 1} on" in fault.text
 
 
-async def test_verifying_creates_no_files_and_leaves_the_log_unchanged(path: Path) -> None:
-    before = {each.name: each.read_bytes() for each in path.parent.iterdir()}
-    assert verify(path).ok
-    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == before
+@pytest.mark.sqlite_only("looks at the files")
+async def test_verifying_creates_no_files_and_leaves_the_log_unchanged(file: Path) -> None:
+    before = {each.name: each.read_bytes() for each in file.parent.iterdir()}
+    assert verify(file).ok
+    assert {each.name: each.read_bytes() for each in file.parent.iterdir()} == before
 
 
-async def test_reports_progress(path: Path) -> None:
+async def test_reports_progress(root: Path) -> None:
     told: list[tuple[int, int]] = []
-    verify(path, on_progress=lambda done, of: told.append((done, of)))
+    verify(root, on_progress=lambda done, of: told.append((done, of)))
     assert told == [(3, 10), (6, 10), (9, 10), (10, 10)]
 
 
 async def test_an_erased_transcript_verifies_but_an_erased_fact_does_not(tmp_path: Path) -> None:
     life = Life("S-aaaaaa")
-    path = tmp_path / "ava.db"
+    root = tmp_path
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, life.whole())
             await erase_run(log, life.run_id, (), AVA, "a test")
-    assert verify(path).ok
-    with unguarded(path) as db:
+    assert verify(root).ok
+    with tampering(root) as db:
         db.execute("UPDATE events SET content = NULL WHERE type = 'CostUpdate'")
-    assert fault_of(verify(path))[0] == "changed"
+    assert fault_of(verify(root))[0] == "changed"
 
 
-TAMPERED: dict[str, Callable[[sqlite3.Connection], object]] = {
+TAMPERED: dict[str, Callable[[Any], object]] = {
     "runs S-aaaaaa differs from the log in cost_micros": lambda db: db.execute("UPDATE runs SET cost_micros = 0"),
     "runs lacks id S-aaaaaa": lambda db: db.execute("DELETE FROM runs"),
     "budgets has scope gift": lambda db: db.execute("INSERT INTO budgets VALUES ('gift', -5, 0)"),
@@ -273,14 +283,15 @@ async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(tex
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_each(log, Life("S-aaaaaa").whole())
-    with unguarded(tmp_path / "ava.db") as db:
+    with tampering(tmp_path) as db:
         TAMPERED[text](db)
-    (fault,) = verify(tmp_path / "ava.db").faults
+    (fault,) = verify(tmp_path).faults
     assert fault.kind == "projection"
     assert text in fault.text
     assert "at entry 11" in fault.text
 
 
+@pytest.mark.sqlite_only("damages the file")
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_detects_a_change_of_any_byte_of_an_entry(data: st.DataObject, whole_log: bytes, tmp_path: Path) -> None:
@@ -308,18 +319,19 @@ def test_detects_a_change_of_any_byte_of_an_entry(data: st.DataObject, whole_log
     path.unlink()
 
 
+@pytest.mark.sqlite_only("damages the file")
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seq=st.integers(1, 11), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_detects_any_flipped_bit_in_the_file_and_names_the_entry(
     seq: int, place: float, bit: int, whole: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "changed.db"
+    file = tmp_path / "changed.db"
     raw = bytearray(whole.read_bytes())
     bytes_of = bytes_of_entry(whole, bytes(raw), seq)
     raw[bytes_of[int(place * len(bytes_of))]] ^= 1 << bit
-    path.write_bytes(raw)
-    faults = verify(path).faults
-    path.unlink()
+    file.write_bytes(raw)
+    faults = verify(file).faults
+    file.unlink()
     assert faults and faults[0].seq == seq, faults
 
 
@@ -360,22 +372,24 @@ async def test_verifies_a_log_that_is_being_written(tmp_path: Path) -> None:
                     life = Life(f"S-{number:06x}")
                     tasks.start_soon(write_each, log, life.whole())
                 for _ in range(3):
-                    assert (await anyio.to_thread.run_sync(verify, log.path)).ok
-            assert verify(log.path).entries == 50 + 20 * 11
+                    assert (await anyio.to_thread.run_sync(verify, tmp_path)).ok
+            assert verify(tmp_path).entries == 50 + 20 * 11
 
 
+@pytest.mark.sqlite_only("damages the file")
 async def test_reports_a_missing_log_and_a_file_that_is_not_a_log(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match="there is no log"):
-        verify(tmp_path / "ava.db")
+        verify(tmp_path)
     (tmp_path / "ava.db").write_bytes(b"garbage" * 1000)
-    (fault,) = verify(tmp_path / "ava.db").faults
+    (fault,) = verify(tmp_path).faults
     assert (fault.kind, "cannot be read as a log" in fault.text) == ("damaged", True)
     for content in (b"", b"\0" * 50):
         (tmp_path / "ava.db").write_bytes(content)
-        (fault,) = verify(tmp_path / "ava.db").faults
+        (fault,) = verify(tmp_path).faults
         assert (fault.kind, fault.seq) == ("damaged", 0), content
 
 
+@pytest.mark.sqlite_only("SQLite's own triggers; test_postgres.py has those of Postgres")
 @pytest.mark.parametrize(
     ("statements", "told"),
     [
@@ -391,12 +405,12 @@ async def test_reports_a_missing_log_and_a_file_that_is_not_a_log(tmp_path: Path
     ],
 )
 async def test_reports_a_changed_trigger_even_if_the_chain_is_valid(
-    statements: list[str], told: list[str], path: Path
+    statements: list[str], told: list[str], file: Path
 ) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
         for statement in statements:
             db.execute(statement)
-    report = verify(path)
+    report = verify(file)
     assert {fault.kind for fault in report.faults} == {"schema"}
     assert [fault.text.partition(":")[0] for fault in report.faults] == told
     assert (report.entries, report.projections) == (10, True)
@@ -408,6 +422,7 @@ RUN_ALONE = (
 )
 
 
+@pytest.mark.sqlite_only("connects to the file")
 @pytest.mark.parametrize(
     ("statement", "told"),
     [
@@ -422,14 +437,14 @@ async def test_compares_a_run_table_by_table(statement: str, told: str, tmp_path
         await write_each(log, Life("S-aaaaaa").whole())
     with contextlib.closing(sqlite3.connect(tmp_path / "ava.db", isolation_level=None)) as db:
         db.execute(statement)
-    (fault,) = verify(tmp_path / "ava.db").faults
+    (fault,) = verify(tmp_path).faults
     assert fault.kind == "projection" and told in fault.text
 
 
 async def test_reports_content_that_does_not_match_the_event_type(
-    path: Path,
+    root: Path,
 ) -> None:
-    with unguarded(path) as db:
+    with tampering(root) as db:
         row = list(db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = 10").fetchone())
         row[HEADER.index("type")], content = "SessionEnd", '{"reason":'
         before = db.execute("SELECT hash FROM events WHERE seq = 9").fetchone()[0]
@@ -437,59 +452,60 @@ async def test_reports_content_that_does_not_match_the_event_type(
         digest = entry_hash(before, row[: len(HEADER)], sha)
         values = (row[HEADER.index("type")], content, sha, digest)
         db.execute("UPDATE events SET type = ?, content = ?, content_sha = ?, hash = ? WHERE seq = 10", values)
-    (fault,) = verify(path).faults
+    (fault,) = verify(root).faults
     assert (fault.kind, fault.seq) == ("changed", 10) and "is unchanged, but cannot be applied" in fault.text
 
 
 async def test_reports_content_erased_without_a_record(tmp_path: Path) -> None:
-    path = tmp_path / "ava.db"
+    root = tmp_path
     async with Store.open(tmp_path) as log:
         await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
         await erase_run(log, "S-aaaaaa", (), AVA, "a test")
-    assert verify(path).ok
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:  # the triggers let it through
+    assert verify(root).ok
+    with tampering(root) as db:  # the triggers let it through
         db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
-    (fault,) = verify(path).faults
+    (fault,) = verify(root).faults
     assert (fault.kind, "the content of an entry was erased without a record" in fault.text) == ("erased", True)
 
 
-async def test_reports_a_copied_entry_with_its_position_and_source(path: Path) -> None:
+async def test_reports_a_copied_entry_with_its_position_and_source(root: Path) -> None:
     for at, of in ((6, 2), (11, 10)):
-        with unguarded(path) as db:
+        with tampering(root) as db:
             renumber(db, at, 1)
             row = db.execute(f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq = ?", (of,)).fetchone()
             db.execute(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * len(row))})", (at, *row[1:]))
-        report = verify(path)
+        report = verify(root)
         assert fault_of(report) == ("inserted", at)
         assert f"a copy of entry {of}" in report.faults[0].text
         assert report.entries == at - 1
-        with unguarded(path) as db:
+        with tampering(root) as db:
             db.execute("DELETE FROM events WHERE seq = ?", (at,))
             renumber(db, at + 1, -1)
-        assert verify(path).ok
+        assert verify(root).ok
 
 
+@pytest.mark.sqlite_only("SQLite's own schema; test_postgres.py has that of Postgres")
 @pytest.mark.parametrize("table", ["events", "runs", "configs", "budgets", "live", "words"])
-async def test_reports_a_removed_table_by_name(table: str, path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as db:
+async def test_reports_a_removed_table_by_name(table: str, file: Path) -> None:
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute("DROP TRIGGER events_keep" if table == "events" else "SELECT 1")
         db.execute(f"DROP TABLE {table}")
-    faults = verify(path).faults
+    faults = verify(file).faults
     assert {fault.kind for fault in faults} == {"schema"}
     assert f"the table {table} was removed" in " ".join(fault.text for fault in faults)
 
 
 @pytest.mark.parametrize("how", ["changed", "lost", "twice", "added"])
 async def test_reports_mirror_files_that_differ_from_the_log(
-    path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+    root: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ava_audit.mirror.RECHECK_S", 0.0)
-    logs = path.parent / "logs"
-    async with Store.open(path.parent) as log:
+    logs = root / "logs"
+    async with Store.open(root) as log:
         await write_each(log, Life("S-aaaaaa").whole())
         mirror = Mirror(log, logs)
         await mirror.catch_up()
-    assert verify(path, mirror=logs).ok
+    assert verify(root, mirror=logs).ok
     file = logs / "subagents" / "S-aaaaaa.jsonl"
     first, second, third, *more = file.read_bytes().splitlines(keepends=True)
     spoiled = {
@@ -499,7 +515,7 @@ async def test_reports_mirror_files_that_differ_from_the_log(
         "added": [first, second, third, *more, b"{}\n"],
     }[how]
     file.write_bytes(b"".join(spoiled))
-    (fault,) = verify(path, mirror=logs).faults
+    (fault,) = verify(root, mirror=logs).faults
     seq = fault.seq
     assert (fault.kind, fault.text) == (
         "mirror",
@@ -507,33 +523,33 @@ async def test_reports_mirror_files_that_differ_from_the_log(
         "remove it: the next server to start rewrites it",
     )
     file.unlink()
-    async with Store.open(path.parent) as log:
+    async with Store.open(root) as log:
         await Mirror(log, logs).catch_up()
     assert file.read_bytes() == b"".join([first, second, third, *more])
-    assert verify(path, mirror=logs).ok
+    assert verify(root, mirror=logs).ok
 
 
-async def test_reports_mirrored_entries_that_are_missing_from_the_log(path: Path) -> None:
-    logs = path.parent / "logs"
-    async with Store.open(path.parent) as log:
+async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path) -> None:
+    logs = root / "logs"
+    async with Store.open(root) as log:
         await write_each(log, Life("S-aaaaaa").whole())
         mirror = Mirror(log, logs)
         await mirror.repair_all()
         await mirror.catch_up()
     (day,) = (logs / "ava").iterdir()
-    assert verify(path, mirror=logs).ok
+    assert verify(root, mirror=logs).ok
     whole = day.read_bytes()
     day.write_bytes(whole + b'{"torn": ')
-    assert verify(path, mirror=logs).ok
+    assert verify(root, mirror=logs).ok
     day.write_bytes(b"")
-    assert verify(path, mirror=logs).ok, "a file that was cut is no fault of the log"
+    assert verify(root, mirror=logs).ok, "a file that was cut is no fault of the log"
     day.write_bytes(whole)
-    with unguarded(path) as db:
+    with tampering(root) as db:
         db.execute("DELETE FROM events WHERE seq > 10")
         for table in ("runs", "configs", "proposals", "budgets"):
             db.execute(f"DELETE FROM {table}")
-    assert verify(path).ok, "nothing in the log itself tells that its end was cut"
-    faults = verify(path, mirror=logs).faults
+    assert verify(root).ok, "nothing in the log itself tells that its end was cut"
+    faults = verify(root, mirror=logs).faults
     assert {fault.kind for fault in faults} == {"mirror"}
     assert [fault.text.partition(",")[0] for fault in faults] == [
         f"logs/ava/{day.name} has entry 20",

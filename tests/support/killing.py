@@ -6,10 +6,9 @@ killed.acknowledged, killed.lost     # the second is to be empty
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import random
-import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,10 +18,11 @@ from pathlib import Path
 import anyio
 
 from ava_audit.maintenance import run_maintenance
+from ava_audit.store import backend
 from ava_audit.store.store import Store
 from ava_audit.verify import verify, verify_lines
 from ava_audit.view import View
-from support.log import child
+from support.log import child, looking
 
 TASKS = 50
 TESTS = Path(__file__).parents[1]
@@ -86,7 +86,7 @@ def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 
         anyio.run(_reopened, root)
         written = _texts(root)
         killed.lost += [f"{seq} {text}" for seq, text in heard if written.get(seq) != text]
-        killed.faults += [fault.text for fault in verify(root / "ava.db").faults]
+        killed.faults += [fault.text for fault in verify(root).faults]
         killed.faults += list(_mirror_faults(root, len(written)))
     killed.seconds = time.monotonic() - began
     return killed
@@ -95,9 +95,10 @@ def kill_the_writer(root: Path, *, rounds: int, tasks: int = TASKS, seed: int = 
 def _one_life(root: Path, name: str, tasks: int, after_s: float) -> list[tuple[int, str]]:
     """Let a writer write, and kill it some time after its first entry; return what it was told of."""
     told = root.parent / f"{root.name}-told-{name}"
+    env = {**os.environ, backend.VARIABLE: backend.database_url(root)}
     with (
         told.open("wb") as out,
-        subprocess.Popen(child(WRITER, TESTS, root, name, str(tasks)), stdout=out) as process,
+        subprocess.Popen(child(WRITER, TESTS, root, name, str(tasks)), stdout=out, env=env) as process,
     ):
         try:
             deadline = time.monotonic() + 20
@@ -127,7 +128,7 @@ def _behind(view: View) -> bool:
 
 
 def _texts(root: Path) -> dict[int, str]:
-    with contextlib.closing(sqlite3.connect(root / "ava.db")) as db:
+    with looking(root) as db:
         return {seq: json.loads(content)["text"] for seq, content in db.execute("SELECT seq, content FROM events")}
 
 

@@ -35,6 +35,9 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
+from ava_audit.store.backend import backend_of
+from ava_audit.store.connection import connect
+from ava_audit.store.sqlite import SqliteBackend
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
 
@@ -218,6 +221,28 @@ async def write_each(store: Store, events: Iterable[Event]) -> None:
     """Write events one command each, as they would come: a fence is checked against what stands before it."""
     for event in events:
         await write(store, event)
+
+
+@contextmanager
+def looking(root: Path) -> Iterator[Any]:
+    """A connection to the log of a data root, wherever it is, that only reads."""
+    at = backend_of(root)
+    opened = connect(at.path, readonly=True) if isinstance(at, SqliteBackend) else at.connect(readonly=True)
+    with contextlib.closing(opened) as db:
+        yield db
+
+
+@contextmanager
+def tampering(root: Path) -> Iterator[Any]:
+    """The same for the log of a data root, wherever it is."""
+    at = backend_of(root)
+    if isinstance(at, SqliteBackend):
+        with unguarded(at.path) as db:
+            yield db
+        return
+    with contextlib.closing(at.connect()) as other:
+        other.execute("SET session_replication_role = replica")  # no trigger fires
+        yield other
 
 
 @contextmanager

@@ -43,6 +43,7 @@ from ava_server.service.access import Session
 from ava_server.service.responses import Answer
 from ava_server.service.runtime import Driver, Runtime, open_runtime
 from ava_server.service.service import Service
+from support.databases import write_config
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
 
 F = TypeVar("F", bound=Fact)
@@ -197,7 +198,7 @@ async def arrived(event: Any, within_s: float = 10) -> None:
 def settings_of(root: Path, base_url: str | None, config: str = "", env: Mapping[str, str] | None = None) -> Settings:
     """Write `config.toml` and read the settings as any process does."""
     root.mkdir(mode=0o700, exist_ok=True)
-    (root / "config.toml").write_text(config)
+    write_config(root, config)
     model = {"AVA_MODEL_BASE_URL": base_url, "AVA_MODEL": "test"} if base_url else {}
     return load_settings(root, env={**model, **(env or {})})
 
@@ -265,7 +266,7 @@ async def open_lab(
     if check:
         assert not server.refused, f"the API would have refused: {server.refused[:5]}"
         await check_requests(root, server.requests)
-        report = await anyio.to_thread.run_sync(verify, root / "ava.db")
+        report = await anyio.to_thread.run_sync(verify, root)
         assert report.ok, report
 
 

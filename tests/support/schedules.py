@@ -72,6 +72,7 @@ from ava_server.runs.lifecycle import (
 from ava_server.runs.log import RunLog
 from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
+from support.databases import write_config
 from support.ledger import Call, Ledger, Run
 from support.transitions import Before, before, compare, facts_of
 
@@ -146,6 +147,7 @@ class Processes(RuleBasedStateMachine):
         # The runs of these schedules cost less than a cent each, and caps are proposed in whole cents.
         self.stack.enter_context(patch.dict(extension.UNITS, max_cost_cents=100))
         self.root = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        write_config(self.root, "")
         self.portal = self.stack.enter_context(start_blocking_portal())
         self.stores = [
             self.stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root))) for _ in range(2)
@@ -646,5 +648,5 @@ class Processes(RuleBasedStateMachine):
             "SELECT run_id, count(*) FROM events WHERE type = 'RunEnded' GROUP BY run_id"
         )))  # fmt: skip
         assert sorted(endings) == [(run_id, 1) for run_id in sorted(self.ledger.runs)], "a run ends once"
-        report = verify(self.stores[0].path)
+        report = verify(self.root)
         assert report.ok, report

@@ -6,11 +6,9 @@ async with serving(root) as wire: ...                                     # what
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
-import sqlite3
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
@@ -26,7 +24,10 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_types import CallToolResult, Implementation
 
+from ava_audit.store.backend import MARK
 from ava_audit.verify import verify
+from support.databases import POSTGRES, write_config
+from support.log import looking
 
 AVA = (str(Path(sys.executable).with_name("ava")), "serve")
 """The installed command."""
@@ -266,11 +267,10 @@ class Logged:
 
 def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
     """The entries of the log, of these types, of this run; none while there is no log yet."""
-    path = root / "ava.db"
-    if not path.exists():
+    if not (root / "ava.db").exists() and not (root / MARK).exists():
         return []
-    with contextlib.closing(sqlite3.connect(path, timeout=5)) as db:
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'events'").fetchone():
+    with looking(root) as db:
+        if db.schema_version() == 0:
             return []
         sql = "SELECT seq, agent_id, session_id, user_id, type, run_id, content FROM events ORDER BY seq"
         rows = db.execute(sql).fetchall()
@@ -283,7 +283,7 @@ def logged(root: Path, *types: str, run: str | None = None) -> list[Logged]:
 
 def state_of(root: Path, run: str) -> str:
     """The stored state of a run."""
-    with contextlib.closing(sqlite3.connect(root / "ava.db", timeout=5)) as db:
+    with looking(root) as db:
         state: str = db.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()[0]
         return state
 
@@ -293,6 +293,8 @@ def made(root: Path, mode: int = 0o700, **files: str) -> Path:
     root.mkdir(mode=mode)
     for name, text in files.items():
         (root / name.replace("_", ".")).write_text(text)
+    if POSTGRES:
+        write_config(root, files.get("config_toml", ""))
     return root
 
 
@@ -306,7 +308,7 @@ async def until(found: Callable[[], Any], within_s: float = 10.0) -> Any:
 
 def assert_intact(root: Path) -> None:
     """The chain holds, and the projections are what follows from the log."""
-    report = verify(root / "ava.db")
+    report = verify(root)
     assert report.faults == ()
     assert report.projections
 

@@ -1,7 +1,7 @@
 """The store: commands in, acknowledged after the commit; and queries, each on one consistent state.
 
 `Store` is what tasks use. Behind it are the thread that writes (`writer.py`) and the threads that read (`Readers`).
-Only `writer.py`, `schema.py` and `projections.py` have SQL that writes.
+What is SQLite's own or Postgres' own is behind a `Backend` (`backend.py`).
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import logging
 import queue
-import sqlite3
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,9 +23,9 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from ava_audit.database import Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
-from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import DAMAGED, LogLocation, connect, is_damaged, prepare_database
+from ava_audit.store.backend import Backend, backend_of
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
@@ -38,15 +37,12 @@ READERS = 8
 """Queries that run at once."""
 ANSWER_S = 5.0
 """A command that the writer has not started within this many seconds is refused."""
-NO_ANSWER = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
 COMMIT_S = 30.0
 """How much longer a command may take once the writer has started it: a disk may hang in fsync."""
 CLOSE_S = 2.0
 """How long closing the store waits for its writer."""
 LIVE_S = 0.2
 """Live activities are written with the next command, or after so many seconds without one."""
-POLL_S = 0.05
-"""How often the store checks for commits of other processes; a check costs 3 microseconds."""
 _CLOSED = "the log is closed: this server is shutting down"
 
 
@@ -54,7 +50,7 @@ _CLOSED = "the log is closed: this server is shutting down"
 class _Reading:
     """A query in a reader thread: its connection, and whether its caller has gone."""
 
-    db: sqlite3.Connection | None = None
+    db: Database | None = None
     abandoned: bool = False
 
 
@@ -62,20 +58,20 @@ class Readers:
     """Threads that answer queries.
 
     Args:
-        path: The database file.
+        backend: The log's database.
         loop: The event loop of the callers.
     """
 
-    def __init__(self, path: Path, loop: asyncio.AbstractEventLoop) -> None:
-        self._path = path
+    def __init__(self, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
+        self._backend = backend
         self._loop = loop
         self._gate = threading.Lock()
-        self._idle: queue.LifoQueue[sqlite3.Connection] = queue.LifoQueue()
+        self._idle: queue.LifoQueue[Database] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(READERS, "ava-reader")
         self._closed = False
 
     async def read(self, query: Query[T], *, interrupt: bool) -> T:
-        """Run a query. With `interrupt`, a cancelled caller returns at once, and SQLite is interrupted.
+        """Run a query. With `interrupt`, a cancelled caller returns at once, and the query is interrupted.
 
         Raises:
             StoreUnavailable: The database cannot be read.
@@ -121,25 +117,24 @@ class Readers:
                     reading.db = None
 
     @contextmanager
-    def _connection(self) -> Generator[sqlite3.Connection]:
+    def _connection(self) -> Generator[Database]:
         try:
             db = self._idle.get_nowait()
         except queue.Empty:
             try:
-                db = connect(self._path, readonly=True)
-            except sqlite3.Error as error:
+                db = self._backend.connect(readonly=True)
+            except self._backend.error as error:
                 raise StoreUnavailable(f"the log cannot be opened for reading: {error}; try again") from error
         try:
-            db.execute("BEGIN")
+            db.begin_read()
             yield db
-        except sqlite3.Error as error:
-            what_to_do = DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
-            raise StoreUnavailable(f"the log cannot be read: {error}; {what_to_do}") from error
+        except self._backend.error as error:
+            what = str(error).partition("\n")[0]
+            raise StoreUnavailable(f"the log cannot be read: {what}; {self._backend.advice(error)}") from error
         finally:
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
+            db.rollback()
             with self._gate:
-                closed = self._closed
+                closed = self._closed or db.lost
                 if not closed:
                     self._idle.put(db)
             if closed:
@@ -150,40 +145,42 @@ class Store:
     """The log of one data root, open in this process.
 
     Attributes:
-        path: The database file.
+        path: The database file of the embedded database.
     """
 
-    def __init__(
-        self, path: Path, write_lock: WriteLock, location: LogLocation, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.path = path
-        self._location = location
+    def __init__(self, root: Path, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
+        self.path = root / "ava.db"
+        self._backend = backend
         self._moved: LogMoved | None = None
         self._loop = loop
         self._head = 0
         self._new_head = anyio.Event()
         self._waiting: set[Job] = set()
-        self._writer = Writer(path, write_lock, location, self._on_done)
-        self._readers = Readers(path, loop)
+        self._writer = Writer(backend, self._on_done)
+        self._readers = Readers(backend, loop)
         self._closed = False
 
     @staticmethod
     @asynccontextmanager
-    async def open(root: Path) -> AsyncGenerator[Store]:
-        """Open (and create or migrate) the log in a data root, until the context ends.
+    async def open(root: Path, url: str | None = None) -> AsyncGenerator[Store]:
+        """Open (and create or migrate) the log of a data root, until the context ends.
+
+        Args:
+            root: The data root.
+            url: The address of a Postgres database, empty for the embedded one; None looks it up (`backend_of`).
 
         Raises:
             SchemaNewer: A newer program has migrated it.
             DataRootRefused: The folder cannot hold the log.
             StoreUnavailable: The log cannot be opened.
         """
-        path = root / "ava.db"
-        lock, location = await anyio.to_thread.run_sync(prepare_database, root, path)
-        store = Store(path, lock, location, asyncio.get_running_loop())
+        backend = await anyio.to_thread.run_sync(backend_of, root, url)
+        await anyio.to_thread.run_sync(backend.prepare)
+        store = Store(root, backend, asyncio.get_running_loop())
         store._writer.start()
         try:
             store._head = await store.read(View.head)
-            watched = await anyio.to_thread.run_sync(partial(connect, path, readonly=True))
+            watched = await anyio.to_thread.run_sync(partial(backend.connect, readonly=True))
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(store._watch, watched)
                 try:
@@ -218,7 +215,7 @@ class Store:
         if not self._closed:
             self._writer.put(Job(command, None))
 
-    async def maintain(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def maintain(self, work: Callable[[Database], T]) -> T:
         """Run work that is not a command (text index, `live`, progress) on the writer's connection.
 
         The work must not write projections: the writer has some of their rows in memory.
@@ -229,7 +226,7 @@ class Store:
         value: T = await self._submit(MaintenanceJob(work))
         return value
 
-    async def maintain_with_events(self, work: Callable[[sqlite3.Connection], Outcome[T]]) -> T:
+    async def maintain_with_events(self, work: Callable[[Database], Outcome[T]]) -> T:
         """Run such work, and append the events of its outcome in the same transaction.
 
         Raises:
@@ -290,7 +287,7 @@ class Store:
         Raises:
             LogMoved: It was removed, moved or replaced.
         """
-        self._location.check()
+        self._backend.check_location()
 
     @property
     def wal(self) -> Path:
@@ -329,12 +326,16 @@ class Store:
         if job.future is None or job.future.done():
             return
         if self._writer.withdraw(job):
-            job.future.set_exception(StoreUnavailable(f"{NO_ANSWER}; nothing was written; try again when it is free"))
+            job.future.set_exception(
+                StoreUnavailable(f"{self._backend.no_answer}; nothing was written; try again when it is free")
+            )
         elif grace_s > 0:
             self._loop.call_later(grace_s, self._time_out, job, 0.0)
         else:
             job.future.set_exception(
-                OutcomeUnknown(f"{NO_ANSWER}; it may or may not have been written; look before you try again")
+                OutcomeUnknown(
+                    f"{self._backend.no_answer}; it may or may not have been written; look before you try again"
+                )
             )
 
     def _flush_live(self) -> None:
@@ -364,26 +365,17 @@ class Store:
             event, self._new_head = self._new_head, anyio.Event()
             event.set()
 
-    async def _watch(self, db: sqlite3.Connection) -> None:
-        try:
-            seen = -1
-            while True:
+    async def _watch(self, db: Database) -> None:
+        async with aclosing(self._backend.heads(db)) as heads:
+            async for head in heads:
                 self._watch_location()
-                try:
-                    version = db.execute("PRAGMA data_version").fetchone()[0]
-                    if version != seen:
-                        seen = version
-                        self._announce(View(db).head())
-                except sqlite3.Error as error:  # tried again at the next check; writers and readers report it
-                    log.debug("cannot check for new entries: %s", error)
-                await anyio.sleep(POLL_S)
-        finally:
-            db.close()
+                if head is not None:
+                    self._announce(head)
 
     def _watch_location(self) -> None:
         """Notice even while nothing is written if the log was moved, or is back."""
         try:
-            self._location.check()
+            self._backend.check_location()
         except LogMoved as error:
             if self._moved is None:
                 log.error("%s", error)

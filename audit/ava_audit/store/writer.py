@@ -9,42 +9,49 @@ after the commit.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import queue
-import re
-import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
+from ava_audit.database import Busy, Database
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, content_of, content_sha, entry_hash
-from ava_audit.errors import EntryTooLarge, LogMoved, SchemaNewer, StaleOwner
+from ava_audit.errors import EntryTooLarge, LogMoved, OutcomeUnknown, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Event, Fence
 from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
 from ava_audit.rows import RUNNING
 from ava_audit.sanitize import sanitize_json
-from ava_audit.store.locks import WriteLock
-from ava_audit.store.schema import BUSY_MS, SCHEMA_VERSION, LogLocation, connect, schema_version, translate_error
+from ava_audit.store.backend import Backend
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
 
 MAX_ENTRY_BYTES = 2_000_000
+_INSERT_LIVE = (
+    "INSERT INTO live (run_id, text, at_us) VALUES (?, ?, ?)"
+    " ON CONFLICT (run_id) DO UPDATE SET text = excluded.text, at_us = excluded.at_us"
+)
 _INSERT = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * 20)})"  # noqa: S608
 
 
 class Appender:
     """Appends events to the log inside the writer's transaction."""
 
-    def __init__(self, db: sqlite3.Connection, projections: Projections) -> None:
+    def __init__(self, db: Database, projections: Projections) -> None:
         self._db = db
         self.projections = projections
         row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         self.head: int = row[0] if row else 0
         self._hash: bytes = row[1] if row else GENESIS
+        self._first = self.head
+
+    @property
+    def new_head(self) -> tuple[int, bytes] | None:
+        """The `seq` and hash of the newest entry, None if nothing was appended."""
+        return (self.head, self._hash) if self.head > self._first else None
 
     def check(self, events: tuple[Event, ...]) -> list[bytes]:
         """Return the content of each event, or raise before anything is written.
@@ -119,7 +126,7 @@ class MaintenanceJob:
     If it returns an `Outcome`, its events are appended in the same transaction.
     """
 
-    work: Callable[[sqlite3.Connection], Any]
+    work: Callable[[Database], Any]
 
 
 @dataclass(frozen=True)
@@ -156,18 +163,12 @@ class Writer:
     """The thread that writes.
 
     Args:
-        path: The database file.
-        write_lock: The queue of writers of all processes on this data root. It is closed with the thread.
-        location: Notices if the file is removed, moved or replaced.
+        backend: The log's database. It is closed with the thread.
         on_done: Called in this thread after each batch, with its finished jobs and the newest `seq`.
     """
 
-    def __init__(
-        self, path: Path, write_lock: WriteLock, location: LogLocation, on_done: Callable[[list[Job], int], None]
-    ) -> None:
-        self._path = path
-        self._location = location
-        self._lock = write_lock
+    def __init__(self, backend: Backend, on_done: Callable[[list[Job], int], None]) -> None:
+        self._backend = backend
         self._on_done = on_done
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._gate = threading.Lock()
@@ -219,7 +220,7 @@ class Writer:
     # -- the thread ---------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        db = connect(self._path)
+        db = self._backend.connect()
         projections = Projections(db)
         try:
             while True:
@@ -231,7 +232,7 @@ class Writer:
                     return
         finally:
             db.close()
-            self._lock.close()
+            self._backend.close()
 
     def _take(self) -> tuple[list[Job], bool]:
         """Wait for a job and return it with all others in the queue; True if the writer must end."""
@@ -248,11 +249,11 @@ class Writer:
             except queue.Empty:
                 return batch, False
 
-    def _commit(self, db: sqlite3.Connection, projections: Projections, batch: list[Job]) -> None:
+    def _commit(self, db: Database, projections: Projections, batch: list[Job]) -> None:
         writes = [job for job in batch if not isinstance(job.command, Checkpoint)]
         head = 0
         try:
-            with self._lock.held():
+            with self._backend.turn():
                 try:
                     if writes:
                         head = self._transact(db, projections, writes, together=True)
@@ -271,7 +272,7 @@ class Writer:
                     job.error = error
         self._acknowledge(batch, head)
 
-    def _transact(self, db: sqlite3.Connection, projections: Projections, batch: list[Job], *, together: bool) -> int:
+    def _transact(self, db: Database, projections: Projections, batch: list[Job], *, together: bool) -> int:
         """Run jobs in one transaction and return the new head; a failure is stored in its job.
 
         Raises:
@@ -280,7 +281,7 @@ class Writer:
         if not self._begin(db, batch):
             return 0
         try:
-            if schema_version(db) > SCHEMA_VERSION:
+            if db.schema_version() > SCHEMA_VERSION:
                 raise SchemaNewer("a newer ava has migrated this data root: restart this server")
             projections.begin()
             appender = Appender(db, projections)
@@ -289,21 +290,19 @@ class Writer:
                     self._run(job, db, appender)
             projections.flush()
             self._write_live(db)
-            self._location.check()
-            db.execute("COMMIT")
+            self._backend.check_location()
+            db.commit(appender.new_head)
         except BaseException as error:
             projections.evict()
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-            if together and len(batch) > 1 and not isinstance(error, SchemaNewer | LogMoved):
+            db.rollback()
+            again = len(batch) > 1 or db.lost or isinstance(error, Busy)
+            if together and again and not isinstance(error, SchemaNewer | LogMoved | OutcomeUnknown):
                 raise _RetryOneByOne from error
-            for job in batch:
-                if self._start(job, again=True):
-                    job.error = translate_error(error)
+            self._fail(batch, error)
             return 0
         return appender.head
 
-    def _run(self, job: Job, db: sqlite3.Connection, appender: Appender) -> None:
+    def _run(self, job: Job, db: Database, appender: Appender) -> None:
         if isinstance(job.command, MaintenanceJob):
             appender.projections.flush()
             value: object = job.command.work(db)
@@ -318,52 +317,49 @@ class Writer:
             outcome = job.command(View(db, appender.projections, appender.head), now_us())
             contents = appender.check(outcome.events)
         except Exception as error:
-            if not db.in_transaction:  # SQLite itself has rolled back, including the jobs before
+            if not db.in_transaction:  # the database itself has rolled back, including the jobs before
                 raise
-            job.error = translate_error(error)  # nothing of this job was written; the rest of the batch goes on
+            # Nothing of this job was written; the rest of the batch goes on.
+            job.error = self._backend.translate_error(error)
             return
         appender.append(outcome.events, contents)
         job.value = outcome.value
 
-    def _write_live(self, db: sqlite3.Connection) -> None:
+    def _write_live(self, db: Database) -> None:
         if self._live:
             with self._gate:
                 live, self._live = self._live, {}
             rows = [(run_id, text, at_us) for run_id, (text, at_us) in live.items()]
-            db.executemany("INSERT OR REPLACE INTO live (run_id, text, at_us) VALUES (?, ?, ?)", rows)
+            db.executemany(_INSERT_LIVE, rows)
 
-    def _checkpoint(self, db: sqlite3.Connection, job: Job, how: Checkpoint) -> None:
+    def _checkpoint(self, db: Database, job: Job, how: Checkpoint) -> None:
         try:
-            self._location.check()
-            if how.rewrite:
-                db.execute("VACUUM")
-            db.execute("PRAGMA busy_timeout = 0")
-            try:
-                job.value = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
-            finally:
-                db.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-        except (sqlite3.Error, LogMoved) as error:
-            job.error = translate_error(error)
+            self._backend.check_location()
+            job.value = db.empty_log(how.rewrite)
+        except (self._backend.error, LogMoved) as error:
+            job.error = self._backend.translate_error(error)
 
-    def _begin(self, db: sqlite3.Connection, batch: list[Job]) -> bool:
+    def _begin(self, db: Database, batch: list[Job]) -> bool:
         """Open a write transaction; False if that fails or every caller has gone."""
         while True:
             try:
-                db.execute("BEGIN IMMEDIATE")
+                db.begin_write()
                 return True
-            except sqlite3.DatabaseError as error:
-                if not isinstance(error, sqlite3.OperationalError) or not re.search("locked|busy", str(error)):
-                    for job in batch:
-                        if self._start(job, again=True):
-                            job.error = translate_error(error)
-                    return False
+            except Busy as error:
+                why = str(error)
+            except (self._backend.error, StoreUnavailable) as error:
+                self._fail(batch, error)
+                return False
             with self._gate:  # posted jobs have no caller: without one they are dropped, with a warning
                 waiting = any(job.state in (_PENDING, _RUNNING) and job.future is not None for job in batch)
             if not waiting:
-                log.warning(
-                    "another program holds ava.db: %d entries that nobody waits for were not written", len(batch)
-                )
+                log.warning("%s: %d entries that nobody waits for were not written", why, len(batch))
                 return False
+
+    def _fail(self, batch: list[Job], error: BaseException) -> None:
+        for job in batch:
+            if self._start(job, again=True):
+                job.error = self._backend.translate_error(error)
 
     def _start(self, job: Job, *, again: bool = False) -> bool:
         """Mark a job as running; False if its caller has withdrawn it."""
@@ -388,5 +384,5 @@ class _RetryOneByOne(Exception):
     """A batch was rolled back; its jobs must run one by one."""
 
 
-def _flush_live_only(_db: sqlite3.Connection) -> None:
+def _flush_live_only(_db: Database) -> None:
     """Do nothing: the pending live activities are written with every transaction."""

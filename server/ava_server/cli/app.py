@@ -34,6 +34,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "erase": ("erase",),
     "backup": ("backup", "restore"),
     "verify": ("verify",),
+    "transfer": ("export", "import", "migrate"),
     "credentials": ("pin", "key", "secret"),
     "passkeys": ("passkey",),
     "models": ("models",),
@@ -49,7 +50,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 """Each module, whose `register(app)` adds the commands to the app, with their first words."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Subagents": ("run", "approve", "reject", "status", "ui", "show", "wait", "send", "cancel", "resume"),
-    "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore"),
+    "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore", "export", "import", "migrate"),
     "Set-up": (
         "init",
         "demo",

@@ -28,7 +28,7 @@ from ava_audit.store.locks import is_held
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
-from ava_server.core.data_root import DataRoot
+from ava_server.core.data_root import DataRoot, in_postgres
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
     """
     root = checked_root("ava backup", show=not as_json)
     target = _absolute(folder)
+    if in_postgres(root):
+        raise BadInput(
+            "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
+            " file with `ava export`; copy the other files of the data root at the same time. Nothing was written."
+        )
     if not root.db.exists():
         raise BadInput(f"The data root {root.path} has no log yet, so there is nothing to back up.")
     _refuse_overlap(root.path, target)
@@ -274,7 +279,7 @@ def _copy_file(source: Path, target: Path, *, links: bool = False) -> str:
 def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
     from importlib.metadata import version
 
-    from ava_audit.store.schema import copy_log
+    from ava_audit.store.sqlite import copy_log
     from ava_audit.units import iso_second
     from ava_audit.verify import verify
 

@@ -18,12 +18,11 @@ import anyio.to_thread
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.terminal import heading, tell
-from ava_server.core.data_root import DataRoot, find_data_root, has_log, os_user
+from ava_server.core.data_root import DataRoot, find_data_root, has_log, in_postgres, os_user
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    import sqlite3
-
+    from ava_audit.database import Database
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import View
@@ -221,7 +220,7 @@ async def record_setting(
 class LogSnapshot:
     """An open log: its state, its schema, and whether its newest entries are missing."""
 
-    db: sqlite3.Connection
+    db: Database
     view: View
     schema: int
     partial: bool
@@ -236,15 +235,26 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """
     import sqlite3
 
-    from ava_audit.store.schema import schema_version
+    from ava_audit.store.backend import backend_of
+    from ava_audit.store.connection import SqliteDatabase
     from ava_audit.view import View
 
+    if in_postgres(DataRoot(path.parent)):
+        backend = backend_of(path.parent)
+        try:
+            with contextlib.closing(backend.open_to_check()) as remote:
+                remote.begin_read()
+                yield LogSnapshot(remote, View(remote), remote.schema_version(), partial=False)
+        except backend.error as error:
+            raise OSError(f"{backend.place}: {error}") from error
+        return
     if not path.is_file():  # opening a pipe would wait for ever
         raise OSError("it is not a regular file")
     wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
     in_use = wal.is_file() and shared.is_file()
     uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
-    with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
+    opened = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
+    with contextlib.closing(opened) as db:
         db.execute("BEGIN")
         partial = not in_use and wal.exists() and wal.stat().st_size > 0
-        yield LogSnapshot(db, View(db), schema_version(db), partial)
+        yield LogSnapshot(db, View(db), db.schema_version(), partial)

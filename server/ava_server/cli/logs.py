@@ -283,7 +283,7 @@ async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, fo
             await _copy(store, query, sys.stdout.buffer)
             return
         path = Path(out)
-        with _replacement_of(path, force=force) as file:
+        with replacement_of(path, force=force) as file:
             entries = await _copy(store, query, file)
     heading(root)
     say(f"{entries:,} {'entry' if entries == 1 else 'entries'} in {path}, readable only by you.")
@@ -308,7 +308,7 @@ async def _copy(store: Store, query: LogQuery, file: IO[bytes]) -> int:
 
 
 @contextmanager
-def _replacement_of(path: Path, *, force: bool) -> Generator[IO[bytes]]:
+def replacement_of(path: Path, *, force: bool) -> Generator[IO[bytes]]:
     """Open a new file, readable only by its owner; it replaces `path` if the block succeeds, else it is removed.
 
     Raises:

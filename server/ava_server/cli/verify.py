@@ -75,7 +75,7 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
     if has_log(root):
         with progress_on_terminal() as show:
             told = _progress(show, "entries")
-            report = verify(root.db, head=head, since=since, mirror=root.logs, on_progress=told)
+            report = verify(root.path, head=head, since=since, mirror=root.logs, on_progress=told)
     else:
         missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
         report = Report(0, 0, GENESIS.hex(), tuple(missing), not missing)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    field_serializer,
     model_validator,
 )
 
@@ -90,6 +92,16 @@ def http_url(url: str) -> str:
     return url.rstrip("/")
 
 
+_PASSWORD = re.compile(r"^(\w+://[^/?#@:]*:).*@(?=[^@]*$)")
+"""The password in an address, and what stands before it."""
+
+
+def _database_url(url: str) -> str:
+    if url and not url.startswith(("postgresql://", "postgres://")):
+        raise ValueError("an address such as postgresql://user@host:5432/ava; leave it out for the log in ava.db")
+    return url
+
+
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
 Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
 Wait = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86_400)]
@@ -97,6 +109,7 @@ Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=Fals
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
 SearchUrl = Annotated[str, AfterValidator(lambda text: _search_url(text) if text else text)]
+DatabaseUrl = Annotated[str, AfterValidator(lambda text: _database_url(text.strip()))]
 Host = Annotated[str, AfterValidator(bound_host)]
 ProxyUrl = Annotated[str, AfterValidator(lambda text: proxy_url(text) if text else text)]
 
@@ -246,6 +259,7 @@ class Configured(Table):
     mirror: bool = True
     retention_days: Cap = 90
     on_event: tuple[str, ...] = ()
+    database_url: DatabaseUrl = Field(default="", repr=False)
     limits: Limits = Limits()
     models: Tiers = Tiers()
     providers: dict[str, ProviderSettings] = Field(default_factory=dict)
@@ -258,6 +272,10 @@ class Configured(Table):
     metrics: MetricsSettings = MetricsSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
+
+    @field_serializer("database_url")
+    def _without_password(self, url: str) -> str:
+        return _PASSWORD.sub(r"\1***@", url)
 
     @model_validator(mode="after")
     def _addresses(self) -> Self:

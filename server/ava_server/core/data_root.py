@@ -224,7 +224,14 @@ def has_log(root: DataRoot) -> bool:
         raise ConfigError(f"The data root {path} is not a folder. {_ELSEWHERE}")
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         raise ConfigError(f"The data root {path} is not readable and writable for this user. {_ELSEWHERE}")
-    return root.db.exists()
+    return root.db.exists() or in_postgres(root)
+
+
+def in_postgres(root: DataRoot) -> bool:
+    """Tell whether the log of this data root is in Postgres."""
+    from ava_audit.store.backend import MARK, database_url
+
+    return bool(database_url(root.path)) or (root.path / MARK).exists()
 
 
 def _refuse_unmakeable(path: Path) -> None:

@@ -286,8 +286,8 @@ def waits_for_resume(view: View, run: RunRow, now_us: int) -> bool:
 
 def _owners_lost(view: View, run: RunRow) -> int:
     """Return how many owners have ended without a step of the run, since its last one or since a person resumed it."""
-    sql = "SELECT ifnull(max(seq), 0) FROM events WHERE run_id = ? AND (generation IS NOT NULL OR type = 'RunResumed')"
-    ((last,),) = view.select(sql, run.id)
+    own = "(generation IS NOT NULL OR type = 'RunResumed')"
+    ((last,),) = view.select(f"SELECT coalesce(max(seq), 0) FROM events WHERE run_id = ? AND {own}", run.id)  # noqa: S608
     return len(view.entries(run.id, int(last), ("RunClaimed",)))
 
 

@@ -145,7 +145,7 @@ def _request(view: View, run: RunRow) -> dict[str, Any]:
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
     """Run the program with an event; an error is only logged."""
-    secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY"}
+    secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY", "AVA_DATABASE_URL"}
     env = {name: value for name, value in os.environ.items() if name not in secret}
     line = json.dumps(event, ensure_ascii=False) + "\n"
     try:

@@ -290,7 +290,7 @@ async def open_runtime(
 async def _open(
     settings: Settings, *, runs: bool, driver: Driver, serves: Callable[[RunRow], bool] | None
 ) -> AsyncGenerator[Runtime]:
-    async with Store.open(settings.data_root) as store:
+    async with Store.open(settings.data_root, settings.database_url) as store:
         instances = Instances(settings.paths.instances)
         name, lock = await anyio.to_thread.run_sync(instances.join)
         runtime = Runtime(

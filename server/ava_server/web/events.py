@@ -209,7 +209,8 @@ class Events:
 
 def runs_of_role(view: View, role: str, user: str | None) -> list[str]:
     """Return the ids of the newest runs of a role; with a user, only theirs."""
-    sql = "SELECT id FROM runs WHERE role = ? AND (? IS NULL OR user_id = ?) ORDER BY created_us DESC LIMIT ?"
+    theirs = "(CAST(? AS TEXT) IS NULL OR user_id = ?)"
+    sql = f"SELECT id FROM runs WHERE role = ? AND {theirs} ORDER BY created_us DESC LIMIT ?"  # noqa: S608
     return [str(run_id) for (run_id,) in view.select(sql, role, user, user, MOST_RUNS)]
 
 

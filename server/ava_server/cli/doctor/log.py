@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
-from ava_audit.store.schema import SCHEMA_VERSION, schema_changes, schema_faults
+from ava_audit.store.backend import backend_of
+from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.units import micros_from_cents
+from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.log_access import LogSnapshot, open_snapshot
-from ava_server.core.data_root import os_user
+from ava_server.core.data_root import in_postgres, os_user
 from ava_server.service.checks import state
 from ava_server.service.checks.finding import Finding, Setup
 
@@ -32,6 +36,9 @@ def log(setup: Setup) -> Iterator[Finding]:
     if root is None:
         return
     path = root.db
+    if in_postgres(root):
+        yield _check_postgres(root.path)
+        return
     try:
         if lost := [] if path.exists() and path.stat().st_size > 0 else mirror_faults(None, path.parent / "logs"):
             yield Finding("log", "fault", lost[0].text, _LOST)
@@ -42,6 +49,19 @@ def log(setup: Setup) -> Iterator[Finding]:
                 yield from list(_check_log(setup, path, snapshot))
     except (sqlite3.Error, OSError) as error:
         yield Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)
+
+
+def _check_postgres(root: Path) -> Finding:
+    try:
+        backend = backend_of(root)
+        with contextlib.closing(backend.open_to_check()) as db:
+            faults = schema_faults(backend.schema_changes(db))
+            head = View(db).head()
+    except AuditError as error:
+        return Finding("log", "fault", str(error), "Start the Postgres server, or correct AVA_DATABASE_URL.")
+    if faults:
+        return Finding("log", "fault", faults[0].text, "Restore the database, or find out what else writes to it.")
+    return Finding("log", "ok", f"{head:,} entries in {backend.place}")
 
 
 def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Finding]:
@@ -58,7 +78,7 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
             "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
         )
         return
-    if faults := schema_faults(schema_changes(snapshot.db)):
+    if faults := schema_faults(backend_of(path.parent).schema_changes(snapshot.db)):
         for fault in faults:
             yield Finding("log", "fault", fault.text, _BROKEN)
         return

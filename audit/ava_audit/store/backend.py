@@ -1,0 +1,150 @@
+"""Where the log of a data root is: in the embedded database, or on a Postgres server.
+
+A `Backend` is one log's database: how it is opened, what its errors mean, and how commits of other processes are
+noticed. `store.py` and `writer.py` know nothing else about it.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from ava_audit.database import Database
+from ava_audit.errors import DataRootRefused
+from ava_audit.store.names import MARK as MARK
+from ava_audit.store.names import SETTING as SETTING
+from ava_audit.store.names import VARIABLE as VARIABLE
+
+
+class Backend(Protocol):
+    """The database of one log.
+
+    Attributes:
+        place: What a person calls it; never with a password.
+        error: What its driver raises.
+        no_answer: Why the writer may not answer in time.
+    """
+
+    place: str
+    error: type[Exception]
+    no_answer: str
+
+    def prepare(self, *, fresh: bool = False) -> None:
+        """Create or migrate the database. Blocking.
+
+        Args:
+            fresh: It is to be filled from elsewhere: the data root may have another log, which it replaces.
+
+        Raises:
+            SchemaNewer: A newer program has migrated it.
+            DataRootRefused: This data root cannot have its log there.
+            StoreUnavailable: It cannot be opened.
+        """
+
+    def connect(self, *, readonly: bool = False) -> Database:
+        """Open a connection. Blocking."""
+
+    def open_to_check(self) -> Database:
+        """Open a connection that only reads a log, to verify it. Blocking.
+
+        Raises:
+            StoreUnavailable: There is no log, or of an older schema.
+            SchemaNewer: A newer program has migrated it.
+        """
+
+    def is_damage(self, error: Exception) -> bool:
+        """Tell whether an error reports wrong bytes, and not that the database is unavailable right now."""
+
+    def schema_changes(self, db: Database) -> dict[tuple[str, str], str]:
+        """Return what was `removed`, `changed` or `added`, by kind and name, since the schema was made."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Wait until this process may write, and hold its turn."""
+
+    def check_location(self) -> None:
+        """Check that the log still is where it was opened; takes a few microseconds.
+
+        Raises:
+            LogMoved: It was removed, moved or replaced.
+        """
+
+    def translate_error(self, error: BaseException) -> BaseException:
+        """Turn a driver's error of a write into one that says what to do, and any error into one for a future."""
+
+    def advice(self, error: Exception) -> str:
+        """Return what to do about a driver's error of a read."""
+
+    def heads(self, db: Database) -> AsyncGenerator[int | None]:
+        """Yield the newest `seq` whenever it may have changed, and None from time to time. It closes `db`."""
+
+    def close(self) -> None:
+        """Give back what `prepare` has taken."""
+
+
+def backend_of(root: Path, url: str | None = None) -> Backend:
+    """Return the database of a data root's log.
+
+    Args:
+        root: The data root.
+        url: The address of a Postgres database, empty for the embedded one. None looks it up in the environment and
+            in `config.toml`.
+
+    Raises:
+        DataRootRefused: The address is invalid, or the log of this data root is elsewhere.
+    """
+    from ava_audit.store.sqlite import SqliteBackend
+
+    address = database_url(root) if url is None else url.strip()
+    if address:
+        return _postgres(root, address)
+    if (root / MARK).exists():
+        raise DataRootRefused(
+            f"the log of the data root {root} is in Postgres: set {VARIABLE}, or {SETTING} in config.toml. To have it"
+            f" in ava.db again, run `ava export` with {VARIABLE} set, remove {root / MARK}, and run `ava import`"
+        )
+    return SqliteBackend(root)
+
+
+def _postgres(root: Path, address: str) -> Backend:
+    try:
+        from ava_audit.store.postgres_backend import PostgresBackend
+    except ImportError as error:
+        raise DataRootRefused(
+            f"{VARIABLE} (or {SETTING} in config.toml) asks for Postgres, whose driver is missing ({error}): install"
+            " ava-subagents[postgres], or leave it out to have the log in ava.db"
+        ) from None
+    return PostgresBackend(root, address)
+
+
+def backend_at(log: Path) -> Backend:
+    """Return the database of a data root's log, or of one file, e.g. of a copy.
+
+    Raises:
+        DataRootRefused: As for `backend_of`.
+    """
+    from ava_audit.store.sqlite import SqliteBackend
+
+    return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
+
+
+def database_url(root: Path) -> str:
+    """Return the address of the data root's Postgres database, empty if its log is in the embedded one.
+
+    Raises:
+        DataRootRefused: `config.toml` cannot be read.
+    """
+    given = os.environ.get(VARIABLE)
+    if given is not None:
+        return given.strip()
+    path = root / "config.toml"
+    try:
+        found = tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava config` tells more") from None
+    return found.strip() if isinstance(found, str) else ""

@@ -1,0 +1,152 @@
+"""A connection to the embedded database, SQLite."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ava_audit.database import Busy, IndexQuery, IndexRow, Values
+
+BUSY_MS = 1_000
+DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to another folder"
+
+
+class SqliteDatabase(sqlite3.Connection):
+    """A connection as `Database` describes it. `sqlite3.connect` makes one when it is given as its `factory`."""
+
+    lost = False
+    words_key = "words.rowid"
+
+    def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
+        """Yield the rows of a SELECT; SQLite always does so one by one."""
+        return self.execute(sql, values)
+
+    def begin_read(self) -> None:
+        """Begin a transaction that sees one state of the log."""
+        self.execute("BEGIN")
+
+    def begin_write(self) -> None:
+        """Begin a transaction that writes.
+
+        Raises:
+            Busy: Another program writes.
+        """
+        try:
+            self.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if re.search("locked|busy", str(error)):
+                raise Busy("another program holds ava.db") from error
+            raise
+
+    def begin_bulk(self) -> None:
+        """Begin a transaction that writes much and reads much of what it wrote.
+
+        Raises:
+            Busy: Another program writes.
+        """
+        self.begin_write()
+
+    def commit(self, _head: tuple[int, bytes] | None = None, /) -> None:
+        """Commit."""
+        self.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """End the transaction without writing; errors do not matter."""
+        try:
+            self.execute("ROLLBACK")
+        except sqlite3.Error:
+            return
+
+    def schema_version(self) -> int:
+        """Return the schema's version, 0 for an empty database."""
+        return int(self.execute("PRAGMA user_version").fetchone()[0])
+
+    def data_version(self) -> object:
+        """Return a value that changes when another connection has written."""
+        return self.execute("PRAGMA data_version").fetchone()[0]
+
+    def empty_log(self, rewrite: bool, /) -> bool:
+        """Move the write-ahead log into the database; False if a reader still needs a part of it."""
+        if rewrite:
+            self.execute("VACUUM")
+        self.execute("PRAGMA busy_timeout = 0")
+        try:
+            return bool(self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+        finally:
+            self.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+
+    def accept_any_text(self) -> bool:
+        """Return invalid text with surrogates from now on; False if it does so already."""
+        already = self.text_factory is _decode_any
+        self.text_factory = _decode_any
+        return not already
+
+    def add_words(self, row: IndexRow, /) -> None:
+        """Add a row to the text index."""
+        self.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, ?)", row)
+
+    def forget_words(self, row: IndexRow, /) -> None:
+        """Remove the text of a row from the index, but keep the tokens for filters. `merge_words` does the rest."""
+        self.execute(
+            "INSERT INTO words (words, rowid, agent, session, user, marks, text) VALUES ('delete', ?, ?, ?, ?, ?, ?)",
+            row,
+        )
+        self.execute("INSERT INTO words (rowid, agent, session, user, marks, text) VALUES (?, ?, ?, ?, ?, '')", row[:5])
+
+    def merge_words(self, pages: int, /) -> bool:
+        """Merge the segments of the index, so that removed words disappear from older segments too.
+
+        Args:
+            pages: About how many pages to write; a negative number starts a merge, a positive one continues it.
+
+        Returns:
+            False if nothing is left to merge.
+        """
+        if pages < 0:  # with the default of 4, two new segments stop a merge of two: SQLite then finds nothing to merge
+            self.execute("INSERT INTO words (words, rank) VALUES ('usermerge', 2)")
+        before = self.total_changes
+        self.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
+        return self.total_changes - before >= 2  # the test that SQLite's documentation gives
+
+    def words_condition(self, query: IndexQuery, /) -> tuple[str, list[object]]:
+        """Return the SQL condition on `words` for a query of the text index, and its values."""
+        return "words MATCH ?", [query.expression]
+
+
+def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
+    """Open a connection for the store: explicit transactions, durable commits, no automatic checkpoints.
+
+    It creates no file.
+    """
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=rw",
+        timeout=BUSY_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+        factory=SqliteDatabase,
+        cached_statements=256,
+        uri=True,
+    )
+    try:
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA foreign_keys = ON")
+        db.execute("PRAGMA wal_autocheckpoint = 0")
+        db.execute("PRAGMA secure_delete = ON")
+        if readonly:
+            db.execute("PRAGMA query_only = ON")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def is_damaged(error: Exception) -> bool:
+    """Tell whether SQLite reports a damaged file."""
+    return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
+
+
+def _decode_any(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")

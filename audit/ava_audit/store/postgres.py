@@ -1,0 +1,352 @@
+"""A Postgres server that holds the log: connections that come back after a loss, and one writer at a time.
+
+A transaction that writes holds an advisory lock of the database until its end, so writers form a queue over all
+processes. Its statements are sent without waiting for each answer; the answers are awaited where one is needed, and at
+the latest before the commit is acknowledged. Other processes hear of commits by NOTIFY, and look from time to time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, LiteralString, cast
+
+import psycopg
+
+from ava_audit.database import Busy, IndexQuery, IndexRow, Rows, Values
+from ava_audit.errors import OutcomeUnknown
+from ava_audit.store.postgres_session import Place, dial, first_line, passes
+from ava_audit.store.postgres_sql import translate
+from ava_audit.store.postgres_words import Tokenizer, condition, joined, keys_of
+
+log = logging.getLogger("ava.store")
+
+LOCK = 0x61_76_61
+"""The advisory lock of those who write."""
+CHANNEL = "ava_log"
+COMMIT = "COMMIT"
+"""The statement that ends a transaction."""
+FETCHED = 50
+"""Rows that a stream fetches at once; a row may have 2 MB."""
+PAUSE_S = 0.2
+"""Between two attempts to connect."""
+SETTLE_S = 20.0
+"""How long the fate of a commit is looked for after the connection was lost."""
+REWRITE_BYTES = 100_000_000
+"""Tables of a larger database are not rewritten after an erasure, because writers would wait too long."""
+
+
+class PostgresDatabase:
+    """A connection as `Database` describes it; it is opened when it is first needed, and again after a loss.
+
+    Args:
+        conninfo: How to connect.
+        place: The log of this process.
+        readonly: Refuse to write.
+    """
+
+    words_key = "words.entry"
+
+    def __init__(self, conninfo: Mapping[str, Any], place: Place, *, readonly: bool = False) -> None:
+        self._conninfo = conninfo
+        self._place = place
+        self._readonly = readonly
+        self._listens = False
+        self._conn: psycopg.Connection[Any] | None = None
+        self._pipeline: Any = None
+        self._spent = False
+        self._version = 0
+        self._seen = -1
+        self._changes = 0
+        self._streams = 0
+        self._tokenizer: Tokenizer | None = None
+
+    # -- the connection -----------------------------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is gone or spent."""
+        return self._spent or self._conn is None or self._conn.closed
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open that can still be committed."""
+        fine = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.ACTIVE)
+        return self._conn is not None and not self._conn.closed and self._conn.info.transaction_status in fine
+
+    @property
+    def socket(self) -> int | None:
+        """The connection's socket, None without one."""
+        return None if self._conn is None or self._conn.closed else self._conn.fileno()
+
+    def open(self) -> psycopg.Connection[Any]:
+        """Return the connection, a new one after a loss.
+
+        Raises:
+            psycopg.Error: It cannot be made.
+        """
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
+        self._conn, self._seen = None, -1
+        conn = dial(self._conninfo, readonly=self._readonly, channel=CHANNEL if self._listens else None)
+        self._conn = conn
+        return conn
+
+    def listen(self) -> None:
+        """Hear of commits, from the next opening on."""
+        self._listens = True
+
+    def interrupt(self) -> None:
+        """Stop the running statement without waiting. The connection is not used again: the order may arrive late."""
+        self._spent = True
+        conn = self._conn
+        if conn is not None and not conn.closed:
+            threading.Thread(target=_cancel, args=(conn,), name="ava-cancel", daemon=True).start()
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._conn is not None:
+            self._conn.close()
+        if self._tokenizer is not None:
+            self._tokenizer.close()
+
+    # -- statements ---------------------------------------------------------------------------------------------------
+
+    def execute(self, sql: str, values: Values = (), /) -> Rows:
+        """Run a statement."""
+        conn = self.open() if self._pipeline is None else self._conn
+        assert conn is not None
+        return cast("Rows", conn.execute(cast("LiteralString", translate(sql)), values))
+
+    def run_script(self, script: str) -> None:
+        """Run statements without values, in the open transaction."""
+        self.open().execute(cast("LiteralString", script))
+
+    def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> None:
+        """Run a statement for each of some values."""
+        conn = self.open() if self._pipeline is None else self._conn
+        assert conn is not None
+        conn.cursor().executemany(cast("LiteralString", translate(sql)), values)
+
+    def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
+        """Yield the rows of a SELECT in portions. The end of the transaction closes a stream that was left early."""
+        if self._pipeline is not None or not self.in_transaction:
+            return self.execute(sql, values)
+        return self._portions(sql, values)
+
+    def _portions(self, sql: str, values: Values) -> Iterator[Any]:
+        assert self._conn is not None
+        self._streams += 1
+        name = f"stream_{self._streams}"
+        declare = cast("LiteralString", f"DECLARE {name} NO SCROLL CURSOR FOR {translate(sql)}")
+        psycopg.ClientCursor(self._conn).execute(declare, values)
+        while rows := self.execute(f"FETCH {FETCHED} FROM {name}").fetchall():
+            yield from rows
+            if len(rows) < FETCHED:
+                break
+        self.execute(f"CLOSE {name}")
+
+    # -- transactions -------------------------------------------------------------------------------------------------
+
+    def begin_read(self) -> None:
+        """Begin a transaction that sees one state of the log; a connection that was cut meanwhile is replaced."""
+        begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+        try:
+            self.open().execute(begin)
+        except psycopg.OperationalError:
+            if not self.lost:
+                raise
+            self.open().execute(begin)
+
+    def begin_write(self) -> None:
+        """Begin a transaction that writes, once no other process does.
+
+        Raises:
+            Busy: Another process writes, or the server cannot be reached right now.
+            LogMoved: It is another log than before.
+        """
+        known = self._place.head
+        try:
+            conn = self.open()
+            self._pipeline = conn.pipeline()
+            self._pipeline.__enter__()
+            conn.execute("BEGIN")
+            conn.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
+            found = conn.execute("SELECT log_id, version, (SELECT coalesce(max(seq), 0) FROM events) FROM meta")
+            log_id, self._version, head = found.fetchone() or ("", 0, 0)
+            self._place.check(log_id, head, known)
+        except psycopg.Error as error:
+            self.rollback()
+            if not passes(error, self.lost):
+                raise
+            if self.lost:
+                time.sleep(PAUSE_S)
+            raise Busy(f"the Postgres server is not available ({first_line(error)})") from error
+        except BaseException:
+            self.rollback()
+            raise
+        if head != self._seen:
+            self._changes += 1
+        self._seen = self._place.head = head
+
+    def begin_bulk(self) -> None:
+        """Begin a transaction that writes much and reads much of what it wrote, and may take long.
+
+        Raises:
+            Busy: As for `begin_write`.
+        """
+        self.begin_write()
+        self._leave()
+        self.execute("SET LOCAL statement_timeout = 0")
+        self.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+
+    def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
+        """Commit, and tell other processes about new entries.
+
+        Raises:
+            Busy: The connection was lost, and nothing was written.
+            OutcomeUnknown: The connection was lost, and whether the commit was done cannot be found out.
+        """
+        assert self._conn is not None
+        if head is not None:
+            self._conn.execute(f"SELECT pg_notify('{CHANNEL}', '')")
+        try:
+            done = self._conn.execute(cast("LiteralString", COMMIT))
+            self._leave()
+            if done.statusmessage != "COMMIT":
+                raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before its end")
+        except psycopg.OperationalError as error:
+            if not self.lost:
+                raise
+            self._settle(head, error)
+        if head is not None:
+            self._seen = self._place.head = head[0]
+
+    def _settle(self, head: tuple[int, bytes] | None, error: psycopg.OperationalError) -> None:
+        """Find out whether a commit was done whose answer was lost; return if it was.
+
+        The lock is free once the server has ended the lost transaction, one way or the other.
+        """
+        self.rollback()
+        end = time.monotonic() + SETTLE_S
+        while head is not None and time.monotonic() < end:
+            try:
+                self.begin_write()
+                row = self.execute("SELECT hash FROM events WHERE seq = ?", (head[0],)).fetchone()
+            except (Busy, psycopg.Error):
+                continue
+            finally:
+                self.rollback()
+            if row is not None and row[0] == head[1]:
+                return
+            raise Busy(f"the connection to Postgres was lost before a commit ({first_line(error)})") from error
+        text = "the connection to Postgres was lost during a commit; it may or may not have been written"
+        raise OutcomeUnknown(f"{text}; look before you try again") from error
+
+    def rollback(self) -> None:
+        """End the transaction without writing; errors do not matter."""
+        with contextlib.suppress(psycopg.Error):
+            self._leave()
+        if self._conn is None or self._conn.closed:
+            return
+        try:
+            if self._conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                self._conn.execute("ROLLBACK")
+        except psycopg.Error:
+            self._conn.close()
+
+    def _leave(self) -> None:
+        """Leave the pipeline; what failed in it raises.
+
+        Raises:
+            psycopg.Error: A statement failed, or the connection was lost.
+        """
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.__exit__(None, None, None)
+
+    def schema_version(self) -> int:
+        """Return the schema's version, 0 for an empty database."""
+        if self._pipeline is not None:
+            return self._version
+        if not self.execute("SELECT to_regclass('ava.meta') IS NOT NULL").fetchone()[0]:
+            return 0
+        row = self.execute("SELECT version FROM meta").fetchone()
+        return 0 if row is None else int(row[0])
+
+    def data_version(self) -> object:
+        """Return a value that changes when another connection has appended entries."""
+        return self._changes
+
+    def empty_log(self, rewrite: bool, /) -> bool:
+        """Rewrite the tables that had the erased text; the write-ahead log is the server's own concern."""
+        if rewrite:
+            (size,) = self.execute("SELECT pg_database_size(current_database())").fetchone()
+            full = "(FULL)" if size <= REWRITE_BYTES else ""
+            self.execute("SET statement_timeout = 0")
+            try:
+                for table in ("events", "words", "live"):
+                    self.execute(f"VACUUM {full} {table}")
+            finally:
+                self.execute("SET statement_timeout = '30s'")
+        return True
+
+    def accept_any_text(self) -> bool:
+        """Return False: Postgres stores no invalid text."""
+        return False
+
+    def newest(self) -> int:
+        """Return the newest `seq`, after everything that was heard of until now.
+
+        Raises:
+            psycopg.Error: The server cannot be asked.
+            LogMoved: It is another log than before.
+        """
+        while True:
+            conn = self.open()
+            heard, known = _drain(conn), self._place.head
+            log_id, head = conn.execute(
+                "SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta"
+            ).fetchone() or ("", 0)
+            self._place.check(log_id, head, known)
+            if not heard or not _drain(conn):
+                return int(head)
+
+    # -- the text index -----------------------------------------------------------------------------------------------
+
+    def add_words(self, row: IndexRow, /) -> None:
+        """Add a row to the text index."""
+        words = self._split().words(row[-1])
+        sql = "INSERT INTO words (entry, keys, text) VALUES (?, ?, ?)"
+        self.execute(sql, (row[0], keys_of(row, words), joined(words)))
+
+    def forget_words(self, row: IndexRow, /) -> None:
+        """Remove the text of a row from the index, but keep the keys for filters."""
+        self.execute("UPDATE words SET keys = ?, text = '' WHERE entry = ?", (keys_of(row), row[0]))
+
+    def merge_words(self, _pages: int, /) -> bool:
+        """Return False: rewriting the tables does it."""
+        return False
+
+    def words_condition(self, query: IndexQuery, /) -> tuple[str, list[object]]:
+        """Return the SQL condition on `words` for a query of the text index, and its values."""
+        return condition(query, self._split())
+
+    def _split(self) -> Tokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer()
+        return self._tokenizer
+
+
+def _drain(conn: psycopg.Connection[Any]) -> int:
+    return sum(1 for _notice in conn.notifies(timeout=0))
+
+
+def _cancel(conn: psycopg.Connection[Any]) -> None:
+    try:
+        conn.cancel_safe(timeout=5)
+    except psycopg.Error as error:
+        log.debug("a query could not be stopped: %s", first_line(error))

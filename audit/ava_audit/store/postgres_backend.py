@@ -1,0 +1,339 @@
+"""The log on a Postgres server: how it is made, migrated and checked, and what the server's errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from ava_audit.database import Busy, Database
+from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
+from ava_audit.projections import rebuild_projections
+from ava_audit.store import schema
+from ava_audit.store.locks import refuse_unfit
+from ava_audit.store.names import MARK, VARIABLE
+from ava_audit.store.postgres import LOCK, PostgresDatabase
+from ava_audit.store.postgres_session import Place, first_line
+
+log = logging.getLogger("ava.store")
+
+BASE_VERSION = 3
+"""The version of `postgres.sql`; later ones are migrations."""
+OLDEST_SERVER = 13
+CLOCK_S = 120
+"""How far the clocks of this machine and of the server may differ."""
+POLL_S = 1.0
+"""How often the store looks for commits of other processes that it did not hear of."""
+CONNECT_S = 5
+NETWORK = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 15_000}
+"""After how long a connection counts as lost whose other end is gone (seconds; the last in milliseconds)."""
+_MADE = re.compile(r"CREATE (TABLE|TRIGGER|INDEX) (\w+)")
+_FUNCTION = re.compile(r"CREATE FUNCTION (\w+)\(.*?\$\$(.*?)\$\$", re.DOTALL)
+_FOUND = """
+SELECT 'table', relname::text, 'O' FROM pg_class WHERE relnamespace = 'ava'::regnamespace AND relkind IN ('r', 'p', 'v')
+UNION ALL SELECT 'index', relname::text, CASE WHEN indisvalid THEN 'O' ELSE 'broken' END
+    FROM pg_class JOIN pg_index ON indexrelid = pg_class.oid
+    WHERE relnamespace = 'ava'::regnamespace AND NOT indisprimary
+UNION ALL SELECT 'trigger', tgname::text, tgenabled::text FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+    WHERE relnamespace = 'ava'::regnamespace AND NOT tgisinternal
+UNION ALL SELECT 'function', proname::text, prosrc FROM pg_proc WHERE pronamespace = 'ava'::regnamespace
+"""
+
+
+class PostgresBackend:
+    """A Postgres database with the log of a data root.
+
+    Args:
+        root: The data root.
+        url: Its address, `postgresql://…` or the `key=value` form.
+
+    Raises:
+        DataRootRefused: The address is invalid.
+    """
+
+    error: type[Exception] = psycopg.Error
+    no_answer = (
+        "the log did not answer in time: the Postgres server cannot be reached or is stuck, or another process writes"
+    )
+
+    def __init__(self, root: Path, url: str) -> None:
+        self._root = root
+        self._place = Place()
+        try:
+            given = conninfo_to_dict(url)
+        except psycopg.Error:  # its text quotes the address, which may have a password
+            raise DataRootRefused(
+                f"the address of the database ({VARIABLE}, or database_url in config.toml) is invalid: give one such as"
+                " postgresql://user@host:5432/ava"
+            ) from None
+        self._conninfo: dict[str, Any] = {
+            "connect_timeout": CONNECT_S, "application_name": "ava", **NETWORK,
+            **{key: value for key, value in given.items() if value is not None},
+        }  # fmt: skip
+        where = given.get("host") or given.get("hostaddr") or "this machine"
+        port = f":{given['port']}" if given.get("port") else ""
+        self.place = f"the Postgres database {given.get('dbname') or given.get('user') or ''} on {where}{port}"
+
+    def __repr__(self) -> str:
+        return f"PostgresBackend({self.place})"
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    def prepare(self, *, fresh: bool = False) -> None:
+        """Create or migrate the database, while no other process does.
+
+        Args:
+            fresh: Fill it from elsewhere: the data root may have a log in `ava.db`.
+
+        Raises:
+            DataRootRefused: This data root cannot have its log there.
+            SchemaNewer: A newer program has migrated the database.
+            StoreUnavailable: The database cannot be opened.
+        """
+        refuse_unfit(self._root)
+        with self._opened() as (db, conn):
+            _refuse_server(conn, self.place)
+            conn.execute("SET lock_timeout = '30s'")
+            conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # until the connection is closed
+            if db.schema_version() == 0:
+                self._refuse_two_logs(fresh)
+            conn.execute("SET statement_timeout = 0")
+            _migrate(db, self.place)
+            self._claim(conn)
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
+        """Open a connection for a moment, whose errors become sentences."""
+        try:
+            with contextlib.closing(PostgresDatabase(self._conninfo, self._place)) as db:
+                yield db, db.open()
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"{self.place} cannot be opened: {_explained(error)}") from error
+
+    def _refuse_two_logs(self, fresh: bool) -> None:
+        """Refuse an empty database for a data root that has its log elsewhere."""
+        if (self._root / MARK).exists():
+            raise DataRootRefused(
+                f"{self.place} is empty, but {self._root / MARK} says that this data root has its log in Postgres:"
+                " give the address of that database, or restore it; to begin a new log, remove that file"
+            )
+        embedded = self._root / "ava.db"
+        if not fresh and embedded.is_file() and embedded.stat().st_size > 0:
+            raise DataRootRefused(
+                f"the data root {self._root} has a log in ava.db: move it with `ava export` and `ava import`, or"
+                " move ava.db away to begin a new one in Postgres"
+            )
+
+    def _claim(self, conn: psycopg.Connection[Any]) -> None:
+        """Note in the data root which log it has; refuse the log of another data root.
+
+        Who owns a run is known from locks in the data root: servers on two of them would take each other's runs.
+        """
+        found = conn.execute("SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta").fetchone()
+        log_id, head = found or ("", 0)
+        mark = self._root / MARK
+        known = mark.read_text("utf-8").strip() if mark.exists() else None
+        if known is None and head == 0:
+            _write_durably(mark, log_id)
+        elif known != log_id:
+            raise DataRootRefused(
+                f"{self.place} has the log of another data root: all servers on one log need the same data root."
+                f" Use that one, or a database of its own for {self._root}"
+            )
+        self._place.check(log_id, head, head)
+
+    def connect(self, *, readonly: bool = False) -> PostgresDatabase:
+        """Return a connection, which is opened when it is first needed."""
+        return PostgresDatabase(self._conninfo, self._place, readonly=readonly)
+
+    def open_to_check(self) -> PostgresDatabase:
+        """Open a connection that only reads a log, to verify it.
+
+        Raises:
+            StoreUnavailable: There is no log, or of an older schema.
+            SchemaNewer: A newer program has migrated it.
+        """
+        with self._opened() as (db, _conn):
+            version = db.schema_version()
+        if version > schema.SCHEMA_VERSION:
+            raise SchemaNewer(_newer(self.place, version))
+        if version == 0:
+            raise StoreUnavailable(f"there is no log in {self.place}")
+        if version < schema.SCHEMA_VERSION:
+            raise StoreUnavailable(f"{self.place} has an older schema ({version}): run `ava migrate`")
+        return PostgresDatabase(self._conninfo, Place(), readonly=True)
+
+    # -- while it is open ---------------------------------------------------------------------------------------------
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Return at once: the lock that orders writers is a part of their transactions."""
+        return nullcontext()
+
+    def check_location(self) -> None:
+        """Tell what the last connection met.
+
+        Raises:
+            LogMoved: It was another log than before.
+        """
+        if self._place.moved is not None:
+            raise LogMoved(self._place.moved)
+
+    async def heads(self, db: Database) -> AsyncGenerator[int | None]:
+        """Yield the newest `seq` when the server tells of a commit, and from time to time."""
+        assert isinstance(db, PostgresDatabase)
+        db.listen()
+        try:
+            while True:
+                yield await anyio.to_thread.run_sync(_newest, db)
+                socket = db.socket
+                with anyio.move_on_after(POLL_S):
+                    if socket is None:
+                        await anyio.sleep(POLL_S)
+                    else:
+                        await anyio.wait_readable(socket)
+        finally:
+            db.close()
+
+    def close(self) -> None:
+        """Do nothing: `prepare` keeps nothing open."""
+
+    # -- errors and checks --------------------------------------------------------------------------------------------
+
+    def translate_error(self, error: BaseException) -> BaseException:
+        """Turn a server's error of a write into one that says what to do, and any error into one for a future."""
+        if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
+            return RuntimeError("StopIteration in a command: next() found nothing")
+        if isinstance(error, Busy):
+            return StoreUnavailable(f"{error}, so nothing was written; try again")
+        if not isinstance(error, psycopg.Error):
+            return error
+        return StoreUnavailable(f"{self.place} was not written: {_explained(error)}")
+
+    def advice(self, error: Exception) -> str:
+        """Return what to do about an error of a read."""
+        return f"see that {self.place} runs and can be reached, and try again"
+
+    def is_damage(self, error: Exception) -> bool:
+        """Tell whether the server reports damaged tables."""
+        return isinstance(error, psycopg.Error) and (error.sqlstate or "") in ("XX001", "XX002")
+
+    def schema_changes(self, db: Database) -> schema.Changes:
+        """Return how tables, indexes, triggers and functions differ from those of a new database."""
+        script = _script()
+        expected = {(kind.lower(), name): "O" for kind, name in _MADE.findall(script)}
+        expected |= {("function", name): body for name, body in _FUNCTION.findall(script)}
+        found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}
+        lost = {key: "changed" if key in found else "removed" for key in expected if found.get(key) != expected[key]}
+        return {**lost, **{key: "added" for key in found if key not in expected}}
+
+
+def _newest(db: PostgresDatabase) -> int | None:
+    try:
+        return db.newest()
+    except (psycopg.Error, LogMoved) as error:  # tried again at the next look; writers and readers report it
+        log.debug("cannot check for new entries: %s", first_line(error))
+        return None
+
+
+def _migrate(db: PostgresDatabase, place: str) -> None:
+    """Bring a database to the newest version; the caller holds the lock.
+
+    Raises:
+        SchemaNewer: A newer program has migrated it.
+    """
+    before = version = db.schema_version()
+    if version > schema.SCHEMA_VERSION:
+        raise SchemaNewer(_newer(place, version))
+    if version == schema.SCHEMA_VERSION:
+        return
+    db.execute("BEGIN")
+    try:
+        if version == 0:
+            db.run_script(_script())
+            db.execute("INSERT INTO meta (log_id, version) VALUES (?, 0)", (secrets.token_hex(16),))
+            version = BASE_VERSION
+        missing = schema.MIGRATIONS[version:]
+        for migration in missing:
+            migration(db)
+        if before > 0 and schema.reducers_changed in missing:
+            log.info("the tables are rebuilt from the log, because the rules that derive them have changed")
+            rebuild_projections(db)
+        db.execute("UPDATE meta SET version = ?", (schema.SCHEMA_VERSION,))
+        db.execute("COMMIT")
+    except BaseException:
+        db.rollback()
+        raise
+
+
+def _refuse_server(conn: psycopg.Connection[Any], place: str) -> None:
+    """Refuse a server that cannot hold the log.
+
+    Raises:
+        StoreUnavailable: It is too old or a replica that only reads, or its clock differs.
+    """
+    if conn.info.server_version < OLDEST_SERVER * 10_000:
+        raise StoreUnavailable(
+            f"{place} is Postgres {conn.info.server_version // 10_000}: use {OLDEST_SERVER} or newer"
+        )
+    sql = "SELECT pg_is_in_recovery(), current_setting('transaction_read_only'), current_setting('fsync'), "
+    replica, readonly, fsync, now_us = conn.execute(
+        f"{sql} CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint)"
+    ).fetchone() or (True, "on", "on", 0)
+    if replica or readonly == "on":
+        raise StoreUnavailable(f"{place} only reads (a replica, or read-only): give the address of the primary server")
+    off_s = time.time() - now_us / 1_000_000
+    if abs(off_s) > CLOCK_S:
+        where = "ahead of" if off_s > 0 else "behind"
+        raise StoreUnavailable(
+            f"this machine's clock is {abs(off_s) / 60:.0f} minutes {where} the one of {place}: correct the wrong one,"
+            " because entries carry this machine's time"
+        )
+    if fsync == "off":
+        log.warning("%s runs with fsync = off: a power failure there can lose or damage the log", place)
+
+
+def _newer(place: str, version: int) -> str:
+    return (
+        f"{place} has schema {version}, this program knows {schema.SCHEMA_VERSION}: install the newer ava, or choose"
+        " another database"
+    )
+
+
+def _explained(error: BaseException) -> str:
+    """Return what a server's error means and what to do about it."""
+    text = first_line(error)
+    match getattr(error, "sqlstate", None):
+        case "53100":
+            return f"the disk of the Postgres server is full ({text}); free some space and try again"
+        case "25006":
+            return f"the server only reads ({text}); give the address of the primary server"
+        case "42501":
+            return f"{text}; the user needs the right to create a schema in this database, and to own it"
+        case None:
+            return f"{text}; check the address, the user and that the server runs"
+        case _:
+            return f"{text}; fix that and try again"
+
+
+def _script() -> str:
+    return resources.files("ava_audit.store").joinpath("postgres.sql").read_text("utf-8")
+
+
+def _write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())

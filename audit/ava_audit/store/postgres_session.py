@@ -1,0 +1,121 @@
+"""Sessions on a Postgres server: how they are opened, which log they meet, and which of their errors pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg.sql import SQL, Identifier
+from psycopg.types.numeric import Int8Dumper
+
+from ava_audit.errors import LogMoved
+
+SESSION = """
+SET search_path = ava, pg_catalog;
+SET client_encoding = 'UTF8';
+SET lock_timeout = '1s';
+SET statement_timeout = '30s';
+SET idle_in_transaction_session_timeout = '60s';
+SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';
+"""
+_SOON = frozenset({"40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05", "25P03"})
+"""What passes by itself: a lock held by another, a server that starts or ends, too many connections."""
+_HOPELESS = re.compile(
+    "authentication failed|no password supplied|does not exist|no pg_hba.conf|certificate|permission denied"
+    "|SSL|not permitted|translate host name",
+    re.IGNORECASE,
+)
+"""A refused connection that waiting does not mend; libpq gives it no code."""
+
+
+class _BoolDumper(Int8Dumper):
+    """Stores true and false as 1 and 0, as the embedded database does."""
+
+    def dump(self, obj: Any) -> bytes:
+        return b"1" if obj else b"0"
+
+
+class _WholeLoader(psycopg.adapt.Loader):
+    """Reads a sum, which Postgres returns as a decimal number, as a whole one."""
+
+    def load(self, data: Any) -> int:
+        return int(bytes(data))
+
+
+class Place:
+    """Which log the connections of this process belong to, and whether they still meet it.
+
+    Attributes:
+        log_id: Its id; None until the first connection has read it.
+        moved: Why the database is another one now; None if it is not.
+        head: The newest `seq` that this process has committed or seen in a transaction.
+    """
+
+    def __init__(self) -> None:
+        self.log_id: str | None = None
+        self.moved: str | None = None
+        self.head = 0
+
+    def check(self, log_id: str, head: int, known: int) -> None:
+        """Compare what a connection meets with the log of this process.
+
+        Args:
+            log_id: The id of the log that it meets.
+            head: The newest `seq` there.
+            known: `head` of this process, before the database was asked.
+
+        Raises:
+            LogMoved: It is another log, or an older state of it.
+        """
+        if self.log_id is None:
+            self.log_id = log_id
+        what = "another log" if log_id != self.log_id else "an older copy of the log" if head < known else None
+        if what is None:
+            self.moved = None
+            return
+        self.moved = (
+            f"the Postgres database has {what} than when this server started, so nothing is written and no model is"
+            " called: put the right one back, or restart this server"
+        )
+        raise LogMoved(self.moved)
+
+
+def dial(conninfo: Mapping[str, Any], *, readonly: bool, channel: str | None) -> psycopg.Connection[Any]:
+    """Open a connection: explicit transactions, durable commits, no wait without an end.
+
+    Args:
+        conninfo: How to connect.
+        readonly: Refuse to write.
+        channel: Hear what is told there.
+
+    Raises:
+        psycopg.Error: It cannot be made.
+    """
+    conn: psycopg.Connection[Any] = psycopg.connect(**{**conninfo, "autocommit": True})
+    try:
+        conn.adapters.register_dumper(int, Int8Dumper)
+        conn.adapters.register_dumper(bool, _BoolDumper)
+        conn.adapters.register_loader("numeric", _WholeLoader)
+        conn.execute(SESSION)
+        if readonly:
+            conn.execute("SET default_transaction_read_only = on")
+        if channel is not None:
+            conn.execute(SQL("LISTEN {}").format(Identifier(channel)))
+    except BaseException:
+        conn.close()
+        raise
+    return conn
+
+
+def passes(error: psycopg.Error, lost: bool) -> bool:
+    """Tell whether an error may pass by itself soon."""
+    if error.sqlstate is not None:
+        return error.sqlstate in _SOON or error.sqlstate.startswith("08")
+    return lost and isinstance(error, psycopg.OperationalError) and not _HOPELESS.search(str(error))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, which has no password: it is never a part of the connection's text."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,255 @@
+"""The embedded database, SQLite: one file in the data root, and a lock beside it for those who write."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import anyio
+
+from ava_audit.database import Database
+from ava_audit.entries import ProgressCallback
+from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
+from ava_audit.store.connection import DAMAGED, SqliteDatabase, connect, is_damaged
+from ava_audit.store.locks import WriteLock, refuse_unfit
+from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
+
+log = logging.getLogger("ava.store")
+
+COPIED_PAGES = 2_000
+"""How many pages are copied between two looks at the progress."""
+POLL_S = 0.05
+"""How often the store checks for commits of other processes; a check costs 3 microseconds."""
+
+
+class SqliteBackend:
+    """The file `ava.db` of a data root.
+
+    Args:
+        root: The data root.
+        path: Another file than `ava.db` in it, to check it.
+    """
+
+    error: type[Exception] = sqlite3.Error
+    no_answer = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
+
+    def __init__(self, root: Path, path: Path | None = None) -> None:
+        self._root = root
+        self.path = path or root / "ava.db"
+        self.place = str(self.path)
+        self._lock: WriteLock | None = None
+        self._location: LogLocation | None = None
+
+    def prepare(self, *, fresh: bool = False) -> None:
+        """Create or migrate the database under the write lock.
+
+        Raises:
+            DataRootRefused: The data root is not a folder, or is on a network file system.
+            SchemaNewer: A newer program has migrated the database.
+            StoreUnavailable: The database cannot be opened.
+        """
+        refuse_unfit(self._root)
+        try:
+            self.path.touch(mode=0o600, exist_ok=True)
+            lock = WriteLock(self._root / "write.lock")
+            try:
+                with lock.held(), contextlib.closing(connect(self.path)) as db:
+                    db.execute("PRAGMA journal_mode = WAL")
+                    migrate(db)
+                    self._location = LogLocation(self.path)
+            except BaseException:
+                lock.close()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise StoreUnavailable(
+                f"the log in {self._root} cannot be opened: {error}; fix that, or choose another AVA_DATA_ROOT"
+            ) from error
+        self._lock = lock
+
+    def connect(self, *, readonly: bool = False) -> SqliteDatabase:
+        """Open a connection."""
+        return connect(self.path, readonly=readonly)
+
+    def open_to_check(self) -> SqliteDatabase:
+        """Open a connection that only reads a log, to verify it.
+
+        Raises:
+            StoreUnavailable: There is no log, or of an older schema.
+            SchemaNewer: A newer program has migrated it.
+        """
+        path = self.path
+        if not path.is_file():
+            raise StoreUnavailable(f"there is no log at {path}")
+        # A URI, because otherwise SQLite would create a file that was removed meanwhile.
+        db = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode=rw",
+            uri=True,
+            timeout=5.0,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=SqliteDatabase,
+        )
+        try:
+            db.execute("PRAGMA query_only = ON")
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            version = db.schema_version()
+            if version > SCHEMA_VERSION:
+                text = f"{path} has schema {version}, this program knows {SCHEMA_VERSION}: use the newer ava"
+                raise SchemaNewer(text)
+            if version == 0:
+                no_log = sqlite3.DatabaseError("it was emptied, or its beginning is missing")
+                no_log.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+                raise no_log
+            if version < SCHEMA_VERSION:
+                raise StoreUnavailable(f"{path} has an older schema ({version}): run `ava logs` once to migrate it")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def is_damage(self, error: Exception) -> bool:
+        """Tell whether SQLite reports wrong bytes, and not that the file is unavailable right now."""
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+    def schema_changes(self, db: Database) -> Changes:
+        """Return how the schema differs from that of a new database."""
+        assert isinstance(db, SqliteDatabase)
+        return schema_changes(db)
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Wait for the write lock, and hold it."""
+        assert self._lock is not None
+        return self._lock.held()
+
+    def check_location(self) -> None:
+        """Compare the file at the path with the one that was opened.
+
+        Raises:
+            LogMoved: Another file, or none, is at the path.
+        """
+        assert self._location is not None
+        self._location.check()
+
+    def translate_error(self, error: BaseException) -> BaseException:
+        """Turn an SQLite error of a write into one that says what to do, and any error into one for a future."""
+        return translate_error(error)
+
+    def advice(self, error: Exception) -> str:
+        """Return what to do about an error of a read."""
+        return DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
+
+    async def heads(self, db: Database) -> AsyncGenerator[int | None]:
+        """Yield the newest `seq` after each commit of another connection, and None in between."""
+        try:
+            seen: object = None
+            while True:
+                head: int | None = None
+                try:
+                    version = db.data_version()
+                    if version != seen:
+                        (head,) = db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()
+                        seen = version
+                except sqlite3.Error as error:  # tried again at the next check; writers and readers report it
+                    log.debug("cannot check for new entries: %s", error)
+                yield head
+                await anyio.sleep(POLL_S)
+        finally:
+            db.close()
+
+    def close(self) -> None:
+        """Close the lock's file."""
+        if self._lock is not None:
+            self._lock.close()
+
+
+def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = None) -> None:
+    """Copy a log as it is at one moment, while other processes write to it. Blocking.
+
+    Args:
+        path: The database file. It is not changed.
+        target: The copy, which must not exist.
+        on_progress: Called with the number of copied pages, and of all pages.
+
+    Raises:
+        StoreUnavailable: The log cannot be read, or the copy cannot be written.
+    """
+
+    def progress(_status: int, remaining: int, total: int) -> None:
+        if on_progress is not None:
+            on_progress(total - remaining, total)
+
+    try:
+        target.touch(mode=0o600, exist_ok=False)
+        with contextlib.closing(connect(path, readonly=True)) as db, contextlib.closing(connect(target)) as copy:
+            db.execute("BEGIN")  # one snapshot, so that a commit meanwhile does not begin the copy anew
+            db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+            db.backup(copy, pages=COPIED_PAGES, progress=progress)
+        fd = os.open(target, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreUnavailable(f"the log {path} cannot be copied to {target}: {error}") from error
+
+
+class LogLocation:
+    """Notices if the open log is removed, moved or replaced; anything written after that would be lost.
+
+    Args:
+        path: The database file, which exists now.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._identity = self._read()
+
+    def check(self) -> None:
+        """Compare the file at the path with the one that was opened; takes a few microseconds.
+
+        Raises:
+            LogMoved: Another file, or none, is at the path.
+        """
+        try:
+            moved = self._read() != self._identity
+        except OSError as error:
+            raise LogMoved(
+                f"the data root {self._path.parent} was removed or moved while this server was running"
+                f" ({self._path.name}: {error.strerror}), so nothing is written and no model is called: put it back, or"
+                " restart this server"
+            ) from error
+        if moved:
+            raise LogMoved(
+                f"the data root {self._path.parent} was replaced while this server was running, so nothing is written"
+                " and no model is called: put the old one back, or restart this server"
+            )
+
+    def _read(self) -> tuple[int, int]:
+        status = self._path.stat()
+        return status.st_dev, status.st_ino
+
+
+def translate_error(error: BaseException) -> BaseException:
+    """Turn an SQLite error of a write into one that says what to do, and any error into one that a future accepts."""
+    if isinstance(error, StopIteration):  # a future rejects it, which would leave a whole batch unanswered
+        return RuntimeError("StopIteration in a command: next() found nothing")
+    if not isinstance(error, sqlite3.Error):
+        return error
+    text = str(error)
+    if "full" in text:
+        text = "the disk of the data root is full, so nothing was written: free some space and try again"
+    elif "readonly" in text:
+        text = "the data root is read-only, so nothing was written: make it writable and try again"
+    elif is_damaged(error):
+        text = f"the log could not be written ({text}), so nothing was; {DAMAGED}"
+    else:
+        text = f"the log could not be written ({text}), so nothing was; fix that and try again"
+    return StoreUnavailable(text)

@@ -1,0 +1,126 @@
+"""Moving a whole log from one database to another: every entry with its content and hashes, as lines of JSON.
+
+The file is what the mirror writes for the entries of a log, in their order and without a gap. Nothing is computed anew:
+an import checks each line and the chain, stores what the lines say, and rebuilds the tables that follow from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from typing import IO, Any, BinaryIO
+
+import anyio.to_thread
+
+from ava_audit.database import Database
+from ava_audit.entries import GENESIS, ProgressCallback, Report, checked_row, mirror_line
+from ava_audit.errors import BadQuery
+from ava_audit.projections import append_entries, rebuild_projections
+from ava_audit.store.backend import Backend
+from ava_audit.store.store import Store
+from ava_audit.verify import verify_backend
+from ava_audit.view import View
+
+SLICE = 500
+LONGEST_LINE = 16_000_000
+
+
+class ImportRefused(BadQuery):
+    """Raised when a file is not a whole log, or the target is not empty; nothing was written."""
+
+
+async def export_log(store: Store, file: IO[bytes], on_progress: ProgressCallback) -> tuple[int, str]:
+    """Write all entries of a log as lines; return their number, and the hash of the newest in hex.
+
+    It ends at the current end of the log; other processes may go on writing.
+
+    Raises:
+        StoreUnavailable: The log cannot be read.
+        OSError: The file cannot be written.
+    """
+    head = await store.read(View.head)
+    seq, digest = 0, GENESIS
+    while seq < head:
+        rows = await store.read(partial(_rows, after=seq, upto=head))
+        await anyio.to_thread.run_sync(file.write, b"".join(map(mirror_line, rows)))
+        seq, digest = rows[-1][0], rows[-1][-2]
+        on_progress(seq, head)
+    return seq, digest.hex()
+
+
+def _rows(view: View, *, after: int, upto: int) -> list[tuple[Any, ...]]:
+    return list(view.rows("seq > ? AND seq <= ?", after, upto, limit=SLICE))
+
+
+def import_log(backend: Backend, lines: BinaryIO, on_progress: ProgressCallback) -> Report:
+    """Fill an empty log with the lines of another, in one transaction, and verify it. Blocking.
+
+    Args:
+        backend: The target, which is created if it is missing.
+        lines: What `export_log` has written.
+        on_progress: Called from time to time with the number of bytes that were read, and of all (0: unknown).
+
+    Raises:
+        ImportRefused: The target has entries, or a line is not the next entry of a log.
+        StoreUnavailable: The target cannot be written.
+        DataRootRefused: This data root cannot have its log there.
+    """
+    backend.prepare(fresh=True)
+    try:
+        with contextlib.closing(backend.connect()) as db:
+            try:
+                with backend.turn():
+                    _fill(db, lines, on_progress)
+            except backend.error as error:
+                raise backend.translate_error(error) from error
+    finally:
+        backend.close()
+    return verify_backend(backend, on_progress=on_progress)
+
+
+def _fill(db: Database, lines: BinaryIO, on_progress: ProgressCallback) -> None:
+    db.begin_bulk()
+    try:
+        if View(db).head():
+            raise ImportRefused("the target already has entries: import into a new data root or an empty database")
+        rows = _chained(lines)
+        head: tuple[int, bytes] | None = None
+        while some := list(islice(rows, SLICE)):
+            append_entries(db, some)
+            head = some[-1][0], some[-1][-1]
+            on_progress(lines.tell() if lines.seekable() else 0, _size(lines))
+        rebuild_projections(db)
+        db.commit(head)
+    except BaseException:
+        db.rollback()
+        raise
+
+
+def _chained(lines: BinaryIO) -> Iterator[tuple[Any, ...]]:
+    """Yield the row of each line, as long as each is the next entry of one chain.
+
+    Raises:
+        ImportRefused: A line is not.
+    """
+    seq, digest = 0, GENESIS
+    while line := lines.readline(LONGEST_LINE):
+        row = checked_row(line)
+        if isinstance(row, str):
+            raise ImportRefused(f"line {seq + 1}: {row}; nothing was imported")
+        *entry, before = row
+        if entry[0] != seq + 1 or before != digest:
+            raise ImportRefused(
+                f"line {seq + 1} is not the entry after entry {seq}: the file is not a whole log; nothing was imported"
+            )
+        seq, digest = entry[0], entry[-1]
+        yield tuple(entry)
+
+
+def _size(lines: BinaryIO) -> int:
+    try:
+        return os.fstat(lines.fileno()).st_size
+    except OSError:
+        return 0

@@ -1,0 +1,20 @@
+"""Which database the logs of whole data roots have: `AVA_TEST_DATABASE=postgres` puts them on a server of the tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+POSTGRES = os.environ.get("AVA_TEST_DATABASE") == "postgres"
+
+
+def write_config(root: Path, config: str) -> None:
+    """Write `config.toml` of a data root, with the address of its database: over the socket, without a password."""
+    setting = ""
+    if POSTGRES:
+        from support.postgres import running_server
+
+        server = running_server()
+        address = server.database(root).replace(f":{server.password}@", "@")
+        setting = f'database_url = "{address}"\n'
+    (root / "config.toml").write_text(setting + config)
