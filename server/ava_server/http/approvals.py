@@ -19,9 +19,10 @@ from ava_server.approval.proposals import changed_since, pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.limits import forbidden, read_body
+from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
+from ava_server.web.requests import read_body
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

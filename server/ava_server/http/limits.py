@@ -21,11 +21,10 @@ from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_server.config.tokens import Token, Tokens
-from ava_server.core.errors import BadInput, ConfigError
+from ava_server.core.errors import ConfigError
 from ava_server.mcp_server.app import OF_REQUEST
 from ava_server.web.site import VISITOR
 
@@ -55,20 +54,6 @@ def unauthorized(*, known: bool, given: bool = True) -> Response:
     sentence = _UNKNOWN if given else _NONE_GIVEN
     error = f', error="invalid_token", error_description="{sentence}"' if known else ""
     return error_response(401, sentence, {"WWW-Authenticate": f'Bearer realm="ava"{error}'}, error="invalid_token")
-
-
-async def read_body(request: Request, most: int, advice: str = "") -> bytes:
-    """Return a request's body of at most so many bytes.
-
-    Raises:
-        BadInput: It is longer; `advice` follows that.
-    """
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise BadInput(f"the body is longer than {most:,} bytes{advice}")
-    return body
 
 
 def forbidden(token: Token, wanted: str) -> Response:

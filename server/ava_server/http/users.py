@@ -24,7 +24,7 @@ from ava_server.config.passkeys import Passkeys
 from ava_server.config.settings import Policy, UserSettings, read_users
 from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.http.limits import forbidden, read_body
+from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.service.users import (
     AddedUser,
@@ -37,6 +37,7 @@ from ava_server.service.users import (
     list_users,
     remove_user,
 )
+from ava_server.web.requests import read_body
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

@@ -113,11 +113,20 @@ async def read_json(request: Request, visitor: Visitor | None, model: type[M]) -
 async def _body(request: Request) -> bytes:
     if request.headers.get("sec-fetch-site", "same-origin") != "same-origin" or "origin" not in request.headers:
         raise Refused(NOT_FROM_HERE)  # the server has compared the origin already
+    return await read_body(request, FORM_BYTES, what="form")
+
+
+async def read_body(request: Request, most: int, advice: str = "", *, what: str = "body") -> bytes:
+    """Return a request's body of at most so many bytes.
+
+    Raises:
+        BadInput: It is longer; the text says what it is, and ends with the `advice`.
+    """
     body = b""
     async for piece in request.stream():
         body += piece
-        if len(body) > FORM_BYTES:
-            raise BadInput(f"the form is longer than {FORM_BYTES:,} bytes")
+        if len(body) > most:
+            raise BadInput(f"the {what} is longer than {most:,} bytes{advice}")
     return body
 
 
