@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import quote
 
 import anyio
 import anyio.to_thread
@@ -14,6 +13,7 @@ from ava_server.cli.log_access import checked_root, record_setting
 from ava_server.cli.options import Json
 from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.terminal import aligned, present, say, someone_there
+from ava_server.cli.ui import open_pages
 from ava_server.config.passkeys import Passkey, Passkeys, passkey_name
 from ava_server.config.pin import PinFile
 from ava_server.config.tokens import user_name
@@ -104,19 +104,11 @@ async def require_person(root: DataRoot, command: str) -> None:
 
 
 def _open_page(root: DataRoot, name: str, *, browser: bool) -> None:
-    import webbrowser
-
-    from ava_server.core.local_server import start_pages
     from ava_server.web.sessions import BrowserSessions
 
-    address = start_pages(root)
-    sessions, user = BrowserSessions(root.browser_sessions), os_user()
-    page = f"/passkeys/new?code={sessions.issue_passkey_code(user, name)}"
-    opening = f"{address}/enter?code={sessions.issue_code(user, terminal=True)}&to={quote(page, safe='')}"
-    if browser and webbrowser.open(opening):
-        say(f"Opened {address} in your browser. If no page appears, open this address, which works once: {opening}")
-    else:
-        say(f"Open this address in a browser on this machine. It works once, within 10 minutes: {opening}")
+    root.create()
+    code = BrowserSessions(root.browser_sessions).issue_passkey_code(os_user(), name)
+    open_pages(root, browser=browser, terminal=True, page=f"/passkeys/new?code={code}")
 
 
 def _print_code(root: DataRoot, name: str, user: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import typer
 
@@ -48,19 +48,26 @@ def ui_command(
     if sign_out:
         _sign_out(root)
     else:
-        _open_here(root, browser=browser)
+        open_pages(root, browser=browser, terminal=someone_there())
 
 
-def _open_here(root: DataRoot, *, browser: bool) -> None:
-    """Serve the pages of this machine's data root, and open them."""
+def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | None = None) -> None:
+    """Serve the pages of this machine's data root, and open one, or say how.
+
+    Args:
+        root: Whose pages.
+        browser: Open it in the default browser, where there is one.
+        terminal: Somebody at a terminal asked for it.
+        page: The path and query of the page; None for the overview.
+    """
     from ava_server.config.settings import load_settings
     from ava_server.core.local_server import start_pages
     from ava_server.web.sessions import BrowserSessions
 
     load_settings()  # what is wrong in them is said here, not in the server's output
     address = start_pages(root)
-    code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=someone_there())
-    opening = f"{address}/enter?code={code}"
+    code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=terminal)
+    opening = f"{address}/enter?code={code}" + ("" if page is None else f"&to={quote(page, safe='')}")
     if browser and _opens(opening):
         say(f"Opened {address} in your browser. If no page appears, open this address, which works once: {opening}")
         return
