@@ -241,7 +241,7 @@ def test_odd_texts_are_answered(ana: Visitor, query: str) -> None:
 def test_new_entries_are_counted_without_those_of_others(team: There, ana: Visitor) -> None:
     page = ana.get("/events?q=ostrich").text
     address = re.search(r'id="news" role="status" hx-get="([^"]*)"', page)
-    assert address is not None and 'data-stream="/stream"' in page
+    assert address is not None and 'data-stream="/stream?after=' in page
     news = unescape(address[1])
     assert ana.get(news).text.strip() == ""
     team.portal.call(write_texts, team.root, "ben", ["ostrich of ben"])

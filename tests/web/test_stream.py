@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from pathlib import Path
 
 import anyio
+import httpx2
 import pytest
 from support.lab_pages import serving_pages
 from support.runtime import PRICED, Lab, open_lab
@@ -38,3 +41,27 @@ async def test_a_sign_of_life_comes_as_often_however_busy_other_users_are(
                             break
             tasks.cancel_scope.cancel()
         assert "event: changed" not in seen
+
+
+async def test_a_change_while_the_page_was_on_its_way_is_told_when_its_stream_opens(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
+        page = (await browser.http.get("/")).text
+        address = re.search(r'data-stream="([^"]+)"', page)
+        assert address is not None
+        await lab.propose()
+        with anyio.fail_after(15):
+            assert await first_told(browser.http, unescape(address[1])) == "changed"
+        for odd in ("", "x", "-1", "9" * 30, "٣"):
+            async with browser.http.stream("GET", "/stream", params={"after": odd}) as stream:
+                assert stream.status_code == 200 and "event: open" in await anext(stream.aiter_text())
+
+
+async def first_told(http: httpx2.AsyncClient, address: str) -> str:
+    """The first event after the one that opens a stream."""
+    seen = ""
+    async with http.stream("GET", address) as stream:
+        async for piece in stream.aiter_text():
+            seen += piece
+            if len(events := re.findall(r"^event: (\w+)", seen, re.MULTILINE)) > 1:
+                return str(events[1])
+    return ""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
 
+HEAD = "ava.head"
+"""Where a request's scope has the newest `seq` of the log at its arrival."""
 _IN_ADDRESS = "/?&=%:+"
 Handler = Callable[[Request], Awaitable[Response]]
 NAVIGATION = (
@@ -95,6 +97,9 @@ class PageContext:
             "local": self.site.local,
             "stream": None,
         }
+        if values.get("stream"):
+            stream, head = values["stream"], request.scope[HEAD]
+            values = {**values, "stream": f"{stream}{'&' if '?' in stream else '?'}after={head}"}
         return page(template, {**frame, **values}, status)
 
 

@@ -18,6 +18,8 @@ AT_MOST_EVERY_S = 0.5
 ALIVE_EVERY_S = 15.0
 """Seconds after which a comment shows that the connection lives: proxies close silent ones."""
 RECONNECT_MS = 1_000
+MOST_LOOKED_AT = 5_000
+"""Entries since a page was made; after more, the page is told to look again without a look at them."""
 
 
 class Live:
@@ -31,19 +33,23 @@ class Live:
         return [Route("/stream", found_or_404(self.stream), methods=["GET"])]
 
     async def stream(self, request: Request) -> Response:
-        """Send `changed` for each change of the visitor's runs, or of the run that `run` names."""
-        visitor = reader_of(request)
+        """Send `changed` for each change of the visitor's runs, or of the run that `run` names.
+
+        With `after`, a change since that `seq` counts too: one that happened while the page was on its way.
+        """
+        visitor, head = reader_of(request), self._context.store.head
+        after = request.query_params.get("after", "")
+        seen = min(int(after), head) if after.isascii() and after.isdigit() and len(after) < 19 else head
         only = request.query_params.get("run")
         if only is not None:
             only = (await self._context.access(visitor).run(only, "run", reading=True)).id
         headers = {**HEADERS, "X-Accel-Buffering": "no"}
         if request.method == "HEAD":  # nobody would read the stream, and it would stay open
             return Response(headers=headers, media_type="text/event-stream")
-        return StreamingResponse(self._changes(visitor, only), headers=headers, media_type="text/event-stream")
+        return StreamingResponse(self._changes(visitor, only, seen), headers=headers, media_type="text/event-stream")
 
-    async def _changes(self, visitor: Visitor, only: str | None) -> AsyncGenerator[str]:
-        store = self._context.store
-        seen, told = store.head, anyio.current_time()
+    async def _changes(self, visitor: Visitor, only: str | None, seen: int) -> AsyncGenerator[str]:
+        store, told = self._context.store, anyio.current_time()
         yield f"retry: {RECONNECT_MS}\nevent: open\ndata: {seen}\n\n"
         while True:
             head = seen
@@ -54,11 +60,15 @@ class Live:
                 yield ": alive\n\n"
             if head == seen:
                 continue
-            changed = await store.read(lambda view, after=seen: view.changed_after(after, ("RunEnded",)))  # type: ignore[misc]
+            concerned = head - seen > MOST_LOOKED_AT or await self._concerned(visitor, only, seen)
             seen = head
-            if any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed):
+            if concerned:
                 yield f"event: changed\ndata: {head}\n\n"
                 await anyio.sleep(AT_MOST_EVERY_S)
+
+    async def _concerned(self, visitor: Visitor, only: str | None, after: int) -> bool:
+        changed = await self._context.store.read(lambda view: view.changed_after(after, ("RunEnded",)))
+        return any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed)
 
     def _concerns(self, visitor: Visitor, only: str | None, run_id: str, user: str) -> bool:
         return run_id == only if only is not None else visitor.reads_all or user == visitor.user

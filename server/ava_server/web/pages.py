@@ -19,7 +19,7 @@ from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web import peers
-from ava_server.web.context import NotFound, PageContext, SignedOut, asked_for, go_to, visitor_or_none
+from ava_server.web.context import HEAD, NotFound, PageContext, SignedOut, asked_for, go_to, visitor_or_none
 from ava_server.web.costs import Costs
 from ava_server.web.deciding import Deciding
 from ava_server.web.events import Events
@@ -92,6 +92,7 @@ class Pages:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        scope[HEAD] = self._context.store.head  # before anything is read, so that the stream misses no change
         request = Request(scope, receive)
         send = with_headers(send)
         if self._site.local and not await self._from_own_user(scope):
