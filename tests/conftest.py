@@ -11,6 +11,8 @@ settings.register_profile("long", max_examples=250, stateful_step_count=60, dead
 
 _SECOND_SANDBOX = "[landlock"
 """How the parameters of a test begin that is repeated in the second sandbox."""
+_ON_POSTGRES = ("test_store.py", "test_killed_writer.py", "test_postgres.py")
+"""Of the tests of the log, those that always run on Postgres too; the others do so with `--all`."""
 ALL = "--all"
 
 
@@ -48,5 +50,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_slow(item: pytest.Item) -> bool:
-    repeated = item.path.name.startswith("test_worktree") and _SECOND_SANDBOX in item.nodeid
-    return repeated or item.get_closest_marker("slow") is not None
+    sandbox = item.path.name.startswith("test_worktree") and _SECOND_SANDBOX in item.nodeid
+    database = item.path.parent.name == "audit" and "[postgres" in item.nodeid and item.path.name not in _ON_POSTGRES
+    return sandbox or database or item.get_closest_marker("slow") is not None

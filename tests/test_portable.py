@@ -157,6 +157,7 @@ def test_only_the_listed_functions_use_platform_specific_features() -> None:
     assert strays == [], "put it behind a function that says `not on this system`, or ask with getattr"
 
 
+@pytest.mark.slow
 def test_every_exception_is_still_needed() -> None:
     found = {(name, use) for name, _line, use in uses()}
     assert [where for where in BEHIND if where not in found] == []

@@ -437,6 +437,7 @@ def lose_answer(monkeypatch: pytest.MonkeyPatch, url: str, *, done: bool) -> Non
     monkeypatch.setattr(postgres.PostgresDatabase, "_leave", losing)
 
 
+@pytest.mark.slow
 async def test_nothing_that_was_acknowledged_is_lost_while_the_server_crashes_again_and_again(
     server: PostgresServer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,6 +320,7 @@ async def test_reads_compressed_text_and_says_where_it_goes_on(at: ToolContext, 
     assert got.text.startswith("long.txt.gz (text, 88,889 bytes): lines 8,000 to 9,000 of 9,000\n\nline 7999\n")
 
 
+@pytest.mark.slow
 async def test_a_compressed_bomb_is_not_unpacked_beyond_the_limit(at: ToolContext, tmp_path: Path) -> None:
     (tmp_path / "bomb.gz").write_bytes(gzip.compress(b"\0" * 200_000_000))
     (tmp_path / "members.gz").write_bytes(gzip.compress(b"") * 90_000)
@@ -376,6 +377,7 @@ def alike(number_of_words: int) -> str:
     return f"{long} " + " ".join("refund" + "".join("abcdefghij"[int(digit)] for digit in str(each)) for each in words)
 
 
+@pytest.mark.slow
 def test_eight_times_as_many_words_that_begin_alike_take_about_eight_times_as_long() -> None:
     def seconds(text: str) -> float:
         began = time.process_time()

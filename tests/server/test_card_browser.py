@@ -58,6 +58,7 @@ def ended(**result: Any) -> dict[str, Any]:
     return {"state": "success", "status": "success", "untrusted_result": {"warning": "data", **result}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "legacy"], ids=["stateless era", "handshake era"])
 async def test_follows_a_run_from_its_approval_to_its_result(tmp_path: Path, open_card: Open, mode: str) -> None:
     gate = Gate()
@@ -113,6 +114,7 @@ async def test_hostile_texts_stay_text_in_their_place(open_card: Open) -> None:
         assert len(shown) < 150_000 and "more characters)" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("result", "words"),
     [

@@ -312,6 +312,7 @@ def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> No
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the default data root is elsewhere there")
 def test_the_data_root_is_named_only_if_it_is_not_the_default_one_or_with_v(tmp_path: Path) -> None:
     here = {"XDG_DATA_HOME": str(tmp_path), "AVA_DATA_ROOT": ""}

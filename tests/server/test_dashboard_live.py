@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from support.dashboard import hides, live_app, look, plain, screen, shows
 from support.model_server import Gate, Say
@@ -230,6 +231,22 @@ async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tm
         await shows(app, "filter 'q'")
         await pilot.press("escape")
         assert len([line for line in screen(app) if re.match(r"[> ] S-\w{6} ", line)]) == 6
+
+
+async def test_an_empty_list_is_read_no_more_often_than_a_full_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_lab(tmp_path, [], config=PRICED) as lab, live_app(lab) as (app, _pilot):
+        looks, look_once = 0, app.reader.look
+
+        def counted() -> Any:
+            nonlocal looks
+            looks += 1
+            return look_once()
+
+        monkeypatch.setattr(app.reader, "look", counted)
+        await anyio.sleep(2.5 * app_module.LOOK_EVERY_S)
+        assert 1 <= looks <= 3
 
 
 async def test_enter_opens_a_run_with_task_steps_tools_cost_and_result_and_follows_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
+import pytest
 from anyio.from_thread import start_blocking_portal
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -293,6 +294,7 @@ def open_log() -> Iterator[Log]:
         assert report.ok, report
 
 
+@pytest.mark.slow
 def test_every_cause_in_every_state_matches_the_transition_table() -> None:
     """Every situation and every cause, with and without a cancel that was asked for and a call in flight."""
     tried: set[tuple[Situation, Cause]] = set()

@@ -93,6 +93,7 @@ async def test_keys_that_a_model_writes_are_only_in_the_providers_message(tmp_pa
     assert "what looks like a key in it was replaced" in saved[0] and "give another name" in saved[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["a text", "a draft that is refused", "a cancel", "a text where JSON was asked for"])
 async def test_every_other_ending_hides_keys_too(tmp_path: Path, ending: str) -> None:
     gate = Gate()

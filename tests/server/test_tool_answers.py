@@ -282,6 +282,7 @@ async def test_subagent_text_appears_only_under_the_untrusted_keys(bench: Bench,
 # -- long -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("task", "whole"), [("long", LONG), ("escapes", '\\"\n\t' * 8_000)])
 async def test_the_pages_of_a_long_result_reassemble_to_the_whole(bench: Bench, task: str, whole: str) -> None:
     run, answer = await bench.run(f"{task} one")
@@ -328,6 +329,7 @@ async def test_a_long_list_says_how_many_more_entries_exist(bench: Bench) -> Non
     assert len(form(answer)["runs"]) < 40
 
 
+@pytest.mark.slow
 async def test_the_pages_of_the_log_neither_miss_nor_repeat_an_entry(bench: Bench) -> None:
     run, _answer = await bench.run("many files", max_iterations=4)
     seen: list[str] = []

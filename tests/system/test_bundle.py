@@ -122,6 +122,7 @@ def test_the_bundle_contains_no_secret(bundle: Path) -> None:
                 assert Redactor({}).find_shapes(files.read(name).decode("utf-8")) == [], name
 
 
+@pytest.mark.slow
 def test_two_builds_are_identical(bundle: Path, tmp_path: Path) -> None:
     script("build_mcpb").main(["--out", str(tmp_path / "made" / "anew")])
     assert (tmp_path / "made" / "anew" / bundle.name).read_bytes() == bundle.read_bytes()

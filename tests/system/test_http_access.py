@@ -55,6 +55,7 @@ def forged(text: str, root: Path) -> Iterator[list[tuple[str, str]]]:
     yield [("X-Api-Key", text)]
 
 
+@pytest.mark.slow
 async def test_every_address_requires_a_valid_token(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana", *SCOPES)

@@ -183,6 +183,7 @@ async def test_tools_treat_runs_of_another_user_as_nonexistent(tmp_path: Path, m
             await attempt(both)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S4-21")
 @pytest.mark.parametrize("mode", MODES)
 async def test_resources_of_another_user_are_neither_readable_nor_listed(tmp_path: Path, mode: str) -> None:

@@ -88,6 +88,7 @@ async def ended(host: Wire, run_id: str) -> dict[str, Any]:
                 return found
 
 
+@pytest.mark.slow
 def test_log_verifies_and_runs_and_money_are_unchanged(old: OldRoot) -> None:
     lines = old.ava("logs", "--json", "--last", "1000000").stdout.splitlines()  # migrates it, which the others do not
     assert [json.loads(line) for line in lines] == lines_below(old.path), "an entry reads as it did"

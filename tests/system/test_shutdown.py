@@ -93,6 +93,7 @@ async def _ends(wire: Wire, end: tuple[End, int], root: Path) -> None:
     assert_intact(root)
 
 
+@pytest.mark.slow
 async def test_an_idle_server_ends_and_logs_the_end_of_its_session(root: Path, end: tuple[End, int]) -> None:
     async with serving(root) as wire:
         await wire.tool("check_subagent")
@@ -153,6 +154,7 @@ async def test_ending_the_server_ends_the_child_process_of_a_running_tool(
     ]
 
 
+@pytest.mark.slow
 async def test_the_server_can_end_before_the_first_message(root: Path, end: tuple[End, int]) -> None:
     bring_about, code = end
     async with serving(root, initialize=False) as wire:

@@ -54,6 +54,7 @@ async def test_an_invalid_line_gets_an_error_and_the_next_call_works(root: Path)
             assert listed["status"] == "list", name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [b"", b"   ", b"\r"])
 async def test_ignores_an_empty_line(root: Path, line: bytes) -> None:
     async with serving(root) as wire:

@@ -65,6 +65,7 @@ def question(there: There, run_id: str) -> str:
         return found
 
 
+@pytest.mark.slow
 def test_an_approval_starts_the_run_and_the_log_says_where_it_came_from(here: There, visitor: Visitor) -> None:
     proposed = here.host.propose()
     page = visitor.get(f"/proposals/{proposed['pending_id']}")

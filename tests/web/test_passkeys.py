@@ -251,6 +251,7 @@ def late(root: Path) -> Generator[There]:
         yield There(root, server, portal, Host(portal, None), [], stack)
 
 
+@pytest.mark.slow
 def test_a_challenge_expires(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data") as there:
         key, proposed = added(there, there.signed_in(), HERE), there.host.propose()

@@ -203,6 +203,7 @@ async def test_files_are_shown_as_text_and_saved_unchanged_only(tmp_path: Path) 
         assert changed.status_code == 409 and "was changed after its delivery" in changed.text
 
 
+@pytest.mark.slow
 async def test_a_coders_diff_is_shown_line_by_line(tmp_path: Path) -> None:
     found = find_sandbox("auto", tmp_path / "state")
     if isinstance(found, Unavailable):

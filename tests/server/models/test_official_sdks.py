@@ -111,6 +111,7 @@ async def test_the_anthropic_sdk_reads_every_event_and_accepts_what_ava_sends_ba
         assert {"text", "thinking", "signature", "input_json", "message_delta", "message_stop"} < set(kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -> None:
     import openai
@@ -146,6 +147,7 @@ async def test_the_openai_sdk_reads_the_same_chat_completions(streaming: bool) -
     assert theirs.usage.completion_tokens_details.reasoning_tokens == usage.thinking_tokens == 9
 
 
+@pytest.mark.slow
 async def test_an_api_error_raises_an_error_in_the_sdk() -> None:
     import anthropic
 

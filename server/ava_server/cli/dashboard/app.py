@@ -354,8 +354,10 @@ class StatusApp(App[int]):
             self._index = ids.index(self._selected)
             return page
         self._index = min(self._index, max(len(ids) - 1, 0))
-        self._selected = self.reader.selected = ids[self._index] if ids else None
-        self._look_now.set()
+        before, self._selected = self._selected, ids[self._index] if ids else None
+        self.reader.selected = self._selected
+        if self._selected != before:  # an empty list stays as it is, and is not looked at again and again
+            self._look_now.set()
         return replace(page, selected=self._selected, steps=())
 
     @work
