@@ -23,9 +23,11 @@ from ava_audit.database import Busy, Database
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
+from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import refuse_unfit
 from ava_audit.store.names import MARK, VARIABLE
 from ava_audit.store.postgres import LOCK, PostgresDatabase
+from ava_audit.store.postgres_leases import LeasedInstances
 from ava_audit.store.postgres_session import Place, first_line
 
 log = logging.getLogger("ava.store")
@@ -108,8 +110,7 @@ class PostgresBackend:
             _refuse_server(conn, self.place)
             conn.execute("SET lock_timeout = '30s'")
             conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # until the connection is closed
-            if db.schema_version() == 0:
-                self._refuse_two_logs(fresh)
+            self._refuse_two_logs(fresh, made=db.schema_version() > 0)
             conn.execute("SET statement_timeout = 0")
             _migrate(db, self.place)
             self._claim(conn)
@@ -123,9 +124,11 @@ class PostgresBackend:
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self.place} cannot be opened: {_explained(error)}") from error
 
-    def _refuse_two_logs(self, fresh: bool) -> None:
-        """Refuse an empty database for a data root that has its log elsewhere."""
+    def _refuse_two_logs(self, fresh: bool, *, made: bool) -> None:
+        """Refuse a database for a data root that has its log elsewhere."""
         if (self._root / MARK).exists():
+            if made:  # `_claim` compares the two
+                return
             raise DataRootRefused(
                 f"{self.place} is empty, but {self._root / MARK} says that this data root has its log in Postgres:"
                 " give the address of that database, or restore it; to begin a new log, remove that file"
@@ -138,20 +141,17 @@ class PostgresBackend:
             )
 
     def _claim(self, conn: psycopg.Connection[Any]) -> None:
-        """Note in the data root which log it has; refuse the log of another data root.
-
-        Who owns a run is known from locks in the data root: servers on two of them would take each other's runs.
-        """
+        """Note in the data root which log it has; refuse another one, so that budgets do not start again from zero."""
         found = conn.execute("SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta").fetchone()
         log_id, head = found or ("", 0)
         mark = self._root / MARK
         known = mark.read_text("utf-8").strip() if mark.exists() else None
-        if known is None and head == 0:
+        if known is None:
             _write_durably(mark, log_id)
         elif known != log_id:
             raise DataRootRefused(
-                f"{self.place} has the log of another data root: all servers on one log need the same data root."
-                f" Use that one, or a database of its own for {self._root}"
+                f"{self.place} has another log than the one that {self._root} has used until now: give the address of"
+                f" that one, or use another data root. To join this log for good, remove {mark}"
             )
         self._place.check(log_id, head, head)
 
@@ -190,6 +190,10 @@ class PostgresBackend:
         """
         if self._place.moved is not None:
             raise LogMoved(self._place.moved)
+
+    def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
+        """Return the live processes on the log, by their leases."""
+        return LeasedInstances(folder, self._conninfo, self.place, lease_s)
 
     async def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` when the server tells of a commit, and from time to time."""
