@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
@@ -80,6 +80,10 @@ class Backend(Protocol):
             folder: The folder of this machine's lock files.
             lease_s: How long this process counts as alive after it last showed that; a lock file needs no such time.
         """
+        ...
+
+    def maintaining(self) -> AbstractAsyncContextManager[None]:
+        """Wait until no other machine maintains this log, and keep it so; on this machine, a lock file does that."""
         ...
 
     def translate_error(self, error: BaseException) -> BaseException:

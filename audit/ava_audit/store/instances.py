@@ -106,3 +106,7 @@ class Instances(Protocol):
             keep: Instances that a run's claim names; their files stay.
         """
         ...
+
+    def close(self) -> None:
+        """Close what it has opened to look at others. Blocking, for a moment."""
+        ...

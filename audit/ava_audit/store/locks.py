@@ -292,6 +292,9 @@ class LockedInstances:
             except OSError:  # not removable: another user's file, a folder, ...
                 continue
 
+    def close(self) -> None:
+        """Do nothing: each look closes what it opens."""
+
 
 def _wait_for(file: IO[Any]) -> None:
     if sys.platform != "win32":

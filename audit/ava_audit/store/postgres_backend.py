@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import refuse_unfit
 from ava_audit.store.names import MARK, VARIABLE
 from ava_audit.store.postgres import LOCK, PostgresDatabase
-from ava_audit.store.postgres_leases import LeasedInstances
+from ava_audit.store.postgres_leases import LeasedInstances, SessionConnection
 from ava_audit.store.postgres_session import Place, first_line
 
 log = logging.getLogger("ava.store")
@@ -40,6 +40,8 @@ CLOCK_S = 120
 POLL_S = 1.0
 """How often the store looks for commits of other processes that it did not hear of."""
 CONNECT_S = 5
+MAINTAINER, MAINTAIN_AFTER_S = 0x61_76_62, 3.0
+"""The advisory lock of the process that maintains the log, and how often others try to take it."""
 NETWORK = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 """After how long a connection counts as lost whose other end is gone (seconds; the last in milliseconds)."""
 _MADE = re.compile(r"CREATE (TABLE|TRIGGER|INDEX) (\w+)")
@@ -195,6 +197,22 @@ class PostgresBackend:
         """Return the live processes on the log, by their leases."""
         return LeasedInstances(folder, self._conninfo, self.place, lease_s)
 
+    @asynccontextmanager
+    async def maintaining(self) -> AsyncGenerator[None]:
+        """Hold the lock of the process that maintains the log.
+
+        If the connection is lost, another process may begin to maintain it too: that costs work and harms nothing,
+        because each notes its progress only where it continues what was noted last.
+        """
+        connection = SessionConnection(self._conninfo, CONNECT_S)
+        try:
+            while not await anyio.to_thread.run_sync(_try_lock, connection):  # noqa: ASYNC110 - nobody tells when it is free
+                await anyio.sleep(MAINTAIN_AFTER_S)
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(connection.close)
+
     async def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` when the server tells of a commit, and from time to time."""
         assert isinstance(db, PostgresDatabase)
@@ -242,6 +260,14 @@ class PostgresBackend:
         found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}
         lost = {key: "changed" if key in found else "removed" for key in expected if found.get(key) != expected[key]}
         return {**lost, **{key: "added" for key in found if key not in expected}}
+
+
+def _try_lock(connection: SessionConnection) -> bool:
+    try:
+        return bool(connection.run("SELECT pg_try_advisory_lock(%s)", (MAINTAINER,))[0][0])
+    except (psycopg.Error, OSError) as error:  # tried again soon
+        log.debug("cannot take the lock of maintenance: %s", first_line(error))
+        return False
 
 
 def _newest(db: PostgresDatabase) -> int | None:

@@ -44,7 +44,7 @@ _EXPIRES = "renewed_at + lease_ms * interval '1 millisecond'"
 _LEFT_MS = f"CAST(extract(epoch FROM {_EXPIRES} - clock_timestamp()) * 1000 AS bigint)"
 
 
-class _Connection:
+class SessionConnection:
     """A connection that is made when it is needed, and again after a loss. Each use ends within some seconds."""
 
     def __init__(self, conninfo: Mapping[str, Any], most_s: float) -> None:
@@ -102,7 +102,7 @@ class LeaseMembership:
             held.name, told.kind, socket.gethostname(), os.getpid(), told.address,
             json.dumps(dict(told.offers)), int(lease_s * 1000),
         )  # fmt: skip
-        self._connection = _Connection(conninfo, lease_s / 2)
+        self._connection = SessionConnection(conninfo, lease_s / 2)
         self._released = False
 
     def renew(self) -> None:
@@ -147,7 +147,7 @@ class LeasedInstances:
         self._conninfo = conninfo
         self._place = place
         self._lease_s = lease_s
-        self._connection = _Connection(conninfo, 5.0)
+        self._connection = SessionConnection(conninfo, 5.0)
         self._lock = threading.Lock()
         self._expires: dict[str, float] = {}
         self._read_s = float("-inf")
@@ -223,6 +223,10 @@ class LeasedInstances:
             self._connection.run(sql, (FORGET_AFTER_S,))
         except (psycopg.Error, OSError) as error:  # the next time tries again
             log.debug("old leases stay: %s", first_line(error))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def _all(self) -> dict[str, float]:
         """Return when each lease expires, on this process's monotonic clock."""

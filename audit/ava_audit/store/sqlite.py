@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
 
 import anyio
@@ -139,6 +139,10 @@ class SqliteBackend:
     def instances(self, folder: Path, _lease_s: float = 0.0) -> Instances:
         """Return the live processes on the data root, by their lock files."""
         return LockedInstances(folder)
+
+    def maintaining(self) -> AbstractAsyncContextManager[None]:
+        """Wait for nothing: the log is on this machine alone."""
+        return nullcontext()
 
     def translate_error(self, error: BaseException) -> BaseException:
         """Turn an SQLite error of a write into one that says what to do, and any error into one for a future."""

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -285,6 +285,10 @@ class Store:
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         """Return the live processes on this log; see `Backend.instances`."""
         return self._backend.instances(folder, lease_s)
+
+    def maintaining(self) -> AbstractAsyncContextManager[None]:
+        """Wait until no other machine maintains this log, and keep it so."""
+        return self._backend.maintaining()
 
     def check_location(self) -> None:
         """Check that the log still is where it was opened, before a file beside it is written.

@@ -405,7 +405,12 @@ async def open_records(
     if server is None:
         place = root()
         async with open_log(place, make=make) as store:
-            yield LocalRecords(place, store, store.instances(place.instances) if store is not None else None)
+            instances = store.instances(place.instances) if store is not None else None
+            try:
+                yield LocalRecords(place, store, instances)
+            finally:
+                if instances is not None:
+                    instances.close()
         return
     async with open_remote_records(server) as records:
         yield records

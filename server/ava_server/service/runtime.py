@@ -332,6 +332,7 @@ async def _open(
             with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                 await runtime.clients.aclose()
                 await anyio.to_thread.run_sync(own.remove)
+                await anyio.to_thread.run_sync(instances.close)
 
 
 def _background(settings: Settings, driver: Driver) -> bool:
@@ -366,7 +367,8 @@ async def maintain_data_root(
     """
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
-    await run_maintenance(store, settings.data_root, mirror=settings.mirror, retention=retention, sweep=sweep)
+    mirror = settings.mirror and not settings.database_url  # several data roots share that log, and each would write it
+    await run_maintenance(store, settings.data_root, mirror=mirror, retention=retention, sweep=sweep)
 
 
 def refuse_recursion() -> str | None:
