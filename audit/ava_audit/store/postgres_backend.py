@@ -206,7 +206,11 @@ class PostgresBackend:
         """
         connection = SessionConnection(self._conninfo, CONNECT_S)
         try:
-            while not await anyio.to_thread.run_sync(_try_lock, connection):  # noqa: ASYNC110 - nobody tells when it is free
+            while True:
+                with anyio.CancelScope(shield=True):  # a process that ends at once still does what is left to do
+                    held = await anyio.to_thread.run_sync(_try_lock, connection)
+                if held:
+                    break
                 await anyio.sleep(MAINTAIN_AFTER_S)
             yield
         finally:

@@ -113,6 +113,7 @@ class Manager:
         slots: How many runs may be running.
         setup: Makes what runs work with, and removes it again.
         start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
+        where: The machine, which is named where a run cannot be taken here; empty if there is only one.
         elsewhere: Leave all runs to workers, which may be on other machines.
         grace_s: How long another process has to claim what it approved.
 
@@ -134,6 +135,7 @@ class Manager:
         setup: RunSetup,
         *,
         start_worker: Callable[[], Awaitable[None]] | None = None,
+        where: str = "",
         elsewhere: bool = False,
         grace_s: float = GRACE_S,
     ) -> None:
@@ -148,6 +150,7 @@ class Manager:
         self._slots = slots
         self._setup = setup
         self._start_worker = start_worker
+        self._where = where
         self._elsewhere = elsewhere
         self._instances = instances
         self._workers_seen_s = float("-inf")
@@ -385,6 +388,7 @@ class Manager:
 
     def _waits(self, run_id: str, why: str) -> None:
         """Record what a run waits for, where every process can read it."""
+        why = f"on {self._where}: {why}" if self._where else why
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
             self._store.set_live(run_id, blocked_note(why))

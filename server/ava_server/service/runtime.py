@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -350,6 +351,7 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
         user_limits.slots(settings),
         runtime.run_setup,
         start_worker=WorkerProcesses(settings.paths) if runtime.background and settings.runs_on == "here" else None,
+        where=socket.gethostname() if driver == "this worker" and settings.database_url else "",
         elsewhere=driver == "worker" and settings.runs_on == "workers",
         grace_s=0.0 if driver == "this worker" else GRACE_S,
     )
