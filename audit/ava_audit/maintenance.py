@@ -26,6 +26,7 @@ from ava_audit.retention import (
     erasure_pending,
     erasure_requested,
     finish_erasures,
+    remove_erased_folders,
     retention_horizon,
 )
 from ava_audit.store.locks import hold_when_free
@@ -84,7 +85,10 @@ async def run_maintenance(
         async with anyio.create_task_group() as tasks:
             if sweep is not None:
                 tasks.start_soon(_repeat, sweep)
-            await _maintain(store, Mirror(store, root / "logs"), mirror, retention)
+            if retention is not None:
+                tasks.start_soon(_repeat, partial(remove_erased_folders, store, retention.folders))
+            async with store.maintaining():
+                await _maintain(store, Mirror(store, root / "logs"), mirror, retention)
             tasks.cancel_scope.cancel()
 
 

@@ -192,6 +192,22 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
         await store.maintain(partial(note_progress, duty="erased", seq=unfinished.upto))
 
 
+async def remove_erased_folders(store: Store, folders: Iterable[Path]) -> None:
+    """Remove the folders of runs that were erased by a process on another machine.
+
+    Raises:
+        StoreUnavailable: The log cannot be read.
+        OSError: A folder cannot be removed.
+    """
+    names = await anyio.to_thread.run_sync(_folder_names, list(folders))
+    erased = await store.read(lambda view: [name for name in names if view.is_erased(name)])
+    await anyio.to_thread.run_sync(_remove_folders, list(folders), erased)
+
+
+def _folder_names(folders: Iterable[Path]) -> list[str]:
+    return sorted({path.name for folder in folders if folder.is_dir() for path in folder.glob("S-*")})
+
+
 @dataclass(frozen=True)
 class _Unfinished:
     """Erasures to finish: their last `seq`, their runs, and who erases which whole run, and why."""

@@ -266,6 +266,11 @@ class View:
         sql = "SELECT coalesce(max(seq), 0) FROM events WHERE type = ?"
         return max((int(self._one(sql, name)[0]) for name in types), default=0)
 
+    def is_erased(self, run_id: str) -> bool:
+        """Tell whether a run's content was erased."""
+        found = self.select("SELECT 1 FROM events WHERE run_id = ? AND type = 'LogErased' LIMIT 1", run_id)
+        return next(found, None) is not None
+
     def last_erasure(self) -> int:
         """Return the `seq` of the newest `LogErased`, 0 without one."""
         return self.newest(("LogErased",))

@@ -17,13 +17,13 @@ import pytest
 from anyio.abc import Process
 from support.log import child
 
-from ava_audit.store.locks import Instances, WriteLock, try_hold
+from ava_audit.store.locks import LockedInstances, WriteLock, try_hold
 
 JOIN = """
 import sys, pathlib
-from ava_audit.store.locks import Instances
-name, held = Instances(pathlib.Path(sys.argv[1])).join()
-print(name, flush=True)
+from ava_audit.store.locks import LockedInstances
+own = LockedInstances(pathlib.Path(sys.argv[1])).join()
+print(own.name, flush=True)
 sys.stdin.read()
 """
 
@@ -40,7 +40,7 @@ async def instance(folder: Path) -> AsyncIterator[tuple[Process, str]]:
 
 
 async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) -> None:
-    instances = Instances(tmp_path / "instances")
+    instances = LockedInstances(tmp_path / "instances")
     with anyio.fail_after(5):
         async with instance(instances.folder) as (process, name):
             assert instances.alive(name)
@@ -50,22 +50,23 @@ async def test_an_instance_is_alive_until_its_process_is_killed(tmp_path: Path) 
 
 
 async def test_checking_whether_an_instance_is_alive_does_not_take_its_lock(tmp_path: Path) -> None:
-    instances = Instances(tmp_path / "instances")
-    name, held = instances.join()
+    instances = LockedInstances(tmp_path / "instances")
+    own = instances.join()
+    name = own.name
     assert [instances.alive(name) for _ in range(3)] == [True] * 3
-    held.release()
+    own.release()
     assert [instances.alive(name) for _ in range(3)] == [False] * 3
     assert not instances.alive("never")
 
 
 async def test_removes_dead_instances_except_those_that_own_a_run(tmp_path: Path) -> None:
-    instances = Instances(tmp_path / "instances")
+    instances = LockedInstances(tmp_path / "instances")
     with anyio.fail_after(5):
         async with instance(instances.folder) as (_process, living):
-            dead, held = instances.join()
-            held.release()
-            owner, held = instances.join()
-            held.release()
+            ended, owner_ended = instances.join(), instances.join()
+            ended.release()
+            owner_ended.release()
+            dead, owner = ended.name, owner_ended.name
             instances.remove_dead(keep=frozenset({owner}))
             assert {path.stem for path in instances.folder.iterdir()} == {living, owner}
             assert dead not in {living, owner}
@@ -148,10 +149,10 @@ async def test_removes_the_file_of_a_dead_instance_where_open_files_cannot_be_re
             raise PermissionError(13, "another program has this file open", str(path))
         real(path, missing_ok)
 
-    instances = Instances(tmp_path / "instances")
-    dead, held = instances.join()
-    held.release()
-    name, alive = instances.join()
+    instances = LockedInstances(tmp_path / "instances")
+    ended, living = instances.join(), instances.join()
+    ended.release()
+    dead, name = ended.name, living.name
     monkeypatch.setattr(Path, "unlink", as_on_windows)
     monkeypatch.setattr(sys, "platform", "linux")
     instances.remove_dead(frozenset())
@@ -159,4 +160,4 @@ async def test_removes_the_file_of_a_dead_instance_where_open_files_cannot_be_re
     monkeypatch.setattr(sys, "platform", "win32")
     instances.remove_dead(frozenset())
     assert {path.stem for path in instances.folder.iterdir()} == {name}
-    alive.release()
+    living.release()

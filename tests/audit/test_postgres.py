@@ -153,15 +153,19 @@ async def test_a_user_without_rights_is_refused(server: PostgresServer, url: str
     await refused(tmp_path, guest, StoreUnavailable, "needs the right to create a schema")
 
 
-async def test_the_log_of_another_data_root_is_refused(url: str, tmp_path: Path) -> None:
-    one, other = tmp_path / "one", tmp_path / "other"
-    one.mkdir()
-    other.mkdir()
-    async with store.Store.open(one, url) as log:
+async def test_a_second_data_root_joins_a_log_unless_it_has_one_of_its_own(
+    server: PostgresServer, url: str, tmp_path: Path
+) -> None:
+    one, other, third = (tmp_path / name for name in ("one", "other", "third"))
+    for root in (one, other, third):
+        root.mkdir()
+    async with store.Store.open(one, url) as log, store.Store.open(other, url) as same:
         await write(log, said("a"))
-    await refused(other, url, DataRootRefused, "has the log of another data root")
-    async with store.Store.open(one, url) as log:
-        assert await log.read(View.head) == 1
+        await write(same, said("b"))
+        assert await log.read(View.head) == 2
+    async with store.Store.open(third, server.database(third)):
+        pass
+    await refused(third, url, DataRootRefused, "has another log than the one that")
 
 
 async def test_an_empty_database_is_refused_for_a_data_root_that_has_its_log_elsewhere(

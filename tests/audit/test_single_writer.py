@@ -18,10 +18,19 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-_WRITE = ("connection", "postgres", "postgres_backend", "postgres_words", "schema", "sqlite", "writer")
+_WRITE = (
+    "connection",
+    "postgres",
+    "postgres_backend",
+    "postgres_leases",
+    "postgres_words",
+    "schema",
+    "sqlite",
+    "writer",
+)
 WRITERS = {"ava_audit/projections.py", *(f"ava_audit/store/{name}.py" for name in _WRITE)}
 OPENS_FOR_WRITERS = "ava_audit/store/postgres_session.py"
-"""It opens connections that can write, for `store/postgres.py` alone, and writes nothing itself."""
+"""It opens connections that can write, for the two that follow below, and writes nothing itself."""
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"
 WRITING = re.compile(
@@ -106,7 +115,7 @@ def faults_of(name: str, source: str) -> list[str]:
 
 def test_only_the_postgres_writer_opens_its_connections() -> None:
     importing = {name_of(path) for path in SOURCES if re.search(r"\bdial\b", path.read_text("utf-8"))}
-    assert importing == {OPENS_FOR_WRITERS, "ava_audit/store/postgres.py"}
+    assert importing == {OPENS_FOR_WRITERS, *(f"ava_audit/store/{name}.py" for name in ("postgres", "postgres_leases"))}
 
 
 def test_only_the_listed_files_contain_sql_that_writes() -> None:

@@ -22,8 +22,9 @@ import httpx2
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import os_user
+from ava_server.core.shutdown import GracefulShutdown
 from ava_server.http.limits import RequestLimits
-from ava_server.http.server import GracefulShutdown, _Paths, _Server
+from ava_server.http.server import _Paths, _Server
 from ava_server.http.settings import Reach
 from ava_server.mcp_server.app import App
 from ava_server.web.pages import Pages

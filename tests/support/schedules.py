@@ -34,7 +34,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import RunRow
-from ava_audit.store.locks import HeldLock, Instances
+from ava_audit.store.instances import Membership
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -120,7 +120,7 @@ class Instance:
     """A process: the store that it has open, and the lock that says that it lives."""
 
     name: str
-    lock: HeldLock
+    lock: Membership
     store: Store
     alive: bool = True
 
@@ -152,7 +152,7 @@ class Processes(RuleBasedStateMachine):
         self.stores = [
             self.stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root))) for _ in range(2)
         ]
-        self.locks = Instances(self.root / "instances")
+        self.locks = self.stores[0].instances(self.root / "instances")
         self.instances: list[Instance] = []
         self.owners: dict[str, Owner] = {}
         self.stale: list[Owner] = []
@@ -288,8 +288,8 @@ class Processes(RuleBasedStateMachine):
 
     def joins(self) -> None:
         self.begin("join")
-        name, lock = self.locks.join()
-        self.instances.append(Instance(name, lock, self.stores[len(self.instances) % 2]))
+        own = self.locks.join()
+        self.instances.append(Instance(own.name, own, self.stores[len(self.instances) % 2]))
 
     def dies(self, instance: Instance) -> None:
         """Its lock is free. What it had in flight stays so, until somebody takes its runs over."""

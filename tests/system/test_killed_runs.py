@@ -23,7 +23,7 @@ from support.sample import sampled
 from support.stdio import AVA, assert_intact, environment, logged, state_of, until, using
 
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
-from ava_audit.store.locks import Instances, try_hold
+from ava_audit.store.locks import LockedInstances, try_hold
 
 NOTES = ("scratchpad", {"note": "half of it"})
 LOOK = [("read_file", {"path": "a.md"}), ("search_codebase", {"query": "tw.lve", "regex": True}), NOTES]
@@ -241,7 +241,7 @@ async def test_owners_in_separate_pid_namespaces_never_own_the_same_run(tmp_path
                 await anyio.sleep(2.5)  # both have looked at each other's runs, more than once
                 assert len(server.requests) == 3, "no run runs twice"
                 owners = {(await lab.run(run_id)).instance for run_id in run_ids}
-                alive = Instances(root / "instances").alive
+                alive = LockedInstances(root / "instances").alive
                 assert all(alive(str(instance)) for instance in owners)
                 os.killpg(one.pid, signal.SIGKILL)
                 for gate in gates:

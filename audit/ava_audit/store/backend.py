@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from ava_audit.database import Database
 from ava_audit.errors import DataRootRefused
+from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.names import MARK as MARK
 from ava_audit.store.names import SETTING as SETTING
 from ava_audit.store.names import VARIABLE as VARIABLE
@@ -71,6 +72,19 @@ class Backend(Protocol):
         Raises:
             LogMoved: It was removed, moved or replaced.
         """
+
+    def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
+        """Return the live processes on the log.
+
+        Args:
+            folder: The folder of this machine's lock files.
+            lease_s: How long this process counts as alive after it last showed that; a lock file needs no such time.
+        """
+        ...
+
+    def maintaining(self) -> AbstractAsyncContextManager[None]:
+        """Wait until no other machine maintains this log, and keep it so; on this machine, a lock file does that."""
+        ...
 
     def translate_error(self, error: BaseException) -> BaseException:
         """Turn a driver's error of a write into one that says what to do, and any error into one for a future."""

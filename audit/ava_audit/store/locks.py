@@ -23,6 +23,7 @@ import anyio.to_thread
 import portalocker
 
 from ava_audit.errors import DataRootRefused
+from ava_audit.store.instances import QUIET, Announcement, LiveInstance, Membership
 
 # fmt: off
 _NETWORK = frozenset({
@@ -214,20 +215,39 @@ async def hold_when_free(path: Path, every_s: float) -> HeldLock:
         await anyio.sleep(every_s)
 
 
-class Instances:
+class LockMembership:
+    """This process as an instance of a data root: it lives as long as its lock is held."""
+
+    def __init__(self, name: str, held: HeldLock) -> None:
+        self.name = name
+        self._held = held
+
+    def release(self) -> None:
+        """Release the lock."""
+        self._held.release()
+
+    def remove(self) -> None:
+        """Release the lock, and remove its file."""
+        self._held.remove()
+
+
+class LockedInstances:
     """The live processes on a data root, each with a lock file in `instances/`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, exist_ok=True)
 
-    def join(self) -> tuple[str, HeldLock]:
-        """Return a new instance id, with its lock held."""
+    def join(self, _told: Announcement = QUIET, /) -> LockMembership:
+        """Become an instance; nothing is announced, because nobody elsewhere is on this log."""
         while True:
             name = secrets.token_hex(6)
             held = try_hold(self.folder / f"{name}.lock")
             if held is not None:
-                return name, held
+                return LockMembership(name, held)
+
+    async def keep(self, _membership: Membership, /) -> None:
+        """Return at once: the lock is enough."""
 
     def alive(self, name: str) -> bool:
         """Tell whether an instance is alive: its lock file exists, and somebody holds it."""
@@ -243,9 +263,18 @@ class Instances:
         held.release()
         return False
 
+    def known_dead(self, name: str) -> bool:
+        """Tell whether an instance has run on this machine and does no more."""
+        return (self.folder / f"{name}.lock").exists() and not self.alive(name)
+
     def any_alive(self) -> bool:
         """Tell whether any process looks after runs on this data root."""
         return any(self.alive(path.stem) for path in self.folder.glob("*.lock"))
+
+    def live(self) -> list[LiveInstance]:
+        """Return the live instances; a lock file says no more about one than its name."""
+        names = (path.stem for path in sorted(self.folder.glob("*.lock")))
+        return [LiveInstance(name, "", QUIET) for name in names if self.alive(name)]
 
     def remove_dead(self, keep: frozenset[str]) -> None:
         """Remove the lock files of dead instances.
@@ -262,6 +291,9 @@ class Instances:
                     held.remove()
             except OSError:  # not removable: another user's file, a folder, ...
                 continue
+
+    def close(self) -> None:
+        """Do nothing: each look closes what it opens."""
 
 
 def _wait_for(file: IO[Any]) -> None:

@@ -184,3 +184,15 @@ CREATE FUNCTION json_extract(content text, path text) RETURNS jsonb LANGUAGE sql
                                     WHEN 'null' THEN NULL ELSE value END
     FROM (SELECT replace(content, '\u0000', '\ufffd')::jsonb #> string_to_array(substr(path, 3), '.') AS value) AS found
 $$;
+
+-- Which processes live: not a part of the log. A process renews its row; one that expired counts as dead.
+CREATE TABLE leases (
+    name       text COLLATE "C" PRIMARY KEY,
+    kind       text COLLATE "C" NOT NULL,
+    host       text COLLATE "C" NOT NULL,
+    pid        bigint NOT NULL,
+    address    text COLLATE "C" NOT NULL,
+    offers     text COLLATE "C" NOT NULL,
+    lease_ms   bigint NOT NULL,
+    renewed_at timestamptz NOT NULL
+);

@@ -9,7 +9,7 @@ import re
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,11 @@ from ava_audit.database import Busy, Database
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
+from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import refuse_unfit
 from ava_audit.store.names import MARK, VARIABLE
 from ava_audit.store.postgres import LOCK, PostgresDatabase
+from ava_audit.store.postgres_leases import LeasedInstances, SessionConnection
 from ava_audit.store.postgres_session import Place, first_line
 
 log = logging.getLogger("ava.store")
@@ -38,6 +40,8 @@ CLOCK_S = 120
 POLL_S = 1.0
 """How often the store looks for commits of other processes that it did not hear of."""
 CONNECT_S = 5
+MAINTAINER, MAINTAIN_AFTER_S = 0x61_76_62, 3.0
+"""The advisory lock of the process that maintains the log, and how often others try to take it."""
 NETWORK = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 """After how long a connection counts as lost whose other end is gone (seconds; the last in milliseconds)."""
 _MADE = re.compile(r"CREATE (TABLE|TRIGGER|INDEX) (\w+)")
@@ -108,8 +112,7 @@ class PostgresBackend:
             _refuse_server(conn, self.place)
             conn.execute("SET lock_timeout = '30s'")
             conn.execute("SELECT pg_advisory_lock(%s)", (LOCK,))  # until the connection is closed
-            if db.schema_version() == 0:
-                self._refuse_two_logs(fresh)
+            self._refuse_two_logs(fresh, made=db.schema_version() > 0)
             conn.execute("SET statement_timeout = 0")
             _migrate(db, self.place)
             self._claim(conn)
@@ -123,9 +126,11 @@ class PostgresBackend:
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailable(f"{self.place} cannot be opened: {_explained(error)}") from error
 
-    def _refuse_two_logs(self, fresh: bool) -> None:
-        """Refuse an empty database for a data root that has its log elsewhere."""
+    def _refuse_two_logs(self, fresh: bool, *, made: bool) -> None:
+        """Refuse a database for a data root that has its log elsewhere."""
         if (self._root / MARK).exists():
+            if made:  # `_claim` compares the two
+                return
             raise DataRootRefused(
                 f"{self.place} is empty, but {self._root / MARK} says that this data root has its log in Postgres:"
                 " give the address of that database, or restore it; to begin a new log, remove that file"
@@ -138,20 +143,17 @@ class PostgresBackend:
             )
 
     def _claim(self, conn: psycopg.Connection[Any]) -> None:
-        """Note in the data root which log it has; refuse the log of another data root.
-
-        Who owns a run is known from locks in the data root: servers on two of them would take each other's runs.
-        """
+        """Note in the data root which log it has; refuse another one, so that budgets do not start again from zero."""
         found = conn.execute("SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta").fetchone()
         log_id, head = found or ("", 0)
         mark = self._root / MARK
         known = mark.read_text("utf-8").strip() if mark.exists() else None
-        if known is None and head == 0:
+        if known is None:
             _write_durably(mark, log_id)
         elif known != log_id:
             raise DataRootRefused(
-                f"{self.place} has the log of another data root: all servers on one log need the same data root."
-                f" Use that one, or a database of its own for {self._root}"
+                f"{self.place} has another log than the one that {self._root} has used until now: give the address of"
+                f" that one, or use another data root. To join this log for good, remove {mark}"
             )
         self._place.check(log_id, head, head)
 
@@ -190,6 +192,30 @@ class PostgresBackend:
         """
         if self._place.moved is not None:
             raise LogMoved(self._place.moved)
+
+    def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
+        """Return the live processes on the log, by their leases."""
+        return LeasedInstances(folder, self._conninfo, self.place, lease_s)
+
+    @asynccontextmanager
+    async def maintaining(self) -> AsyncGenerator[None]:
+        """Hold the lock of the process that maintains the log.
+
+        If the connection is lost, another process may begin to maintain it too: that costs work and harms nothing,
+        because each notes its progress only where it continues what was noted last.
+        """
+        connection = SessionConnection(self._conninfo, CONNECT_S)
+        try:
+            while True:
+                with anyio.CancelScope(shield=True):  # a process that ends at once still does what is left to do
+                    held = await anyio.to_thread.run_sync(_try_lock, connection)
+                if held:
+                    break
+                await anyio.sleep(MAINTAIN_AFTER_S)
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(connection.close)
 
     async def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` when the server tells of a commit, and from time to time."""
@@ -238,6 +264,14 @@ class PostgresBackend:
         found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}
         lost = {key: "changed" if key in found else "removed" for key in expected if found.get(key) != expected[key]}
         return {**lost, **{key: "added" for key in found if key not in expected}}
+
+
+def _try_lock(connection: SessionConnection) -> bool:
+    try:
+        return bool(connection.run("SELECT pg_try_advisory_lock(%s)", (MAINTAINER,))[0][0])
+    except (psycopg.Error, OSError) as error:  # tried again soon
+        log.debug("cannot take the lock of maintenance: %s", first_line(error))
+        return False
 
 
 def _newest(db: PostgresDatabase) -> int | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from pathlib import Path
 
 import anyio
@@ -16,7 +16,8 @@ from ava_audit.database import Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.store.connection import DAMAGED, SqliteDatabase, connect, is_damaged
-from ava_audit.store.locks import WriteLock, refuse_unfit
+from ava_audit.store.instances import Instances
+from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
 
 log = logging.getLogger("ava.store")
@@ -134,6 +135,14 @@ class SqliteBackend:
         """
         assert self._location is not None
         self._location.check()
+
+    def instances(self, folder: Path, _lease_s: float = 0.0) -> Instances:
+        """Return the live processes on the data root, by their lock files."""
+        return LockedInstances(folder)
+
+    def maintaining(self) -> AbstractAsyncContextManager[None]:
+        """Wait for nothing: the log is on this machine alone."""
+        return nullcontext()
 
     def translate_error(self, error: BaseException) -> BaseException:
         """Turn an SQLite error of a write into one that says what to do, and any error into one for a future."""

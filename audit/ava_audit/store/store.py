@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import anyio.to_thread
 from ava_audit.database import Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
 from ava_audit.store.backend import Backend, backend_of
+from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append
 
@@ -281,6 +282,14 @@ class Store:
             raise LogMoved(str(self._moved))
         return await self._readers.read(query, interrupt=interrupt)
 
+    def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
+        """Return the live processes on this log; see `Backend.instances`."""
+        return self._backend.instances(folder, lease_s)
+
+    def maintaining(self) -> AbstractAsyncContextManager[None]:
+        """Wait until no other machine maintains this log, and keep it so."""
+        return self._backend.maintaining()
+
     def check_location(self) -> None:
         """Check that the log still is where it was opened, before a file beside it is written.
 
@@ -293,6 +302,11 @@ class Store:
     def wal(self) -> Path:
         """The file of the write-ahead log, next to the database."""
         return self.path.with_name(self.path.name + "-wal")
+
+    @property
+    def place(self) -> str:
+        """Where the log is, as a person calls it."""
+        return self._backend.place
 
     @property
     def head(self) -> int:

@@ -96,9 +96,9 @@ def _change(name: str, value: Any) -> None:
 
 def say_restart(root: DataRoot) -> None:
     """Say that running processes have the settings of their start, where there are any."""
-    from ava_audit.store.locks import Instances
+    from ava_audit.store.locks import LockedInstances
 
-    if Instances(root.instances).any_alive():
+    if LockedInstances(root.instances).live():
         say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from ava_audit.redaction import Redactor
     from ava_audit.rows import RunRow
-    from ava_audit.store.locks import Instances
+    from ava_audit.store.instances import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import View
     from ava_server.core.data_root import DataRoot
@@ -403,11 +403,14 @@ async def open_records(
         AvaError: It cannot be used.
     """
     if server is None:
-        from ava_audit.store.locks import Instances
-
         place = root()
         async with open_log(place, make=make) as store:
-            yield LocalRecords(place, store, Instances(place.instances) if store is not None else None)
+            instances = store.instances(place.instances) if store is not None else None
+            try:
+                yield LocalRecords(place, store, instances)
+            finally:
+                if instances is not None:
+                    instances.close()
         return
     async with open_remote_records(server) as records:
         yield records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,18 +118,59 @@ def connect_command(
     write(json.dumps({"Authorization": f"Bearer {text}"}))
 
 
-def worker_command() -> None:
-    """Run the approved subagents of this data root, until there has been no work for a minute.
+def worker_command(
+    stay: Annotated[bool, typer.Option("--stay", help="Run until it is stopped, also without work.")] = False,
+    database_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The Postgres database with the log, as AVA_DATABASE_URL; means --stay."),
+    ] = None,
+    drain: Annotated[
+        str, typer.Option(metavar="TIME", help="With --stay: time for calls in progress when it is stopped.")
+    ] = "30s",
+) -> None:
+    """Run approved subagents, until there has been no work for a minute.
 
-    Servers start it by themselves, so that subagents outlive their host (`background`).
+    Servers on this data root start it by themselves, so that subagents outlive their host (`background`).
+
+    With --stay it runs until it is stopped. Any number of workers, on any machines, share the subagents of a log in
+    Postgres. When a worker is stopped, another one continues its subagents.
     """
+    from ava_server.cli.options import parse_seconds
     from ava_server.config.settings import load_settings
     from ava_server.core.shutdown import hide, log_to_stderr
 
     hide()
     refuse_in_subagent("ava worker")
+    if database_url is not None:
+        os.environ["AVA_DATABASE_URL"] = database_url
+    drain_s = parse_seconds("--drain", drain) or 0.0
     log_to_stderr("%(asctime)s ava worker: %(message)s", "%Y-%m-%d %H:%M:%S")
-    raise typer.Exit(anyio.run(_work, load_settings()))
+    settings = load_settings()
+    if stay or database_url is not None:
+        raise typer.Exit(anyio.run(_stay, settings, drain_s))
+    raise typer.Exit(anyio.run(_work, settings))
+
+
+async def _stay(settings: Settings, drain_s: float) -> int:
+    """Run everybody's runs until a signal; then leave them to other workers."""
+    from ava_server.core.shutdown import GracefulShutdown, ignore_signals
+    from ava_server.service.offers import announce_worker
+    from ava_server.service.runtime import open_runtime
+
+    ending = GracefulShutdown(drain_s)
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(ending.watch)
+        with ending.serving:
+            opened = open_runtime(settings, driver="this worker", serves=lambda _run: True, announce=announce_worker)
+            async with opened as runtime:
+                sys.stderr.write(f"ava worker: takes subagents from {runtime.store.place}. Ctrl-C ends it.\n")
+                await ending.asked.wait()
+                with ending.draining:
+                    await runtime.manager.hand_over(drain_s)
+        ending.begin(0)
+        tasks.cancel_scope.cancel()
+    ignore_signals()
+    return ending.code or 0
 
 
 async def _work(settings: Settings) -> int:

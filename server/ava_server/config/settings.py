@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ava_audit.view import View
 
 Policy = Literal["ask", "human", "auto"]
+RunsOn = Literal["here", "workers"]
+"""What runs approved subagents: this machine, or processes of `ava worker`, which may be on others."""
 TTL_UNDER_HUMAN_S = 86_400
 BUNDLE_DAILY_USD = "5"
 """The day cap that the bundle's install dialog suggests; it also applies when the field was emptied."""
@@ -105,6 +107,7 @@ def _database_url(url: str) -> str:
 Count = Annotated[int, BeforeValidator(_no_bool), Field(ge=0)]
 Cap = Annotated[int, BeforeValidator(_no_bool), Field(ge=1)]
 Wait = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, le=86_400)]
+LeaseSeconds = Annotated[int, BeforeValidator(_no_bool), Field(ge=3, le=300)]
 Usd = Annotated[float, BeforeValidator(_no_bool), Field(ge=0, allow_inf_nan=False)]
 Folder = Annotated[Path, AfterValidator(absolute_folder)]
 Url = Annotated[str, AfterValidator(http_url)]
@@ -256,6 +259,8 @@ class Configured(Table):
     auto_approve_daily_cents: Count = 0
     proposal_ttl_s: Cap = 600
     background: bool = True
+    runs_on: RunsOn = "here"
+    lease_s: LeaseSeconds = 15
     mirror: bool = True
     retention_days: Cap = 90
     on_event: tuple[str, ...] = ()

@@ -56,6 +56,32 @@ class Shutdown:
                 self.serving.cancel()
 
 
+class GracefulShutdown(Shutdown):
+    """A shutdown in two steps: the first signal lets calls in progress finish, the second does not wait.
+
+    Attributes:
+        asked: Set at the first signal.
+        draining: Scope of the wait for calls in progress.
+    """
+
+    def __init__(self, drain_s: float) -> None:
+        super().__init__()
+        self.asked = anyio.Event()
+        self.draining = anyio.CancelScope()
+        self._drain_s = drain_s
+
+    async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Start the shutdown at the first signal, and finish at once at the next."""
+        with received(*ending_signals()) as signals:
+            task_status.started()
+            async for number in signals:
+                if self.asked.is_set():
+                    self.draining.cancel()
+                    continue
+                self.begin(128 + number if number == signal.SIGINT else 0, after_s=self._drain_s)
+                self.asked.set()
+
+
 def ending_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that stop a server on this system."""
     return (signal.SIGINT,) if sys.platform == "win32" else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -32,8 +31,7 @@ from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
 from ava_server.core.local_server import pages_server
 from ava_server.core.open_files import raise_limit
-from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
-from ava_server.core.threads import received
+from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
 from ava_server.http.local import server_of
@@ -369,32 +367,6 @@ async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulS
         await anyio.sleep(left_s)
     ending.begin(0)
     ending.asked.set()
-
-
-class GracefulShutdown(Shutdown):
-    """A shutdown in two steps: the first signal lets calls in progress finish, the second does not wait.
-
-    Attributes:
-        asked: Set at the first signal.
-        draining: Scope of the wait for calls in progress.
-    """
-
-    def __init__(self, drain_s: float) -> None:
-        super().__init__()
-        self.asked = anyio.Event()
-        self.draining = anyio.CancelScope()
-        self._drain_s = drain_s
-
-    async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Start the shutdown at the first signal, and finish at once at the next."""
-        with received(*ending_signals()) as signals:
-            task_status.started()
-            async for number in signals:
-                if self.asked.is_set():
-                    self.draining.cancel()
-                    continue
-                self.begin(128 + number if number == signal.SIGINT else 0, after_s=self._drain_s)
-                self.asked.set()
 
 
 class _Paths:

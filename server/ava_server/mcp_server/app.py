@@ -17,6 +17,7 @@ from ava_server.mcp_server.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
+    from ava_audit.store.instances import Announcement
     from ava_roles.catalog import Catalog
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
@@ -110,7 +111,9 @@ class App:
         # Over HTTP this server serves the runs of every user.
         serves = None if self.transport != HTTP else _any_run
         driver = "worker" if self.transport != "memory" else "this process"  # in memory, host and server are one
-        runtime: Runtime = await stack.enter_async_context(modules(settings, driver=driver, serves=serves))
+        runtime: Runtime = await stack.enter_async_context(
+            modules(settings, driver=driver, serves=serves, announce=_told)
+        )
         return runtime
 
     def start(self) -> None:
@@ -314,6 +317,13 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
             return ()
         return tuple(str(root.uri) for root in answer.roots)
     return ()
+
+
+def _told(_runtime: Runtime) -> Announcement:
+    """Return what this process tells others on its log about itself."""
+    from ava_audit.store.instances import Announcement
+
+    return Announcement("server")
 
 
 def _import_runtime() -> Any:

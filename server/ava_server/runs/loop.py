@@ -56,6 +56,10 @@ OVERDUE_S = 3.0
 ON_REQUEST = "cancelled on request"
 
 
+class _Left(Exception):
+    """The run is left to another process, between two model calls."""
+
+
 class AgentRun:
     """One run, as its owner drives it.
 
@@ -81,6 +85,7 @@ class AgentRun:
         self.cancelled = False
         self._cancel_reason: str | None = None
         self.done = False
+        self._leaves = False
         self._config = config_of(run.config)
         self._context = context
         self._history = history
@@ -140,6 +145,8 @@ class AgentRun:
                     self.done = True
         except StaleOwner as stale:
             log.info("%s: %s; left to its new owner", self.id, stale)
+        except _Left:
+            log.info("%s: left to another process", self.id)
 
     def cancel(self, reason: str | None) -> None:
         """End the run as cancelled, whatever it is doing; a second call changes nothing."""
@@ -147,6 +154,10 @@ class AgentRun:
             self.cancelled, self._cancel_reason = True, reason
             self._cancelled_at = time.monotonic()
             self.scope.cancel()
+
+    def leave(self) -> None:
+        """Stop before the next model call, with everything on the record, so that another process can go on."""
+        self._leaves = True
 
     def overdue(self) -> RunResult | None:
         """Return how the run should have ended by now; None while it is in time, or is stopping."""
@@ -194,7 +205,7 @@ class AgentRun:
                     return refused
                 took = time.monotonic() - before
                 return await self._work_within(max(work_s - took, 0.0), left - took, cap)
-            except (StaleOwner, OutcomeUnknown, SchemaNewer):
+            except (StaleOwner, OutcomeUnknown, SchemaNewer, _Left):
                 raise
             except Exception as error:  # an internal error ends this run, on the record, and no other
                 if is_shortage(error):  # this run can continue later, or with another owner
@@ -272,6 +283,8 @@ class AgentRun:
 
     async def _turns(self) -> RunResult | Paused:
         while True:
+            if self._leaves:
+                raise _Left
             asked = await self._reservations.next()
             answer = asked if isinstance(asked, RunResult | Paused) else await self._model_calls.attempt(*asked)
             if isinstance(answer, Paused):

@@ -20,7 +20,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
 from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
-from ava_audit.store.locks import Instances
+from ava_audit.store.instances import Instances
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
@@ -63,10 +63,15 @@ SETTLE_S = 0.05
 """Seconds: commits come in bursts and are looked at together. This process wakes its own manager at once."""
 GRACE_S = 1.0
 """Seconds for which only the instance that approved a run claims it."""
+LEAVE_EVERY_S = 0.1
+"""How often it is checked whether all runs have been left."""
 TRY_AGAIN_S = (1.0, 60.0)
 """Seconds until a run that cannot be run here is tried again: the first wait, and the longest."""
 CLOSE_S = 3.0
 """Seconds that removing a run's folders may take; a copy of a workspace has many files."""
+NO_WORKER = "no worker is running: start one with `ava worker --stay`"
+WORKERS_EVERY_S = 5.0
+"""How often a process that leaves all runs to workers looks whether there are any."""
 INTERNAL = "a fault of Ava itself, written to the server's standard error"
 WORKER_TAKES_S = 20.0
 """Seconds that a worker has to take a run; then this process does: the worker may lack a key, or be unable to start."""
@@ -108,6 +113,8 @@ class Manager:
         slots: How many runs may be running.
         setup: Makes what runs work with, and removes it again.
         start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
+        where: The machine, which is named where a run cannot be taken here; empty if there is only one.
+        elsewhere: Leave all runs to workers, which may be on other machines.
         grace_s: How long another process has to claim what it approved.
 
     Attributes:
@@ -128,6 +135,8 @@ class Manager:
         setup: RunSetup,
         *,
         start_worker: Callable[[], Awaitable[None]] | None = None,
+        where: str = "",
+        elsewhere: bool = False,
         grace_s: float = GRACE_S,
     ) -> None:
         self.instance = instance
@@ -141,6 +150,12 @@ class Manager:
         self._slots = slots
         self._setup = setup
         self._start_worker = start_worker
+        self._where = where
+        self._elsewhere = elsewhere
+        self._instances = instances
+        self._workers_seen_s = float("-inf")
+        self._workers = True
+        self._leaving = False
         self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
         self._sessions: set[str] = set()
@@ -168,6 +183,18 @@ class Manager:
     def wake(self) -> None:
         """Look for work now."""
         self._woken.set()
+
+    async def hand_over(self, within_s: float) -> None:
+        """Claim nothing more, and leave each run to another process before its next model call.
+
+        What has been paid for is on the record by then. Runs that take longer are left as they are.
+        """
+        self._leaving = True
+        with anyio.move_on_after(within_s):
+            while running := [run for run in self._owned.values() if run is not None]:
+                for run in running:
+                    run.leave()
+                await anyio.sleep(LEAVE_EVERY_S)
 
     def activity(self, run_id: str) -> str | None:
         """Return what an owned run is doing now, or None."""
@@ -287,6 +314,8 @@ class Manager:
         self, free: list[RunRow], running: list[RunRow], gone: frozenset[str], tasks: anyio.abc.TaskGroup
     ) -> None:
         """Take runs while slots are free: each time the oldest of the user who has the fewest running."""
+        if self._leaving:
+            return
         count = Counter(row.user_id for row in running)
         in_line: dict[str, deque[RunRow]] = {}
         for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
@@ -306,6 +335,16 @@ class Manager:
             elif await self._try_to_take(row, gone, tasks) and not counted:
                 count[user] += 1
 
+    async def _leave_to_workers(self, run_id: str) -> None:
+        """Leave a run to the workers; where there is none, its status says so."""
+        if anyio.current_time() - self._workers_seen_s > WORKERS_EVERY_S:
+            live = await anyio.to_thread.run_sync(self._instances.live)
+            self._workers_seen_s, self._workers = anyio.current_time(), any(one.told.kind == "worker" for one in live)
+        if not self._workers:
+            self._waits(run_id, NO_WORKER)
+        else:  # from now on the workers say what it waits for
+            self.waiting_for.pop(run_id, None)
+
     async def _try_to_take(self, row: RunRow, gone: frozenset[str], tasks: anyio.abc.TaskGroup) -> bool:
         """Take a run, or start a worker that does; an error with one run affects no other."""
         if (why := find_shortage()) is not None:
@@ -313,6 +352,9 @@ class Manager:
             self._retry_later(row.id)
             return False
         try:
+            if self._elsewhere:
+                await self._leave_to_workers(row.id)
+                return False
             await self._setup.check_config(row)
             if self._start_worker is not None and self._leaves(row.id):
                 await self._start_worker()
@@ -346,6 +388,7 @@ class Manager:
 
     def _waits(self, run_id: str, why: str) -> None:
         """Record what a run waits for, where every process can read it."""
+        why = f"on {self._where}: {why}" if self._where else why
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
             self._store.set_live(run_id, blocked_note(why))

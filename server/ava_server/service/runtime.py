@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.locks import Instances
+from ava_audit.store.instances import QUIET, Announcement, Instances
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_roles.catalog import Catalog
@@ -264,6 +265,7 @@ async def open_runtime(
     runs: bool = True,
     driver: Driver = "this process",
     serves: Callable[[RunRow], bool] | None = None,
+    announce: Callable[[Runtime], Announcement] | None = None,
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
@@ -272,6 +274,7 @@ async def open_runtime(
         runs: Claim runs; False for commands that only read, or write to runs of other processes.
         driver: What drives the runs.
         serves: Tells which runs are claimed; None means this user's.
+        announce: What this process tells others on the same log about itself.
 
     Raises:
         ConfigError: The data root cannot be used.
@@ -282,39 +285,43 @@ async def open_runtime(
     await anyio.to_thread.run_sync(settings.paths.create)
     await anyio.to_thread.run_sync(settings.paths.close_to_others)
     with temporary_files_in(settings.paths.temporary):
-        async with _open(settings, runs=runs, driver=driver, serves=serves) as runtime:
+        async with _open(settings, runs=runs, driver=driver, serves=serves, announce=announce) as runtime:
             yield runtime
 
 
 @asynccontextmanager
 async def _open(
-    settings: Settings, *, runs: bool, driver: Driver, serves: Callable[[RunRow], bool] | None
+    settings: Settings,
+    *,
+    runs: bool,
+    driver: Driver,
+    serves: Callable[[RunRow], bool] | None,
+    announce: Callable[[Runtime], Announcement] | None,
 ) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root, settings.database_url) as store:
-        instances = Instances(settings.paths.instances)
-        name, lock = await anyio.to_thread.run_sync(instances.join)
-        runtime = Runtime(
-            settings, store, os_user(), ClientPool(), instances, background=driver == "worker" and settings.background
-        )
-        runtime.manager = manager = _manager_of(runtime, name, serves, driver)
+        instances = store.instances(settings.paths.instances, settings.lease_s)
+        runtime = Runtime(settings, store, os_user(), ClientPool(), instances, background=_background(settings, driver))
+        own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else QUIET)
+        runtime.manager = manager = _manager_of(runtime, own.name, serves, driver)
         if runs and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
-        async def own() -> None:
+        async def run() -> None:
             await manager.run()
-            lock.release()  # it owns nothing now: other processes may see that
+            await anyio.to_thread.run_sync(own.release)  # it owns nothing now: other processes may see that
 
         try:
             if runs:
-                await record_settings(store, settings.for_everybody, Who(name, AGENT, runtime.user))
+                await record_settings(store, settings.for_everybody, Who(own.name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
+                keeping.start_soon(instances.keep, own)
                 keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
                     async with anyio.create_task_group() as running:
                         if runs:
-                            running.start_soon(own)
+                            running.start_soon(run)
                             running.start_soon(runtime.sweep)
                             running.start_soon(runtime.sweep_leftovers)
                             running.start_soon(runtime.follow_users)
@@ -325,8 +332,13 @@ async def _open(
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2):
                 await runtime.clients.aclose()
-            lock.release()
-            lock.path.unlink(missing_ok=True)
+                await anyio.to_thread.run_sync(own.remove)
+                await anyio.to_thread.run_sync(instances.close)
+
+
+def _background(settings: Settings, driver: Driver) -> bool:
+    """Tell whether runs continue when this process ends."""
+    return driver == "worker" and (settings.background or settings.runs_on == "workers")
 
 
 def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | None, driver: Driver) -> Manager:
@@ -338,7 +350,9 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
         serves or (lambda row: row.user_id == runtime.user),
         user_limits.slots(settings),
         runtime.run_setup,
-        start_worker=WorkerProcesses(settings.paths) if runtime.background else None,
+        start_worker=WorkerProcesses(settings.paths) if runtime.background and settings.runs_on == "here" else None,
+        where=socket.gethostname() if driver == "this worker" and settings.database_url else "",
+        elsewhere=driver == "worker" and settings.runs_on == "workers",
         grace_s=0.0 if driver == "this worker" else GRACE_S,
     )
 
@@ -355,7 +369,8 @@ async def maintain_data_root(
     """
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
-    await run_maintenance(store, settings.data_root, mirror=settings.mirror, retention=retention, sweep=sweep)
+    mirror = settings.mirror and not settings.database_url  # several data roots share that log, and each would write it
+    await run_maintenance(store, settings.data_root, mirror=mirror, retention=retention, sweep=sweep)
 
 
 def refuse_recursion() -> str | None:

@@ -7,11 +7,13 @@ import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_audit.store.backend import backend_of
+from ava_audit.store.instances import Instances
 from ava_audit.store.locks import is_held
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
@@ -20,7 +22,7 @@ from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, open_snapshot
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
-from ava_server.core.data_root import has_log, os_user
+from ava_server.core.data_root import has_log, in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks.finding import nearest_folder
@@ -154,11 +156,18 @@ class OverviewReader:
         return found[0]
 
     def _alive(self) -> Alive:
+        if in_postgres(self.settings.paths):
+            return self._leases.alive
+
         @cache
         def alive(name: str) -> bool:
             return _is_held(self.settings.paths.instances / f"{name}.lock")
 
         return alive
+
+    @cached_property
+    def _leases(self) -> Instances:
+        return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
 
     def _read(self, use: Callable[[LogSnapshot], T], *, again: bool = False) -> T | None:
         """Return what a query finds; None where another process is about to make the log."""
@@ -183,7 +192,7 @@ class OverviewReader:
 
         whose = None if self.everybody else self.user
         others = 0 if self.everybody else view.unended_of_others(self.user)
-        served = overview.processes > 0
+        served = self._leases.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
         counts, runs = current_runs(view, whose, alive, at_us, served=lambda: served, most=self._most)
         scopes = user_scope(self.user, utc_day(at_us)), installation_scope(utc_day(at_us))
         head = view.head()

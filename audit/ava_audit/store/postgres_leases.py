@@ -1,0 +1,238 @@
+"""Leases on a Postgres server: which processes live, on any machine.
+
+Each process renews its row by the server's clock, so a machine whose clock is wrong changes nothing. A process that was
+stopped for longer than its lease and wakes up again is alive again under the same name. Its runs may have another owner
+by then: the claim in the log decides, and what the old owner writes is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, LiteralString
+
+import anyio
+import anyio.to_thread
+import psycopg
+
+from ava_audit.errors import StoreUnavailable
+from ava_audit.store.instances import LEASE_S, QUIET, Announcement, LiveInstance, Membership
+from ava_audit.store.locks import LockedInstances, LockMembership
+from ava_audit.store.postgres_session import dial, first_line
+
+log = logging.getLogger("ava.store")
+
+RENEWALS = 4
+"""Attempts to renew within a lease."""
+KNOWN_S = 0.3
+"""How long what was read about other processes is used again."""
+FORGET_AFTER_S = 600
+"""How long the row of a dead process stays, for whoever looks at the table."""
+_RENEW = """
+INSERT INTO leases (name, kind, host, pid, address, offers, lease_ms, renewed_at)
+VALUES (%s, %s, %s, %s, %s, %s, %s, clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), offers = EXCLUDED.offers
+"""
+_EXPIRES = "renewed_at + lease_ms * interval '1 millisecond'"
+_LEFT_MS = f"CAST(extract(epoch FROM {_EXPIRES} - clock_timestamp()) * 1000 AS bigint)"
+
+
+class SessionConnection:
+    """A connection that is made when it is needed, and again after a loss. Each use ends within some seconds."""
+
+    def __init__(self, conninfo: Mapping[str, Any], most_s: float) -> None:
+        self._conninfo = {**conninfo, "application_name": "ava leases"}
+        self._most_ms = str(int(most_s * 1000))
+        self._lock = threading.Lock()
+        self._conn: psycopg.Connection[Any] | None = None
+
+    def run(self, sql: LiteralString, values: Sequence[object] = ()) -> list[Any]:
+        """Run a statement and return its rows.
+
+        Raises:
+            psycopg.Error: It failed twice.
+        """
+        with self._lock:
+            try:
+                return self._run(sql, values)
+            except psycopg.OperationalError:
+                self._drop()
+                return self._run(sql, values)
+
+    def close(self) -> None:
+        """Close it."""
+        with self._lock:
+            self._drop()
+
+    def _run(self, sql: LiteralString, values: Sequence[object]) -> list[Any]:
+        if self._conn is None or self._conn.closed:
+            self._conn = dial(self._conninfo, readonly=False, channel=None)
+            self._conn.execute("SELECT set_config('statement_timeout', %s, false)", (self._most_ms,))
+        found = self._conn.execute(sql, values)
+        return found.fetchall() if found.description is not None else []
+
+    def _drop(self) -> None:
+        if self._conn is not None:
+            with contextlib.suppress(psycopg.Error):
+                self._conn.close()
+            self._conn = None
+
+
+class LeaseMembership:
+    """This process as an instance: it lives while its lease is renewed.
+
+    Args:
+        held: Its lock file, from which others on this machine see at once that it ended.
+        told: What it tells about itself.
+        lease_s: How long it counts as alive after a renewal.
+        conninfo: How to connect.
+    """
+
+    def __init__(self, held: LockMembership, told: Announcement, lease_s: float, conninfo: Mapping[str, Any]) -> None:
+        self.name = held.name
+        self._held = held
+        self._row = (
+            held.name, told.kind, socket.gethostname(), os.getpid(), told.address,
+            json.dumps(dict(told.offers)), int(lease_s * 1000),
+        )  # fmt: skip
+        self._connection = SessionConnection(conninfo, lease_s / 2)
+        self._released = False
+
+    def renew(self) -> None:
+        """Renew the lease.
+
+        Raises:
+            psycopg.Error: The database cannot be written.
+        """
+        if not self._released:
+            self._connection.run(_RENEW, self._row)
+
+    def release(self) -> None:
+        """Give the lease back; without a database it expires."""
+        if not self._released:
+            self._released = True
+            try:
+                self._connection.run("DELETE FROM leases WHERE name = %s", (self.name,))
+            except (psycopg.Error, OSError) as error:
+                log.debug("the lease of %s is left to expire: %s", self.name, first_line(error))
+            self._connection.close()
+        self._held.release()
+
+    def remove(self) -> None:
+        """Release it, and remove its lock file."""
+        self.release()
+        self._held.remove()
+
+
+class LeasedInstances:
+    """The live processes on a log in Postgres.
+
+    Args:
+        folder: The folder of this machine's lock files.
+        conninfo: How to connect.
+        place: What a person calls the database.
+        lease_s: How long this process counts as alive after a renewal.
+    """
+
+    def __init__(self, folder: Path, conninfo: Mapping[str, Any], place: str, lease_s: float = LEASE_S) -> None:
+        self.folder = folder
+        self._files = LockedInstances(folder)
+        self._conninfo = conninfo
+        self._place = place
+        self._lease_s = lease_s
+        self._connection = SessionConnection(conninfo, 5.0)
+        self._lock = threading.Lock()
+        self._expires: dict[str, float] = {}
+        self._read_s = float("-inf")
+
+    def join(self, told: Announcement = QUIET, /) -> LeaseMembership:
+        """Become an instance.
+
+        Raises:
+            StoreUnavailable: The database cannot be written.
+        """
+        membership = LeaseMembership(self._files.join(), told, self._lease_s, self._conninfo)
+        try:
+            membership.renew()
+        except (psycopg.Error, OSError) as error:
+            membership.remove()
+            raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
+        return membership
+
+    async def keep(self, membership: Membership, /) -> None:
+        """Renew the lease, until cancelled."""
+        assert isinstance(membership, LeaseMembership)
+        limiter, failed = anyio.CapacityLimiter(1), False
+        while True:
+            await anyio.sleep(self._lease_s / RENEWALS)
+            try:
+                with anyio.fail_after(self._lease_s):
+                    await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
+                failed = False
+            except (psycopg.Error, OSError) as error:
+                if not failed:
+                    why = first_line(error) or type(error).__name__
+                    log.warning("others will take over the runs of this process, because its lease ends: %s", why)
+                failed = True
+
+    def alive(self, name: str) -> bool:
+        """Tell whether an instance lives: its lease has not expired, and its process did not end on this machine."""
+        try:
+            expires = self._all().get(name)
+        except (psycopg.Error, OSError) as error:
+            log.debug("cannot read the leases: %s", first_line(error))
+            return True
+        return expires is not None and expires > time.monotonic() and not self._files.known_dead(name)
+
+    def any_alive(self) -> bool:
+        """Tell whether any instance lives."""
+        try:
+            return any(self.alive(name) for name in self._all())
+        except (psycopg.Error, OSError):
+            return True
+
+    def live(self) -> list[LiveInstance]:
+        """Return the live instances.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        sql = f"SELECT name, host, kind, address, offers FROM leases WHERE {_EXPIRES} > clock_timestamp()"  # noqa: S608
+        try:
+            rows = self._connection.run(sql)
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"{self._place} cannot be read: {first_line(error)}") from error
+        return [
+            LiveInstance(name, host, Announcement(kind, address, json.loads(offers)))
+            for name, host, kind, address, offers in rows
+            if not self._files.known_dead(name)
+        ]
+
+    def remove_dead(self, keep: frozenset[str]) -> None:
+        """Remove lock files of dead processes of this machine, and leases that expired a while ago."""
+        self._files.remove_dead(keep)
+        sql = f"DELETE FROM leases WHERE {_EXPIRES} < clock_timestamp() - %s * interval '1 second'"  # noqa: S608
+        try:
+            self._connection.run(sql, (FORGET_AFTER_S,))
+        except (psycopg.Error, OSError) as error:  # the next time tries again
+            log.debug("old leases stay: %s", first_line(error))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _all(self) -> dict[str, float]:
+        """Return when each lease expires, on this process's monotonic clock."""
+        with self._lock:
+            if time.monotonic() - self._read_s > KNOWN_S:
+                rows = self._connection.run(f"SELECT name, {_LEFT_MS} FROM leases")  # noqa: S608
+                self._read_s = time.monotonic()
+                self._expires = {name: self._read_s + left / 1000 for name, left in rows}
+            return self._expires

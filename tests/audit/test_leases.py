@@ -1,0 +1,161 @@
+"""Leases: who lives on a log in Postgres, seen from any machine. A folder of lock files of one's own is a machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Generator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from anyio.abc import Process
+from support.log import child
+from support.stdio import until
+
+from ava_audit.store import store
+from ava_audit.store.backend import backend_of
+from ava_audit.store.instances import Announcement, Instances
+
+psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
+
+from support.postgres import PostgresServer, running_server  # noqa: E402
+
+LEASE_S = 2.0
+JOIN = """
+import pathlib, sys, anyio
+from ava_audit.store.backend import backend_of
+async def main():
+    root = pathlib.Path(sys.argv[1])
+    instances = backend_of(root, sys.argv[2]).instances(root / "instances", float(sys.argv[3]))
+    own = await anyio.to_thread.run_sync(instances.join)
+    print(own.name, flush=True)
+    await instances.keep(own)
+anyio.run(main)
+"""
+
+
+@pytest.fixture
+def server() -> Generator[PostgresServer]:
+    server = running_server()
+    yield server
+    server.empty_databases()
+
+
+@pytest.fixture
+async def url(server: PostgresServer, tmp_path: Path) -> str:
+    """The address of a log."""
+    found = server.database(tmp_path)
+    for machine in ("here", "there"):
+        (tmp_path / machine).mkdir()
+    async with store.Store.open(tmp_path / "here", found):
+        return found
+
+
+@pytest.fixture
+def here(url: str, tmp_path: Path) -> Generator[Instances]:
+    """What one machine sees."""
+    with closing(backend_of(tmp_path / "here", url).instances(tmp_path / "here" / "instances", LEASE_S)) as found:
+        yield found
+
+
+@pytest.fixture
+def there(url: str, tmp_path: Path) -> Generator[Instances]:
+    """What another machine sees."""
+    with closing(backend_of(tmp_path / "there", url).instances(tmp_path / "there" / "instances", LEASE_S)) as found:
+        yield found
+
+
+@asynccontextmanager
+async def instance(machine: Path, url: str) -> AsyncIterator[tuple[Process, str]]:
+    """A child process that has joined and keeps its lease; it is killed at the end."""
+    async with await anyio.open_process(child(JOIN, machine, url, str(LEASE_S)), stderr=None) as process:
+        assert process.stdout is not None
+        with anyio.fail_after(30):
+            yield process, (await process.stdout.receive()).decode().strip()
+        if process.returncode is None:
+            process.kill()
+
+
+async def test_a_killed_process_is_dead_on_its_machine_at_once_and_elsewhere_after_its_lease(
+    url: str, tmp_path: Path, here: Instances, there: Instances
+) -> None:
+    async with instance(tmp_path / "here", url) as (process, name):
+        await anyio.sleep(1.5 * LEASE_S)
+        assert here.alive(name) and there.alive(name), "it renews its lease"
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        began = time.monotonic()
+        assert not here.alive(name)
+        assert there.alive(name)
+        await until(lambda: not there.alive(name), within_s=LEASE_S + 2)
+        assert time.monotonic() - began > LEASE_S / 4
+
+
+async def test_a_stopped_process_is_dead_after_its_lease_and_alive_when_it_wakes_up(
+    url: str, tmp_path: Path, there: Instances
+) -> None:
+    async with instance(tmp_path / "here", url) as (process, name):
+        os.kill(process.pid, signal.SIGSTOP)
+        await until(lambda: not there.alive(name), within_s=LEASE_S + 2)
+        os.kill(process.pid, signal.SIGCONT)
+        await until(lambda: there.alive(name), within_s=LEASE_S + 2)
+
+
+async def test_a_process_that_leaves_is_dead_at_once(tmp_path: Path, here: Instances, there: Instances) -> None:
+    own = here.join(Announcement("worker", "http://10.0.0.1:8642", {"providers": ["anthropic"]}))
+    (seen,) = there.live()
+    assert (seen.name, seen.told) == (
+        own.name,
+        Announcement("worker", "http://10.0.0.1:8642", {"providers": ["anthropic"]}),
+    )
+    assert there.any_alive()
+    own.remove()
+    own.remove()
+    await until(lambda: not there.alive(own.name), within_s=1)
+    assert there.live() == [] and not there.any_alive() and not there.alive("never")
+    assert list((tmp_path / "here" / "instances").iterdir()) == []
+
+
+async def test_a_wrong_clock_changes_nothing(
+    url: str, tmp_path: Path, there: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with instance(tmp_path / "here", url) as (_process, name):
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 3_600)
+        assert there.alive(name)
+
+
+async def test_leases_survive_a_restart_of_the_server(
+    server: PostgresServer, url: str, tmp_path: Path, there: Instances
+) -> None:
+    async with instance(tmp_path / "here", url) as (_process, name):
+        server.stop(signal.SIGQUIT)  # in this thread: the server ends with the one that started it
+        assert there.alive(name), "what cannot be known counts as alive"
+        server.start()
+        await anyio.sleep(LEASE_S)
+        await until(lambda: there.alive(name))
+
+
+async def test_old_leases_are_removed_and_living_ones_stay(
+    url: str, here: Instances, there: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ava_audit.store import postgres_leases
+
+    dead, own = here.join(), here.join()
+    with psycopg.connect(url, autocommit=True) as conn:
+        conn.execute("UPDATE ava.leases SET renewed_at = now() - interval '1 hour' WHERE name = %s", (dead.name,))
+
+        def names() -> list[Any]:
+            return [name for (name,) in conn.execute("SELECT name FROM ava.leases").fetchall()]
+
+        there.remove_dead(frozenset())
+        assert names() == [own.name]
+        own.release()
+        assert names() == []
+    monkeypatch.setattr(postgres_leases, "KNOWN_S", 0.0)
+    assert not there.alive(dead.name)
+    dead.remove()

@@ -1,0 +1,162 @@
+"""Workers on several machines share the runs of a log in Postgres. Each data root of its own is a machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio.abc import Process
+from support.model_server import Gate, Say, Step, running_model_server
+from support.runtime import PRICED
+from support.stdio import AVA, Stderr, assert_intact, environment, logged, made, serving, state_of, until, using
+
+psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
+
+from support.postgres import PostgresServer, running_server  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+LEASE_S = 3
+CONFIG = f'runs_on = "workers"\nlease_s = {LEASE_S}\n' + PRICED.replace("custom:test", "custom:scripted")
+NOTE = Say("I look.", [("scratchpad", {"note": "half of it"})])
+DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
+WORKER = (*AVA[:-1], "worker")
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Generator[str]:
+    """The address of a database, without a password."""
+    server: PostgresServer = running_server()
+    yield server.database(tmp_path).replace(f":{server.password}@", "@")
+    server.empty_databases()
+
+
+@pytest.fixture
+def root(tmp_path: Path, url: str) -> Path:
+    """The data root of a server."""
+    return machine(tmp_path, "server", url)
+
+
+def machine(tmp: Path, name: str, url: str) -> Path:
+    return made(tmp / name, config_toml=f'database_url = "{url}"\n{CONFIG}')
+
+
+@asynccontextmanager
+async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGenerator[Process]:
+    """A worker on a machine; killed if the test has not ended it."""
+    with Stderr().checked() as stderr:
+        env = {**environment(root), **(using(base_url) if base_url else {})}
+        process = await anyio.open_process([*WORKER, "--database-url", url, *more], env=env, stderr=stderr.file)
+        try:
+            await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=30)
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                if process.returncode is None:
+                    process.kill()
+                await process.wait()
+                await process.aclose()
+
+
+def claims(root: Path, run: str) -> list[tuple[str, str]]:
+    return [(entry.content["instance"], entry.content["reason"]) for entry in logged(root, "RunClaimed", run=run)]
+
+
+async def test_a_worker_on_another_machine_runs_what_a_server_has_approved(
+    root: Path, tmp_path: Path, url: str
+) -> None:
+    with running_model_server([NOTE, DONE]) as models:
+        async with serving(root, env=using(models.base_url)) as host:
+            run = await host.start_run(workspace=None)
+            await until(lambda: "no worker is running" in str(told(root, run)), within_s=20)
+            async with working(machine(tmp_path, "worker", url), url, models.base_url):
+                await until(lambda: state_of(root, run) == "success", within_s=20)
+            answer = await host.tool("check_subagent", subagent_id=run)
+            assert answer["runs"][0]["untrusted_result"]["output"] == "twelve cents"
+    assert [reason for _owner, reason in claims(root, run)] == ["start"]
+    assert_intact(root)
+
+
+def told(root: Path, run: str) -> str | None:
+    """What a run is doing, as every server shows it."""
+    from support.log import looking
+
+    with looking(root) as db:
+        row = db.execute("SELECT text FROM live WHERE run_id = ?", (run,)).fetchone()
+        return None if row is None else str(row[0])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
+    root: Path, tmp_path: Path, url: str, how: signal.Signals
+) -> None:
+    gate = Gate()
+    script: list[Step] = [NOTE, Say("slow", gate=gate), DONE]
+    with running_model_server(script) as models:
+        async with (
+            serving(root, env=using(models.base_url)) as host,
+            working(machine(tmp_path, "one", url), url, models.base_url) as first,
+        ):
+            run = await host.start_run(workspace=None)
+            await until(gate.arrived.is_set, within_s=20)
+            async with working(machine(tmp_path, "two", url), url, models.base_url):
+                first.send_signal(how)
+                began = anyio.current_time()
+                await until(lambda: len(claims(root, run)) == 2, within_s=LEASE_S + 10)
+                assert anyio.current_time() - began < LEASE_S + 2
+                await until(lambda: state_of(root, run) == "success", within_s=20)
+                gate.released.set()
+                if how == signal.SIGSTOP:
+                    first.send_signal(signal.SIGCONT)
+                    await anyio.sleep(LEASE_S)
+                    assert first.returncode is None, "it goes on with other runs"
+    (one, start), (other, takeover) = claims(root, run)
+    assert one != other and (start, takeover) == ("start", "takeover")
+    assert len(logged(root, "RunEnded", run=run)) == 1
+    assert_intact(root)
+
+
+async def test_a_worker_that_is_stopped_hands_its_runs_over_and_loses_no_answer(
+    root: Path, tmp_path: Path, url: str
+) -> None:
+    gate = Gate()
+    with running_model_server([Say("slow", NOTE.calls, gate=gate), DONE]) as models:
+        async with (
+            serving(root, env=using(models.base_url)) as host,
+            working(machine(tmp_path, "one", url), url, models.base_url) as first,
+        ):
+            run = await host.start_run(workspace=None)
+            await until(gate.arrived.is_set, within_s=20)
+            first.send_signal(signal.SIGTERM)
+            await anyio.sleep(0.5)
+            async with working(machine(tmp_path, "two", url), url, models.base_url):
+                assert len(claims(root, run)) == 1, "the first one waits for the answer that is being paid for"
+                gate.released.set()
+                assert await first.wait() == 0
+                await until(lambda: state_of(root, run) == "success", within_s=20)
+        assert len(models.requests) == 2, "no call was repeated"
+    assert [reason for _owner, reason in claims(root, run)] == ["start", "takeover"]
+    assert_intact(root)
+
+
+async def test_a_worker_without_the_key_says_so_and_leaves_the_run_to_one_that_has_it(
+    root: Path, tmp_path: Path, url: str
+) -> None:
+    with running_model_server([DONE]) as models:
+        async with (
+            serving(root, env=using(models.base_url)) as host,
+            working(machine(tmp_path, "poor", url), url, ""),
+        ):
+            run = await host.start_run(workspace=None)
+            waits = await until(lambda: (words := told(root, run)) and "custom" in words and words, within_s=20)
+            assert os.uname().nodename in waits
+            status = await host.tool("check_subagent", subagent_id=run)
+            assert "custom" in str(status)
+            async with working(machine(tmp_path, "rich", url), url, models.base_url):
+                await until(lambda: state_of(root, run) == "success", within_s=20)
+    assert_intact(root)
