@@ -53,12 +53,15 @@ class Rows(Protocol):
 
     def fetchone(self) -> Any:
         """Return the next row, or None."""
+        ...
 
     def fetchall(self) -> list[Any]:
         """Return all further rows."""
+        ...
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the further rows."""
+        ...
 
 
 class Database(Protocol):
@@ -67,22 +70,28 @@ class Database(Protocol):
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open that can still be committed."""
+        ...
 
     @property
     def lost(self) -> bool:
         """Whether the connection is gone or spent: the next transaction needs another."""
+        ...
 
     def execute(self, sql: str, values: Values = (), /) -> Rows:
         """Run a statement."""
+        ...
 
     def executemany(self, sql: str, values: Iterable[Sequence[object]], /) -> object:
         """Run a statement for each of some values."""
+        ...
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
         """Yield the rows of a SELECT in portions, because all of them may not fit into memory."""
+        ...
 
     def begin_read(self) -> None:
         """Begin a transaction that sees one state of the log."""
+        ...
 
     def begin_write(self) -> None:
         """Begin a transaction that writes.
@@ -91,6 +100,7 @@ class Database(Protocol):
             Busy: Another process writes, or the database starts; try again.
             LogMoved: It is another log than before.
         """
+        ...
 
     def begin_bulk(self) -> None:
         """Begin a transaction that writes much and reads much of what it wrote.
@@ -98,6 +108,7 @@ class Database(Protocol):
         Raises:
             Busy: As for `begin_write`.
         """
+        ...
 
     def commit(self, head: tuple[int, bytes] | None = None, /) -> None:
         """Commit.
@@ -109,15 +120,19 @@ class Database(Protocol):
             Busy: The connection was lost, and nothing was written; try again.
             OutcomeUnknown: The connection was lost, and whether the commit was done cannot be found out.
         """
+        ...
 
     def rollback(self) -> None:
         """End the transaction without writing; errors do not matter."""
+        ...
 
     def schema_version(self) -> int:
         """Return the schema's version, 0 for an empty database."""
+        ...
 
     def data_version(self) -> object:
         """Return a value that changes when another connection has changed a projection."""
+        ...
 
     def empty_log(self, rewrite: bool, /) -> bool:
         """Move the write-ahead log into the database; False if a reader still needs a part of it.
@@ -125,33 +140,42 @@ class Database(Protocol):
         Args:
             rewrite: Rewrite the tables first, so that no page keeps bytes of rows that were deleted.
         """
+        ...
 
     def accept_any_text(self) -> bool:
         """Return invalid text with surrogates from now on; False if that changes nothing."""
+        ...
 
     def interrupt(self) -> None:
         """Stop the running statement, from another thread and without waiting."""
+        ...
 
     def close(self) -> None:
         """Close the connection."""
+        ...
 
     # -- the text index -----------------------------------------------------------------------------------------------
 
     def add_words(self, row: IndexRow, /) -> None:
         """Add a row to the text index."""
+        ...
 
     def forget_words(self, row: IndexRow, /) -> None:
         """Remove the text of a row from the index, which was added as it is given; the filters stay."""
+        ...
 
     def merge_words(self, pages: int, /) -> bool:
         """Remove what is left of forgotten words in the index, a few pages at a time; False if nothing is left."""
+        ...
 
     def words_condition(self, query: IndexQuery, /) -> tuple[str, list[object]]:
         """Return the SQL condition on `words` for a query of the text index, and its values."""
+        ...
 
     @property
     def words_key(self) -> str:
         """The column of `words` that is an entry's `seq`."""
+        ...
 
 
 class Busy(Exception):

@@ -45,9 +45,11 @@ class Backend(Protocol):
             DataRootRefused: This data root cannot have its log there.
             StoreUnavailable: It cannot be opened.
         """
+        ...
 
     def connect(self, *, readonly: bool = False) -> Database:
         """Open a connection. Blocking."""
+        ...
 
     def open_to_check(self) -> Database:
         """Open a connection that only reads a log, to verify it. Blocking.
@@ -56,15 +58,19 @@ class Backend(Protocol):
             StoreUnavailable: There is no log, or of an older schema.
             SchemaNewer: A newer program has migrated it.
         """
+        ...
 
     def is_damage(self, error: Exception) -> bool:
         """Tell whether an error reports wrong bytes, and not that the database is unavailable right now."""
+        ...
 
     def schema_changes(self, db: Database) -> dict[tuple[str, str], str]:
         """Return what was `removed`, `changed` or `added`, by kind and name, since the schema was made."""
+        ...
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until this process may write, and hold its turn."""
+        ...
 
     def check_location(self) -> None:
         """Check that the log still is where it was opened; takes a few microseconds.
@@ -72,6 +78,7 @@ class Backend(Protocol):
         Raises:
             LogMoved: It was removed, moved or replaced.
         """
+        ...
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         """Return the live processes on the log.
@@ -88,15 +95,19 @@ class Backend(Protocol):
 
     def translate_error(self, error: BaseException) -> BaseException:
         """Turn a driver's error of a write into one that says what to do, and any error into one for a future."""
+        ...
 
     def advice(self, error: Exception) -> str:
         """Return what to do about a driver's error of a read."""
+        ...
 
     def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` whenever it may have changed, and None from time to time. It closes `db`."""
+        ...
 
     def close(self) -> None:
         """Give back what `prepare` has taken."""
+        ...
 
 
 def backend_of(root: Path, url: str | None = None) -> Backend:

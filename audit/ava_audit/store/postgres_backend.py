@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from importlib import resources
 from pathlib import Path
@@ -118,7 +118,7 @@ class PostgresBackend:
             self._claim(conn)
 
     @contextmanager
-    def _opened(self) -> Iterator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
+    def _opened(self) -> Generator[tuple[PostgresDatabase, psycopg.Connection[Any]]]:
         """Open a connection for a moment, whose errors become sentences."""
         try:
             with contextlib.closing(PostgresDatabase(self._conninfo, self._place)) as db:

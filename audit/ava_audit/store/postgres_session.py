@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import psycopg
+from psycopg.adapt import Loader
 from psycopg.sql import SQL, Identifier
 from psycopg.types.numeric import Int8Dumper
 
@@ -37,7 +38,7 @@ class _BoolDumper(Int8Dumper):
         return b"1" if obj else b"0"
 
 
-class _WholeLoader(psycopg.adapt.Loader):
+class _WholeLoader(Loader):
     """Reads a sum, which Postgres returns as a decimal number, as a whole one."""
 
     def load(self, data: Any) -> int:
@@ -93,7 +94,7 @@ def dial(conninfo: Mapping[str, Any], *, readonly: bool, channel: str | None) ->
     Raises:
         psycopg.Error: It cannot be made.
     """
-    conn: psycopg.Connection[Any] = psycopg.connect(**{**conninfo, "autocommit": True})
+    conn: psycopg.Connection[Any] = psycopg.connect(**conninfo, autocommit=True)
     try:
         conn.adapters.register_dumper(int, Int8Dumper)
         conn.adapters.register_dumper(bool, _BoolDumper)

@@ -166,6 +166,7 @@ class Person(Protocol):
         Raises:
             AnsweredLater: The answer comes with another call.
         """
+        ...
 
 
 class PageOpener(Protocol):
@@ -173,9 +174,11 @@ class PageOpener(Protocol):
 
     async def address(self) -> str | None:
         """Return the address of the pages where this person can decide; None if they cannot be served."""
+        ...
 
     def knows(self, question: PageQuestion, opened: Container[str]) -> bool:
         """Tell whether this client has asked the question: in this call, or in an earlier one as `opened` says."""
+        ...
 
     async def open(
         self, question: PageQuestion, decided: Callable[[], Awaitable[None]], opened: set[str]

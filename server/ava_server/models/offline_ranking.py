@@ -69,6 +69,7 @@ def _together(text: str, query: Query, weigh: Weighing) -> float:
 
 def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passage]:
     """Return the best pieces. Each further one of a page counts less; those of a page are far apart; no text twice."""
+    left: list[tuple[float, Passage, frozenset[str]]]
     left = [(rank, piece, frozenset(piece.text.lower().split())) for rank, piece in ranked]
     chosen: list[Passage] = []
     while left and len(chosen) < most:

@@ -66,7 +66,7 @@ class Health:
         sandbox = await anyio.to_thread.run_sync(self._context.runtime.sandbox)
         errors = await self._errors(visitor)
         findings = await self._findings(visitor, now, sandbox) if everybody else []
-        facts = [*self._facts(sandbox), *(self._server_facts(now) if everybody else [])]
+        facts = [*self._facts(sandbox), *(self._server_facts(now) if everybody else ())]
         values = {
             "facts": facts,
             "findings": sorted(findings, key=lambda found: _WORST_FIRST.index(found.state)),

@@ -58,10 +58,9 @@ class Pages:
         reports = (Costs(context), Events(context), Health(context))
         people = (SignIn(context), PasskeyPages(context))
         parts = (*people, Overview(context), Runs(context), Deciding(context), Live(context), *reports)
-        routes = [route for part in parts for route in part.routes()]
-        self._paths = [route for route in routes if isinstance(route, Route)]
+        self._paths = [route for part in parts for route in part.routes()]
         self._router = Router(
-            [*routes, Route("/static/{name}", self._static, methods=["GET"])],
+            [*self._paths, Route("/static/{name}", self._static, methods=["GET"])],
             redirect_slashes=False,
             default=self._nothing_here,
         )
@@ -138,9 +137,9 @@ class Pages:
         known = self._own.get(connection) if connection is not None else None
         if known is None:
             client, server = scope.get("client"), scope.get("server")
-            known = bool(client and server) and await anyio.to_thread.run_sync(
-                peers.is_own, tuple(client or ()), tuple(server or ())
-            )
+            known = False
+            if client and server:
+                known = await anyio.to_thread.run_sync(peers.is_own, tuple(client), tuple(server))
             if connection is not None:
                 self._own[connection] = known
         return known

@@ -9,17 +9,14 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ava_server.core.files import PrivateFile, WatchedFile
-
-if TYPE_CHECKING:
-    from tomlkit import TOMLDocument
 
 CODE_US = 10 * 60 * 1_000_000
 """How long a one-time code can be used."""
@@ -182,7 +179,7 @@ class BrowserSessions:
         hashed = _hash(text) if _fits(text) else ""
         taken: list[BrowserSession] = []
 
-        def edit(document: TOMLDocument) -> None:
+        def edit(document: MutableMapping[str, Any]) -> None:
             found = self._read().get(hashed)
             if found is not None and found.kind == kind:
                 del document[hashed]
@@ -206,7 +203,7 @@ class BrowserSessions:
         made = BrowserSession(_hash(text), kind, user, token, terminal, now, now + life_us, name)
         self._file.make_folder()
 
-        def edit(document: TOMLDocument) -> None:
+        def edit(document: MutableMapping[str, Any]) -> None:
             stored = sorted(self._read().values(), key=lambda each: each.created_us)
             valid = [each for each in stored if each.is_valid]
             too_many = [each for each in valid if each.user == user][: -(MOST_OF_USER - 1)]
@@ -219,7 +216,7 @@ class BrowserSessions:
         self._change(edit)
         return text
 
-    def _change(self, edit: Callable[[TOMLDocument], Any]) -> None:
+    def _change(self, edit: Callable[[MutableMapping[str, Any]], Any]) -> None:
         self._file.change(self._read, edit)
 
     def _read(self) -> dict[str, BrowserSession]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 import anyio.to_thread
@@ -23,8 +23,16 @@ from ava_server.config.passkeys import Passkey, new_passkey
 from ava_server.core.errors import Refused
 
 if TYPE_CHECKING:
-    from fido2.server import Fido2Server
-    from fido2.webauthn import PublicKeyCredentialDescriptor
+    from fido2.webauthn import (
+        AttestedCredentialData,
+        AuthenticationResponse,
+        AuthenticatorData,
+        PublicKeyCredentialDescriptor,
+        PublicKeyCredentialUserEntity,
+        RegistrationResponse,
+        ResidentKeyRequirement,
+        UserVerificationRequirement,
+    )
 
     from ava_server.web.site import Site
 
@@ -112,6 +120,33 @@ class Challenges:
         with self._lock:
             at, purpose = self._issued.pop(challenge, (0.0, None))
             return purpose if self._clock() - at <= CHALLENGE_S else None
+
+
+class _Server(Protocol):
+    """What is used of fido2's server, some of whose parameters have no type."""
+
+    def authenticate_begin(
+        self,
+        credentials: list[PublicKeyCredentialDescriptor],
+        user_verification: UserVerificationRequirement,
+        challenge: bytes,
+    ) -> tuple[Mapping[str, Any], object]: ...
+
+    def authenticate_complete(
+        self, state: dict[str, Any], credentials: list[AttestedCredentialData], response: AuthenticationResponse
+    ) -> AttestedCredentialData: ...
+
+    def register_begin(
+        self,
+        user: PublicKeyCredentialUserEntity,
+        credentials: list[PublicKeyCredentialDescriptor],
+        resident_key_requirement: ResidentKeyRequirement,
+        user_verification: UserVerificationRequirement,
+        *,
+        challenge: bytes,
+    ) -> tuple[Mapping[str, Any], object]: ...
+
+    def register_complete(self, state: dict[str, Any], response: RegistrationResponse) -> AuthenticatorData: ...
 
 
 class RelyingParty:
@@ -229,7 +264,7 @@ class RelyingParty:
         known = {each.credential: each for each in self._store.of(purpose.user, self._site.host)}
 
         def check() -> Passkey:
-            parsed = {id_: CoseKey.parse(cast("Any", cbor.decode(each.public_key))) for id_, each in known.items()}
+            parsed = {id_: CoseKey.parse(cast("Any", cbor).decode(each.public_key)) for id_, each in known.items()}
             keys = [AttestedCredentialData.create(Aaguid.NONE, *each) for each in parsed.items()]
             return known[self._server().authenticate_complete(state, keys, answer).credential_id]
 
@@ -266,7 +301,7 @@ class RelyingParty:
             raise Refused(OTHER)
         return {"challenge": websafe_encode(client_data.challenge), "user_verification": "required"}
 
-    def _server(self) -> Fido2Server:
+    def _server(self) -> _Server:
         from fido2.server import Fido2Server
         from fido2.webauthn import PublicKeyCredentialRpEntity
 
@@ -303,7 +338,7 @@ def _parsed(given: str, parse: Callable[[Mapping[str, Any]], T]) -> T:
     sent = _translated(lambda: json.loads(given))
     if not isinstance(sent, dict):
         raise Refused(UNREADABLE)
-    return _translated(lambda: parse(sent))
+    return _translated(lambda: parse(cast("dict[str, Any]", sent)))
 
 
 def _translated(check: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ import base64
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
@@ -33,7 +33,7 @@ def declares_apps(ctx: ServerRequestContext[App, Any]) -> bool:
     capabilities = ctx.session.client_capabilities
     declared = (capabilities.extensions if capabilities is not None else None) or {}
     settings: Any = declared.get(EXTENSION)
-    types_shown = settings.get("mimeTypes") if isinstance(settings, dict) else None
+    types_shown = cast("dict[str, Any]", settings).get("mimeTypes") if isinstance(settings, dict) else None
     return isinstance(types_shown, list) and MIME in types_shown
 
 
