@@ -84,7 +84,7 @@ def test_the_proxies_configurations_are_valid(tmp_path: Path) -> None:
 
 
 def test_the_alert_rules_are_valid() -> None:
-    assert "9 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
+    assert "12 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
 
 
 def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> None:
@@ -95,7 +95,7 @@ def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> N
     asked = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules]
     asked += [(target["expr"], target["legendFormat"]) for panel in panels for target in panel["targets"]]
     for expression, words in asked:
-        names = {re.sub("_(sum|count)$", "", name) for name in re.findall(r"\b(ava_\w+)", expression)}
+        names = {re.sub("_(sum|count|bucket)$", "", name) for name in re.findall(r"\b(ava_\w+)", expression)}
         assert names <= set(known) and (names or "up{" in expression), expression
         labels = set(re.findall(r"(\w+)=\"", expression)) | set(
             re.findall(r"\{\{(?:\$labels\.| \$labels\.)?(\w+)", words)
