@@ -288,7 +288,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
 
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
-    limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
+    limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s, reach.shutdown_delay_s)
     with ExitStack() as held:
         found = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
         reach = replace(reach, port=found[0].getsockname()[1])  # the system chooses the port if none was given
@@ -313,7 +313,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     ) as first:  # it ends before another user can have the port
                         if first or not reach.pages:  # of two that start at once, one serves the pages
                             say(_serving(reach))
-                            await ending.asked.wait()
+                            await ending.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
                     with anyio.move_on_after(TOLD_WITHIN_S):
@@ -368,22 +368,46 @@ async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulS
             break
         await anyio.sleep(left_s)
     ending.begin(0)
+    ending.hurry()
     ending.asked.set()
 
 
 class GracefulShutdown(Shutdown):
-    """A shutdown in two steps: the first signal lets calls in progress finish, the second does not wait.
+    """A shutdown in steps: the first signal lets calls in progress finish, the second does not wait.
+
+    Between the first signal and the first refusal is a delay in which the server only says that it stops, so that load
+    balancers send it nothing new.
+
+    Args:
+        drain_s: Seconds that calls in progress may take.
+        delay_s: Seconds of the delay.
 
     Attributes:
         asked: Set at the first signal.
+        stopping: Whether the delay is over, too.
         draining: Scope of the wait for calls in progress.
     """
 
-    def __init__(self, drain_s: float) -> None:
+    def __init__(self, drain_s: float, delay_s: float = 0.0) -> None:
         super().__init__()
         self.asked = anyio.Event()
+        self.stopping = False
         self.draining = anyio.CancelScope()
+        self._delaying = anyio.CancelScope()
         self._drain_s = drain_s
+        self._delay_s = delay_s
+
+    async def wait(self) -> None:
+        """Wait for the first signal, and then until the delay is over."""
+        await self.asked.wait()
+        with self._delaying:
+            self._delaying.deadline = anyio.current_time() + self._delay_s
+            await anyio.sleep_forever()
+        self.stopping = True
+
+    def hurry(self) -> None:
+        """Leave out the delay, or what is left of it."""
+        self._delaying.cancel()
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Start the shutdown at the first signal, and finish at once at the next."""
@@ -391,9 +415,11 @@ class GracefulShutdown(Shutdown):
             task_status.started()
             async for number in signals:
                 if self.asked.is_set():
+                    self.hurry()
                     self.draining.cancel()
                     continue
-                self.begin(128 + number if number == signal.SIGINT else 0, after_s=self._drain_s)
+                after_s = self._delay_s + self._drain_s
+                self.begin(128 + number if number == signal.SIGINT else 0, after_s=after_s)
                 self.asked.set()
 
 
@@ -437,8 +463,12 @@ class _Paths:
             await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
-        """Return why the server is not ready, without a word on its users' work; None when it is."""
-        if self._ending.asked.is_set():
+        """Return why load balancers should send requests elsewhere, without a word on its users' work; else None."""
+        return "it is stopping" if self._ending.asked.is_set() else self.why_not_serving()
+
+    def why_not_serving(self) -> str | None:
+        """Return why the server shows no pages, without a word on its users' work; None when it does."""
+        if self._ending.stopping:
             return "it is stopping"
         if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
@@ -449,7 +479,7 @@ class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: `GracefulShutdown` handles them."""
 
     def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits, pages: Pages) -> None:
-        authentication = Authentication(paths, reach, tokens, limits, paths.why_not_ready, pages)
+        authentication = Authentication(paths, reach, tokens, limits, paths, pages)
         config = uvicorn.Config(
             cast("Any", authentication),
             loop="none",
