@@ -56,8 +56,11 @@ NOT_RUN: Mapping[str, str] = {
 """Commands that these tests do not run, by their first words, with the reason and where they are tried instead."""
 ELSEWHERE = ("command: ", "on_event: ", "jq: ")
 """Marks of blocks that test_readme.py, tests/system/test_event_examples.py and test_docs.py run."""
-NOT_OURS = ("git pull", "uv tool install", "opentelemetry-instrument", "pip install", "export AVA_DATABASE_URL")
-"""How blocks begin that need a remote, a package registry, a database server, or an SDK in the environment."""
+NOT_OURS = (
+    "git pull", "uv tool install", "opentelemetry-instrument", "pip install", "export AVA_DATABASE_URL", "docker ",
+    "export PUBLIC_HOST", "mkdir -m 700 secrets", "kubectl ", "pg_dump ", "pg_restore ",
+)  # fmt: skip
+"""How blocks begin that need a remote, a package registry, a database server, containers, or an SDK."""
 NAMED = (
     "key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume", "export",
 )  # fmt: skip

@@ -134,6 +134,9 @@ class Database(Protocol):
         """Return a value that changes when another connection has changed a projection."""
         ...
 
+    def sizes(self) -> dict[str, int]:
+        """Return bytes on the disk: of the `database`, and of its `write_ahead_log` if that is its own."""
+
     def empty_log(self, rewrite: bool, /) -> bool:
         """Move the write-ahead log into the database; False if a reader still needs a part of it.
 

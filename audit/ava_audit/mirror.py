@@ -32,6 +32,7 @@ import anyio.to_thread
 
 from ava_audit.entries import HEADER, Fault, limit_content, line_fault, mirror_line
 from ava_audit.projections import Repaired, note_mirrored, note_repaired
+from ava_audit.store.connection import file_size
 from ava_audit.store.store import Store
 from ava_audit.units import DAY_US, EPOCH, US_PER_S, day_of
 from ava_audit.view import View
@@ -158,14 +159,6 @@ def file_of(agent_id: str, ts_us: int) -> str:
     if _SUBAGENT.fullmatch(agent_id):
         return f"subagents/{agent_id}.jsonl"
     return f"ava/{day_of(ts_us)}.jsonl"
-
-
-def file_size(path: Path) -> int:
-    """Return a file's length in bytes, 0 if it cannot be read."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def repair_file(view: View, *, folder: Path, file: str) -> int:

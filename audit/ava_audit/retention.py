@@ -23,9 +23,10 @@ import anyio.to_thread
 from ava_audit.database import Database, IndexRow
 from ava_audit.entries import HEADER, entry_of
 from ava_audit.events import TRANSCRIPT_TYPES, Event, LogErased, Who
-from ava_audit.mirror import Mirror, file_of, file_size, remove_quarantined_runs
+from ava_audit.mirror import Mirror, file_of, remove_quarantined_runs
 from ava_audit.projections import erase_entries, forget_live, merge_words, note_progress
 from ava_audit.rows import WAITING, RunRow
+from ava_audit.store.connection import file_size
 from ava_audit.store.store import Outcome, Store, T
 from ava_audit.text_index import index_row
 from ava_audit.units import DAY_US, now_us

@@ -7,7 +7,7 @@ transcripts, whose content is erased some day, from the start of the tally.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -269,6 +269,35 @@ def run_sums(view: View) -> list[RunSums]:
         f"SELECT role, model, state, count(*), min(created_us), {sums} FROM runs GROUP BY role, model, state"  # noqa: S608
     )
     return [RunSums(*row) for row in rows]
+
+
+@dataclass(frozen=True)
+class StartWaits:
+    """How long runs waited from their approval to their first claim.
+
+    Attributes:
+        runs: The number of runs whose wait is within each bound and above the one before; the last has no bound.
+        total_us: The sum of all waits (microseconds).
+    """
+
+    runs: tuple[int, ...]
+    total_us: int
+
+
+def start_waits(view: View, bounds_us: Sequence[int]) -> StartWaits:
+    """Return how long runs waited for their first claim, counted by ascending upper bounds (microseconds).
+
+    The approval may have the time of another machine than the claim; a wait that seems negative counts as none.
+    """
+    wait = "(CASE WHEN started_us > queued_us THEN started_us - queued_us ELSE 0 END)"
+    within = "".join(f" WHEN {wait} <= {int(bound)} THEN {place}" for place, bound in enumerate(bounds_us))
+    rows = view.select(
+        f"SELECT CASE{within} ELSE {len(bounds_us)} END, count(*), sum({wait}) FROM runs"  # noqa: S608
+        " WHERE started_us IS NOT NULL AND queued_us IS NOT NULL GROUP BY 1"
+    )
+    found = {place: (runs, total_us) for place, runs, total_us in rows}
+    counts = tuple(found.get(place, (0, 0))[0] for place in range(len(bounds_us) + 1))
+    return StartWaits(counts, int(sum(total_us for _runs, total_us in found.values())))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,10 @@ class View:
             return self._head
         return int(self._one("SELECT coalesce(max(seq), 0) FROM events")[0])
 
+    def sizes(self) -> dict[str, int]:
+        """Return bytes on the disk: of the `database`, and of its `write_ahead_log` if that is its own."""
+        return self._db.sizes()
+
     def after(self, entries: int) -> View:
         """Return this view as it will be after so many further entries that change no projection."""
         return View(self._db, self._projections, self.head() + entries)

@@ -25,7 +25,7 @@ from ava_audit.maintenance import index_new_entries
 from ava_audit.store import backend, locks, store
 from ava_audit.store import store as stores
 from ava_audit.store.store import Outcome
-from ava_audit.totals import Tally, count_new_entries, current_runs, run_sums, spending, user_sums
+from ava_audit.totals import Tally, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
 from ava_audit.transfer import export_log, import_log
 from ava_audit.verify import verify
 from ava_audit.view import RunGroup, View
@@ -602,7 +602,12 @@ QUERIES: dict[str, Callable[[View], object]] = {
     "progress": lambda view: (view.progress("words"), view.mirrored(), view.mirrored_size("none")),
     "rows": lambda view: list(view.rows("content LIKE ? AND seq < ?", "%LOOK it up%", 99, limit=5)),
     "spending": lambda view: (spending(view, 0, NOW), spending(view, 0, NOW, "ben"), spending(view, 0, NOW, "eve")),
-    "sums": lambda view: (sorted(map(str, run_sums(view))), sorted(map(str, user_sums(view))), current_runs(view, 0)),
+    "sums": lambda view: (
+        sorted(map(str, run_sums(view))),
+        sorted(map(str, user_sums(view))),
+        current_runs(view, 0),
+        start_waits(view, (1, 10**9)),
+    ),
     "tally": lambda view: count_new_entries(view, Tally(0)),
 }
 
@@ -644,3 +649,18 @@ def test_every_query_answers_the_same_on_both(server: PostgresServer, both: tupl
     found = answer(there, server.database(there))
     assert found == answer(here, "")
     assert str(found) not in ("None", "[]", "()", "{}", "0") or name in ("live", "task id"), "it must find something"
+
+
+def test_both_tell_their_size_on_the_disk(server: PostgresServer, both: tuple[Path, Path]) -> None:
+    here, there = both
+
+    def sizes(root: Path, url: str) -> dict[str, int]:
+        with contextlib.closing(backend.backend_of(root, url).connect(readonly=True)) as db:
+            db.begin_read()
+            return View(db).sizes()
+
+    wal = here / "ava.db-wal"
+    files = {"database": (here / "ava.db").stat().st_size, "write_ahead_log": wal.stat().st_size if wal.exists() else 0}
+    assert sizes(here, "") == files and files["database"] > 0
+    assert list(sizes(there, server.database(there))) == ["database"]
+    assert sizes(there, server.database(there))["database"] > 1_000_000, "the catalogs of a new database alone are more"

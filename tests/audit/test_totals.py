@@ -15,7 +15,16 @@ from ava_audit.events import ErrorOccurred, Event, GuardrailTripped, SessionStar
 from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
 from ava_audit.store.schema import open_in_memory
-from ava_audit.totals import ERASABLE, Counted, Tally, count_new_entries, current_runs, run_sums
+from ava_audit.totals import (
+    ERASABLE,
+    Counted,
+    StartWaits,
+    Tally,
+    count_new_entries,
+    current_runs,
+    run_sums,
+    start_waits,
+)
 from ava_audit.view import View
 
 
@@ -169,3 +178,14 @@ def test_reads_no_entry_that_was_already_counted(log: Log) -> None:
     for sql in of_events:
         plan = [str(row[3]) for row in log.db.execute(f"EXPLAIN QUERY PLAN {sql}")]
         assert any("INDEX events_type (type=? AND rowid>? AND rowid<?)" in step for step in plan), plan
+
+
+def test_counts_waits_from_the_approval_to_the_first_claim_by_their_bounds(log: Log) -> None:
+    quick, slow, queued = Life("S-aaaaaa"), Life("S-bbbbbb"), Life("S-cccccc")
+    log.add(quick.proposed(), quick.task(), slow.proposed(), slow.task(), queued.proposed(), queued.task())
+    log.add(slow.decided(), quick.decided(), quick.claimed(), queued.decided(), slow.claimed())  # an entry takes 1 us
+    assert start_waits(log.view, (1, 2)) == StartWaits((1, 0, 1), 5)
+    assert start_waits(log.view, (4, 9)) == StartWaits((2, 0, 0), 5)
+    quick.generation = 2
+    log.add(quick.claimed())
+    assert start_waits(log.view, (1, 2)).total_us == 5, "a later claim is no start"

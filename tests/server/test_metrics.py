@@ -113,6 +113,12 @@ async def test_scraped_activity_and_cost_of_a_run_match_the_log(tmp_path: Path) 
         assert value(found, "ava_tool_calls_total", tool="submit_result", outcome="success") == 1
         assert value(found, "ava_proposals_decided_total", decision="approved", channel="host_call") == 1
         assert value(found, "ava_runs_claimed_total", reason="start") == 1
+        waited_s = ((run.started_us or 0) - (run.queued_us or 0)) / 1e6
+        assert value(found, "ava_run_start_wait_seconds_count") == 1
+        assert value(found, "ava_run_start_wait_seconds_sum") == pytest.approx(waited_s)
+        for bound in ("0.05", "1.0", "1800.0"):
+            assert value(found, "ava_run_start_wait_seconds_bucket", le=bound) == (waited_s <= float(bound))
+        assert value(found, "ava_log_bytes", file="database") > 0
         assert "payroll" not in str(lab.runtime.tally), "what a model invents is not kept"
         assert value(found, "ava_log_head") == lab.store.head
         assert value(found, "ava_sessions_open") == 2
@@ -244,8 +250,8 @@ async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None
         given: dict[str, set[str]] = {}
         for name, labels in await prometheus.scrape():
             if name.startswith("ava_"):
-                name = name.removesuffix("_count").removesuffix("_sum")
-                given.setdefault(name, set()).update(label for label, _value in labels)
+                name = re.sub("_(count|sum|bucket)$", "", name)
+                given.setdefault(name, set()).update(label for label, _value in labels if label != "le")
     told = {
         name: set(re.findall(r"`(\w+)`", labels))
         for name, labels in re.findall(r"^\| `(ava_\w+)` \| ([^|]*)\|", PAGE.read_text("utf-8"), re.MULTILINE)

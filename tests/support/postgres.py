@@ -38,7 +38,7 @@ autovacuum_naptime = 5s
 def programs() -> Path | None:
     """The folder of the server's programs, None where they are not installed."""
     found = shutil.which("initdb")
-    folders = [Path(found).parent] if found else []
+    folders = [Path(found).resolve().parent] if found else []  # a link may name this one program alone
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()), None)
 
@@ -113,6 +113,18 @@ class PostgresServer:
             self._process.wait(START_S)
             self._process = None
 
+    def folder_of_its_own(self, name: str) -> Path:
+        """A folder beside its data that it may write to; an existing one is given to it with all that is in it."""
+        path = self.folder / name
+        path.mkdir(mode=0o700, exist_ok=True)
+        _give(path)
+        return path
+
+    def configure(self, *lines: str) -> None:
+        """Add settings, which count from the next start on."""
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
     def remove(self) -> None:
         """Stop it and remove its folder."""
         self.stop(signal.SIGQUIT)
@@ -178,7 +190,8 @@ def _known(name: str) -> bool:
 def _give(path: Path) -> None:
     account = _account()
     if account:
-        os.chown(path, account["user"], account["group"])
+        for each in (path, *path.rglob("*")):
+            os.chown(each, account["user"], account["group"])
 
 
 def _free_port() -> int:

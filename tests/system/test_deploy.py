@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-import shutil
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +18,19 @@ import httpx2
 import pytest
 import yaml
 from support.certificates import issue
+from support.deployed import FOLDER, behind, free_port, tool
 from support.http_server import BOTH, HELLO, bearer, serving_http, token
 
-FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
+from ava_server.core.shutdown import EXIT_WITHIN_S
+
+AVA_SERVICES = ("server-1", "server-2", "worker-1", "worker-2")
 METRICS = Path(__file__).parents[2] / "docs" / "monitoring.md"
 NAME = "ava.example.org"
 
 
-def tool(name: str) -> str:
-    found = shutil.which(name, path="/usr/bin:/usr/sbin:/usr/local/bin")
-    if found is None:
-        pytest.skip(f"{name} is not installed")
-    return found
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def checked(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = {**os.environ, "PUBLIC_HOST": NAME}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -79,12 +70,89 @@ def test_the_unit_is_valid(tmp_path: Path) -> None:
 
 
 def test_the_proxies_configurations_are_valid(tmp_path: Path) -> None:
-    checked(tool("caddy"), "validate", "--config", str(FOLDER / "Caddyfile"), "--adapter", "caddyfile")
+    for path in (FOLDER / "Caddyfile", FOLDER / "compose" / "Caddyfile"):
+        checked(tool("caddy"), "validate", "--config", str(path), "--adapter", "caddyfile")
     checked(tool("nginx"), "-t", "-c", str(nginx_files(tmp_path, 8443, 8642)))
 
 
+def test_the_image_the_containers_and_the_pods_have_this_version() -> None:
+    ours = version("ava-subagents")
+    assert f"-t ava:{ours} ." in (FOLDER / "Dockerfile").read_text()
+    services = compose()["services"]
+    assert {services[name]["image"] for name in AVA_SERVICES} == {f"ava:{ours}"}
+    kustomization = yaml.safe_load((FOLDER / "kubernetes" / "kustomization.yaml").read_text())
+    assert [image["newTag"] for image in kustomization["images"]] == [ours]
+
+
+def test_containers_and_pods_are_killed_only_after_a_whole_shutdown() -> None:
+    services = compose()["services"]
+    pod = pods()["ava-server"]
+    args = pod["containers"][0]["args"]
+    grace_s: int = pod["terminationGracePeriodSeconds"]
+    for given, killed_s in (
+        (args, grace_s),
+        *((services[name]["command"], seconds(services[name]["stop_grace_period"])) for name in AVA_SERVICES[:2]),
+    ):
+        options = dict(word.split("=", 1) for word in given if "=" in word)
+        assert seconds(options["--shutdown-delay"]) + seconds(options["--drain"]) + EXIT_WITHIN_S + 5 < killed_s
+    assert seconds(services["caddy"]["stop_grace_period"]) > 30, "grace_period in the Caddyfile"
+
+
+def test_containers_and_pods_have_no_rights_that_they_do_not_need() -> None:
+    services = compose()["services"]
+    for name in AVA_SERVICES:
+        assert services[name]["read_only"] and services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+    for pod in pods().values():
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["runAsUser"] == 10001
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        for container in (*pod["initContainers"], *pod["containers"]):
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            }  # fmt: skip
+            assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+    assert "USER 10001:10001" in (FOLDER / "Dockerfile").read_text()
+
+
+def test_the_examples_hold_no_secret() -> None:
+    secret = yaml.safe_load((FOLDER / "kubernetes" / "secret.example.yaml").read_text())["stringData"]
+    assert ":PASSWORD@" in secret["AVA_DATABASE_URL"] and secret["OPENROUTER_API_KEY"] == "KEY"
+    for name in AVA_SERVICES:
+        assert ":" not in compose()["services"][name]["environment"]["AVA_DATABASE_URL"].partition("@")[0][13:]
+
+
+def test_kustomize_builds_the_manifests() -> None:
+    built = checked(tool("kubectl"), "kustomize", str(FOLDER / "kubernetes"))
+    kinds = Counter(each["kind"] for each in yaml.safe_load_all(built))
+    assert kinds == {
+        "Namespace": 1, "ConfigMap": 1, "Deployment": 2, "PodDisruptionBudget": 2, "Service": 1, "NetworkPolicy": 2,
+    }  # fmt: skip
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((FOLDER / "compose" / "compose.yaml").read_text())
+    return found
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    """The pods of the deployments, by name."""
+    files = [(FOLDER / "kubernetes" / name).read_text() for name in ("servers.yaml", "workers.yaml")]
+    documents = [document for text in files for document in yaml.safe_load_all(text)]
+    return {
+        document["metadata"]["name"]: document["spec"]["template"]["spec"]
+        for document in documents
+        if document["kind"] == "Deployment"
+    }
+
+
+def seconds(text: str) -> int:
+    assert text.endswith("s")
+    return int(text[:-1])
+
+
 def test_the_alert_rules_are_valid() -> None:
-    assert "9 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
+    assert "12 rules found" in checked(tool("promtool"), "check", "rules", str(FOLDER / "alerts.yml"))
 
 
 def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> None:
@@ -95,7 +163,7 @@ def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> N
     asked = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules]
     asked += [(target["expr"], target["legendFormat"]) for panel in panels for target in panel["targets"]]
     for expression, words in asked:
-        names = {re.sub("_(sum|count)$", "", name) for name in re.findall(r"\b(ava_\w+)", expression)}
+        names = {re.sub("_(sum|count|bucket)$", "", name) for name in re.findall(r"\b(ava_\w+)", expression)}
         assert names <= set(known) and (names or "up{" in expression), expression
         labels = set(re.findall(r"(\w+)=\"", expression)) | set(
             re.findall(r"\{\{(?:\$labels\.| \$labels\.)?(\w+)", words)
@@ -104,23 +172,6 @@ def test_rules_and_dashboard_use_only_documented_metrics_and_their_labels() -> N
         labels |= {label.strip() for group in grouped for label in group.split(",")}
         allowed = set[str]().union(*(known[name] for name in names), {"job", "instance"})
         assert labels - {"value"} <= allowed, (expression, labels - allowed)
-
-
-@asynccontextmanager
-async def behind(command: tuple[str, ...], port: int) -> AsyncGenerator[None]:
-    """Run a proxy until the block ends."""
-    async with await anyio.open_process(command, stdout=None, stderr=None) as process:
-        try:
-            with anyio.fail_after(20):
-                while True:
-                    try:
-                        await (await anyio.connect_tcp("127.0.0.1", port)).aclose()
-                        break
-                    except OSError:
-                        await anyio.sleep(0.1)
-            yield
-        finally:
-            process.terminate()
 
 
 @pytest.mark.slow
@@ -140,7 +191,13 @@ async def test_a_client_reaches_the_server_through_the_proxy_and_the_metrics_sta
             headers = {**bearer(text), **BOTH, "Host": NAME}
             given: dict[str, Any] = {"headers": headers, "extensions": {"sni_hostname": NAME}}
             base = f"https://127.0.0.1:{port}"
-            hello = await http.post(f"{base}/mcp", json=HELLO, **given)
+            with anyio.fail_after(20):
+                while True:  # Caddy makes its certificate after it listens
+                    try:
+                        hello = await http.post(f"{base}/mcp", json=HELLO, **given)
+                        break
+                    except httpx2.ConnectError:
+                        await anyio.sleep(0.2)
             assert hello.status_code == 200 and '"name":"ava"' in hello.text.replace(" ", ""), hello.text
             assert (await http.get(f"{base}/metrics", **given)).status_code == 404
             assert (await server.get("/metrics", text)).status_code == 200

@@ -138,6 +138,23 @@ async def test_refuses_new_spawns_while_draining_and_health_reports_it(
         assert await server.exited() == 0
 
 
+async def test_during_the_shutdown_delay_only_the_health_says_that_it_stops(tmp_path: Path) -> None:
+    root = made(tmp_path / "data")
+    text = token(root, "ana")
+    async with serving_http(root, "--shutdown-delay", "30s") as server, server.client(text) as client:
+        began = time.monotonic()
+        server.signal()
+        await until_status(server, 503)
+        await anyio.sleep(6)  # longer than any shutdown takes without the delay
+        proposed, _text = told(await client.call_tool("spawn_subagent", {**SPAWN, "task": "https://example.org"}))
+        assert proposed["pending_id"]
+        assert "Sign in" in (await server.get("/sign-in")).text, "not the refusal of a server that stops"
+        server.signal()
+        assert await server.exited() == 0
+        assert time.monotonic() - began < 20, "a second signal does not wait for the rest of the delay"
+    assert instance_locks(root) == []
+
+
 async def until_status(server: HttpServer, status: int) -> None:
     with anyio.fail_after(10):
         while (await server.get("/healthz")).status_code != status:  # noqa: ASYNC110 - another process

@@ -68,6 +68,11 @@ class SqliteDatabase(sqlite3.Connection):
         """Return a value that changes when another connection has written."""
         return self.execute("PRAGMA data_version").fetchone()[0]
 
+    def sizes(self) -> dict[str, int]:
+        """Return bytes on the disk: of the `database`, and of its `write_ahead_log`."""
+        path = Path(self.execute("PRAGMA database_list").fetchone()[2])
+        return {"database": file_size(path), "write_ahead_log": file_size(path.with_name(f"{path.name}-wal"))}
+
     def empty_log(self, rewrite: bool, /) -> bool:
         """Move the write-ahead log into the database; False if a reader still needs a part of it."""
         if rewrite:
@@ -141,6 +146,14 @@ def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
         db.close()
         raise
     return db
+
+
+def file_size(path: Path) -> int:
+    """Return a file's length in bytes, 0 if it cannot be read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def is_damaged(error: Exception) -> bool:

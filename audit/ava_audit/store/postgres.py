@@ -281,11 +281,15 @@ class PostgresDatabase:
         """Return a value that changes when another connection has appended entries."""
         return self._changes
 
+    def sizes(self) -> dict[str, int]:
+        """Return bytes on the disk: the server's write-ahead log is that of all its databases."""
+        (size,) = self.execute("SELECT pg_database_size(current_database())").fetchone()
+        return {"database": int(size)}
+
     def empty_log(self, rewrite: bool, /) -> bool:
         """Rewrite the tables that had the erased text; the write-ahead log is the server's own concern."""
         if rewrite:
-            (size,) = self.execute("SELECT pg_database_size(current_database())").fetchone()
-            full = "(FULL)" if size <= REWRITE_BYTES else ""
+            full = "(FULL)" if self.sizes()["database"] <= REWRITE_BYTES else ""
             self.execute("SET statement_timeout = 0")
             try:
                 for table in ("events", "words", "live"):

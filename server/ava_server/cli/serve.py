@@ -47,6 +47,9 @@ def serve_command(
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
     ] = None,
+    shutdown_delay: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time for load balancers to notice a shutdown; default: none.")
+    ] = None,
     idle: Annotated[
         str | None, typer.Option(metavar="TIME", help="End after so long without a request; default: never.")
     ] = None,
@@ -57,7 +60,7 @@ def serve_command(
 
     With --http it serves many users at once: each request carries a token of `ava token create`.
     """
-    given = (host, port, public_url, trusted_proxy, drain, idle)
+    given = (host, port, public_url, trusted_proxy, drain, shutdown_delay, idle)
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     refuse_in_subagent("ava serve")
@@ -83,6 +86,7 @@ def serve_command(
             public_url=url_of(public_url),
             proxies=proxies_of(trusted_proxy or []),
             drain_s=parse_seconds("--drain", drain) or 5.0,
+            shutdown_delay_s=parse_seconds("--shutdown-delay", shutdown_delay) or 0.0,
             access_log=access_log,
             idle_s=parse_seconds("--idle", idle),
             pages=pages,

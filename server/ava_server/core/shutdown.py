@@ -57,18 +57,41 @@ class Shutdown:
 
 
 class GracefulShutdown(Shutdown):
-    """A shutdown in two steps: the first signal lets calls in progress finish, the second does not wait.
+    """A shutdown in steps: the first signal lets calls in progress finish, the second does not wait.
+
+    Between the first signal and the first refusal is a delay in which the server only says that it stops, so that load
+    balancers send it nothing new.
+
+    Args:
+        drain_s: Seconds that calls in progress may take.
+        delay_s: Seconds of the delay.
 
     Attributes:
         asked: Set at the first signal.
+        stopping: Whether the delay is over, too.
         draining: Scope of the wait for calls in progress.
     """
 
-    def __init__(self, drain_s: float) -> None:
+    def __init__(self, drain_s: float, delay_s: float = 0.0) -> None:
         super().__init__()
         self.asked = anyio.Event()
+        self.stopping = False
         self.draining = anyio.CancelScope()
+        self._delaying = anyio.CancelScope()
         self._drain_s = drain_s
+        self._delay_s = delay_s
+
+    async def wait(self) -> None:
+        """Wait for the first signal, and then until the delay is over."""
+        await self.asked.wait()
+        with self._delaying:
+            self._delaying.deadline = anyio.current_time() + self._delay_s
+            await anyio.sleep_forever()
+        self.stopping = True
+
+    def hurry(self) -> None:
+        """Leave out the delay, or what is left of it."""
+        self._delaying.cancel()
 
     async def watch(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Start the shutdown at the first signal, and finish at once at the next."""
@@ -76,9 +99,11 @@ class GracefulShutdown(Shutdown):
             task_status.started()
             async for number in signals:
                 if self.asked.is_set():
+                    self.hurry()
                     self.draining.cancel()
                     continue
-                self.begin(128 + number if number == signal.SIGINT else 0, after_s=self._drain_s)
+                after_s = self._delay_s + self._drain_s
+                self.begin(128 + number if number == signal.SIGINT else 0, after_s=after_s)
                 self.asked.set()
 
 

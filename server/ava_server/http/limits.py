@@ -304,6 +304,16 @@ HEALTH = "/healthz"
 _AGAIN_S = 5
 
 
+class Readiness(Protocol):
+    """Says whether the server is ready."""
+
+    def why_not_ready(self) -> str | None:
+        """Return why load balancers should send requests elsewhere; None if they need not."""
+
+    def why_not_serving(self) -> str | None:
+        """Return why the server shows no pages; None when it does."""
+
+
 class Authentication:
     """ASGI middleware that lets authenticated requests through.
 
@@ -312,7 +322,7 @@ class Authentication:
         reach: How the server may be reached.
         tokens: The tokens that exist now.
         limits: The requests in progress.
-        ready: Returns why the server is not ready, or None.
+        readiness: Says why the server is not ready.
         pages: Answers browsers, which have a session in place of a token.
     """
 
@@ -322,14 +332,14 @@ class Authentication:
         reach: Reach,
         tokens: Tokens,
         limits: RequestLimits,
-        ready: Callable[[], str | None],
+        readiness: Readiness,
         pages: Pages,
     ) -> None:
         self._app = AuthContextMiddleware(app)
         self._reach = reach
         self._tokens = tokens
         self._limits = limits
-        self._ready = ready
+        self._readiness = readiness
         self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -372,7 +382,7 @@ class Authentication:
 
     async def _show(self, scope: Scope, request: RequestInProgress, headers: Headers) -> None:
         """Show a page to somebody with a session, or to anybody what needs none."""
-        if (why := self._ready()) is not None:
+        if (why := self._readiness.why_not_serving()) is not None:
             await error_response(503, f"Not ready: {why}. Try again in a moment.")(scope, request.receive, request.send)
             return
         visitor: Visitor | None = None
@@ -430,7 +440,7 @@ class Authentication:
     def _health(self, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             return Response(status_code=405, headers={"Allow": "GET, HEAD"})
-        why = self._ready()
+        why = self._readiness.why_not_ready()
         body = {"status": "ok"} if why is None else {"status": "not ready", "why": why}
         return JSONResponse(body, status_code=200 if why is None else 503, headers={"Cache-Control": "no-store"})
 

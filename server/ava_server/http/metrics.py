@@ -15,13 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 from prometheus_client import Metric, ProcessCollector, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, SummaryMetricFamily
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
 
 from ava_audit.rows import UNENDED, Bucket
 from ava_audit.store.schema import SCHEMA_VERSION
@@ -32,12 +36,14 @@ from ava_audit.totals import (
     Labels,
     NewCounts,
     RunSums,
+    StartWaits,
     Tally,
     UserSums,
     WaitingRuns,
     count_new_entries,
     current_runs,
     run_sums,
+    start_waits,
     user_sums,
 )
 from ava_audit.view import View
@@ -66,6 +72,9 @@ _RUN_SUMS = (
     ("ava_run_tool_calls", "Tool calls of runs.", _ROLE, "tool_calls", 1),
 )
 """Counters of runs: name, help, labels, the field of `RunSums`, and how many of its units make one."""
+START_BOUNDS_US = (50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 5_000_000, 10_000_000, 30_000_000,
+                   60_000_000, 300_000_000, 1_800_000_000)  # fmt: skip
+"""The upper bounds of the histogram of waits for a first claim."""
 _USER_STATE = ("user", "state")
 _EVENTS = (
     ("SpawnDecided", "ava_proposals_decided", "Decided proposals, by decision and channel.", ("decision", "channel")),
@@ -81,7 +90,9 @@ class LogState:
     """One state of the log."""
 
     head: int
+    sizes: dict[str, int]
     runs: list[RunSums]
+    starts: StartWaits
     users: list[UserSums]
     days: dict[str, int]
     now: CurrentRuns
@@ -136,7 +147,7 @@ class Families:
         build = (version("ava-subagents"), platform.python_version(), sqlite3.sqlite_version, str(SCHEMA_VERSION))
         yield _gauge("ava_build_info", "The running program.", ("version", "python", "sqlite", "schema"), {build: 1})
         yield _gauge("ava_sandbox_info", "What confines commands here.", ("kind",), {(kind,): 1})
-        sizes = {("database",): _size(store.path), ("write_ahead_log",): _size(store.wal)}
+        sizes = {(file,): size for file, size in log.sizes.items()}
         yield _gauge("ava_log_bytes", "The log's size on the disk, without its mirror.", ("file",), sizes)
         free_bytes = shutil.disk_usage(store.path.parent).free
         yield _gauge("ava_data_root_free_bytes", "Free space on the disk of the data root.", (), free_bytes)
@@ -196,8 +207,20 @@ class Families:
         yield _counter("ava_runs_ended", text, ("role", "ending"), endings)
         for (name, text, labels, _, units), total in zip(_RUN_SUMS, sums, strict=True):
             yield _counter(name, text, labels, {each: value / units for each, value in total.items()})
+        yield self._start_waits()
         text = "Tokens as providers reported them; input is fresh, neither read from nor written to a cache."
         yield _counter("ava_tokens", text, (*_BOTH, "class"), tokens)
+
+    def _start_waits(self) -> Metric:
+        waits, counted = self._log.starts, 0
+        buckets: list[tuple[str, float]] = []
+        for bound_us, runs in zip((*START_BOUNDS_US, None), waits.runs, strict=True):
+            counted += runs
+            buckets.append(("+Inf" if bound_us is None else str(bound_us / 1e6), counted))
+        text = "How long approved runs waited until a process claimed them for the first time."
+        family = HistogramMetricFamily("ava_run_start_wait_seconds", text)
+        family.add_metric((), buckets, waits.total_us / 1e6)
+        return family
 
     def _by_user(self) -> Iterator[Metric]:
         name_of = bounded(((sums.first_us, sums.user) for sums in self._log.users), MOST_USERS)
@@ -316,7 +339,9 @@ def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogSta
     day = utc_day(now_us)
     return LogState(
         head=view.head(),
+        sizes=view.sizes(),
         runs=run_sums(view),
+        starts=start_waits(view, START_BOUNDS_US),
         users=users,
         days={user: view.bucket(user_scope(user, day)).spent_micros for user in {sums.user for sums in users}},
         now=current_runs(view, now_us),
@@ -340,10 +365,3 @@ def _with_tool_labels(news: NewCounts, runtime: Runtime) -> NewCounts:
 
     counts = ((name, labelled(name, labels), entries, took_ms) for name, labels, entries, took_ms in news.counts)
     return replace(news, counts=tuple(counts))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

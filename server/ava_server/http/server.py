@@ -286,7 +286,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
 
 
 async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say: Callable[[str], None]) -> int:
-    limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s)
+    limits, ending = RequestLimits(), GracefulShutdown(reach.drain_s, reach.shutdown_delay_s)
     with ExitStack() as held:
         found = [held.enter_context(contextlib.closing(each)) for each in listen_everywhere(reach)]
         reach = replace(reach, port=found[0].getsockname()[1])  # the system chooses the port if none was given
@@ -311,7 +311,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                     ) as first:  # it ends before another user can have the port
                         if first or not reach.pages:  # of two that start at once, one serves the pages
                             say(_serving(reach))
-                            await ending.asked.wait()
+                            await ending.wait()
                     app.runtime.closing.begin()
                     app.updates.close()
                     with anyio.move_on_after(TOLD_WITHIN_S):
@@ -366,6 +366,7 @@ async def _end_when_idle(limits: RequestLimits, idle_s: float, ending: GracefulS
             break
         await anyio.sleep(left_s)
     ending.begin(0)
+    ending.hurry()
     ending.asked.set()
 
 
@@ -409,8 +410,12 @@ class _Paths:
             await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
-        """Return why the server is not ready, without a word on its users' work; None when it is."""
-        if self._ending.asked.is_set():
+        """Return why load balancers should send requests elsewhere, without a word on its users' work; else None."""
+        return "it is stopping" if self._ending.asked.is_set() else self.why_not_serving()
+
+    def why_not_serving(self) -> str | None:
+        """Return why the server shows no pages, without a word on its users' work; None when it does."""
+        if self._ending.stopping:
             return "it is stopping"
         if not self._app.is_open or self._ending.serving.cancel_called:
             return "it is starting"
@@ -421,7 +426,7 @@ class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: `GracefulShutdown` handles them."""
 
     def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits, pages: Pages) -> None:
-        authentication = Authentication(paths, reach, tokens, limits, paths.why_not_ready, pages)
+        authentication = Authentication(paths, reach, tokens, limits, paths, pages)
         config = uvicorn.Config(
             cast("Any", authentication),
             loop="none",

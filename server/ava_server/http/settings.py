@@ -28,6 +28,7 @@ class Reach:
         public_url: URL under which clients reach it, if not `host`.
         proxies: Addresses whose `X-Forwarded-*` headers are trusted.
         drain_s: Seconds that calls in progress may take at shutdown.
+        shutdown_delay_s: Seconds that it goes on as before at shutdown, and only says that it is not ready.
         access_log: Whether each request is logged.
         idle_s: Seconds without a request and without an open stream after which the server ends; None is never.
         pages: It is the server of `ava ui`: its pages are for this user of this machine alone, and need no token.
@@ -38,6 +39,7 @@ class Reach:
     public_url: str | None = None
     proxies: tuple[Network, ...] = ()
     drain_s: float = 5.0
+    shutdown_delay_s: float = 0.0
     access_log: bool = False
     idle_s: float | None = None
     pages: bool = False

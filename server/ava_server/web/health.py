@@ -39,9 +39,10 @@ _PATH = re.compile(r"(?<![\w:/.~-])~?/[^\s,;:)'\"]+")
 
 @dataclass(frozen=True)
 class LogState:
-    """What the log says now: its newest entry, the entries that its copies lack, runs by state, and budgets."""
+    """What the log says now: its newest entry and size, the entries its copies lack, runs by state, and budgets."""
 
     head: int
+    bytes: int
     lags: dict[str, int]
     counts: dict[str, int]
     budgets: list[Budget]
@@ -87,7 +88,9 @@ class Health:
         if runtime.settings.mirror:
             lags["JSONL mirror"] = head - view.progress("mirror")
         budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
-        return LogState(head, lags, {name: runs for name, runs in counts.items() if runs}, budgets)
+        return LogState(
+            head, sum(view.sizes().values()), lags, {name: runs for name, runs in counts.items() if runs}, budgets
+        )
 
     async def _errors(self, visitor: Visitor) -> list[Row]:
         users = () if visitor.reads_all else (visitor.user,)
@@ -104,8 +107,7 @@ class Health:
     def _server_facts(self, now: LogState) -> Iterator[tuple[str, str]]:
         """Yield what only those may know who may see all; paths, only on this machine."""
         store = self._context.store
-        size = sum(_size(path) for path in (store.path, store.wal))
-        yield "Log", f"{now.head:,} entries, {format_bytes(size)}"
+        yield "Log", f"{now.head:,} entries, {format_bytes(now.bytes)}"
         yield "Free on its disk", format_bytes(shutil.disk_usage(store.path.parent).free)
         if self._context.site.local:
             yield "Data root", str(store.path.parent)
@@ -149,10 +151,3 @@ def run_checks(setup: Setup) -> list[Finding]:
 def without_paths(found: Finding) -> Finding:
     """Return a finding without the paths of this machine."""
     return replace(found, text=_PATH.sub("(path)", found.text), what_to_do=_PATH.sub("(path)", found.what_to_do))
-
-
-def _size(path: os.PathLike[str]) -> int:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116
-    except OSError:
-        return 0

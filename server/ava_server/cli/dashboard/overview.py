@@ -187,15 +187,14 @@ class OverviewReader:
             ) from error
 
     def _found(self, found: LogSnapshot, overview: Overview) -> Overview:
-        view, at_us, alive = found.view, overview.at_us, self._alive()
-        path, selected = self.settings.paths.db, self.selected
+        view, at_us, alive, selected = found.view, overview.at_us, self._alive(), self.selected
 
         whose = None if self.everybody else self.user
         others = 0 if self.everybody else view.unended_of_others(self.user)
         served = self._leases.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
         counts, runs = current_runs(view, whose, alive, at_us, served=lambda: served, most=self._most)
         scopes = user_scope(self.user, utc_day(at_us)), installation_scope(utc_day(at_us))
-        head = view.head()
+        head, sizes = view.head(), view.sizes()
         return replace(
             overview,
             counts=counts,
@@ -207,8 +206,8 @@ class OverviewReader:
             ),
             log=LogFacts(
                 entries=head,
-                database_bytes=_size(path),
-                wal_bytes=_size(path.with_name(f"{path.name}-wal")),
+                database_bytes=sizes["database"],
+                wal_bytes=sizes.get("write_ahead_log", 0),
                 index_lag=head - view.progress("words"),
                 mirror_lag=head - view.progress("mirror") if self.settings.mirror else None,
                 partial=found.partial,
@@ -235,13 +234,6 @@ def _is_held(lock: Path) -> bool:
         return is_held(lock)
     except OSError:  # another user's file: assume that its process lives
         return True
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _free(path: Path) -> int | None:
