@@ -15,6 +15,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ava_roles.errors import RoleFileError
+from ava_roles.labels import label
 from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME
 from ava_roles.tool import NEVER_FOR_SUBAGENTS
@@ -211,6 +212,7 @@ class _Keys(BaseModel):
     estimated_minutes: _Minutes = (2, 8)
     needs: _Names = ()
     needs_model: bool = False
+    labels: Annotated[tuple[Annotated[str, AfterValidator(label)], ...], BeforeValidator(_names)] = ()
     network: bool = False
     hosts: Annotated[tuple[Annotated[str, AfterValidator(bound_host)], ...], BeforeValidator(_names)] = ()
     secrets: Annotated[tuple[_Secret, ...], BeforeValidator(_names)] = ()
@@ -239,6 +241,7 @@ class Role(_Keys):
         estimated_minutes: An estimate of how long a run takes, from and to.
         needs: Tools without which no run starts.
         needs_model: It judges or computes, so passages that the offline reader quotes are no result of it.
+        labels: Labels that the machine of a run must have.
         network: Its commands may reach the network.
         hosts: The only hosts that its tools may read from the web; none means every public one.
         secrets: Names of the secrets that its tool calls may use.

@@ -160,3 +160,21 @@ async def test_a_worker_without_the_key_says_so_and_leaves_the_run_to_one_that_h
             async with working(machine(tmp_path, "rich", url), url, models.base_url):
                 await until(lambda: state_of(root, run) == "success", within_s=20)
     assert_intact(root)
+
+
+async def test_a_role_that_asks_for_a_label_runs_where_it_is(root: Path, tmp_path: Path, url: str) -> None:
+    (root / "roles").mkdir()
+    text = "---\ndescription: Needs a special machine.\nlabels: [gpu]\n---\nLook it up.\n"
+    (root / "roles" / "special.md").write_text(text)
+    with running_model_server([DONE]) as models:
+        async with (
+            serving(root, env=using(models.base_url)) as host,
+            working(machine(tmp_path, "plain", url), url, models.base_url),
+        ):
+            shown = await host.tool("spawn_subagent", role="special", task="Look it up")
+            assert "It runs only on a machine with these labels: gpu." in shown["message"]
+            run = await host.start_run(role="special")
+            await until(lambda: "a machine with the label gpu" in str(told(root, run)), within_s=20)
+            async with working(machine(tmp_path, "gpu", url), url, models.base_url, "--label", "gpu"):
+                await until(lambda: state_of(root, run) == "success", within_s=20)
+    assert_intact(root)

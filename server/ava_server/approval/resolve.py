@@ -338,6 +338,7 @@ def _assemble(
         workspace_given=workspace.given,
         workspace_named=workspace.named,
         confinement=scope.confinement,
+        labels=role.labels,
         network=scope.network,
         commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
         files_note="" if scope.workspace or not _wants_files(role, around.tools) else _no_files(workspace),

@@ -337,6 +337,8 @@ def _limit_lines(config: RunConfig) -> list[str]:
         lines.append(f"It does not think first: {config.thinking_note}.")
     turns, calls, tokens = config.max_iterations, config.max_tool_calls, config.max_tokens
     lines.append(f"At most {turns:,} turns, {calls:,} tool calls and {tokens:,} tokens.")
+    if config.labels:
+        lines.append(f"It runs only on a machine with these labels: {', '.join(config.labels)}.")
     if config.background:
         lines.append("It continues within these limits if you close the host or terminal.")
     if 0 < config.least_turns < turns:

@@ -175,6 +175,7 @@ class RunConfig(BaseModel):
         workspace_named: Not only the call, but also a setting or the client names a folder that contains it.
         confinement: The sandbox of its commands and MCP servers (`bubblewrap`, `landlock`, `none`); `none needed`
             where it has neither.
+        labels: Labels that the machine must have on which it runs.
         network: Its commands may use the host's network.
         commands_note: Why a role with command tools has none here, and what would help; else empty.
         files_note: Why a role with file tools sees no files, and what would help; else empty.
@@ -229,6 +230,7 @@ class RunConfig(BaseModel):
     workspace_given: bool = False
     workspace_named: bool = True
     confinement: str = NO_COMMANDS
+    labels: tuple[str, ...] = ()
     network: bool = False
     commands_note: str = ""
     files_note: str = ""

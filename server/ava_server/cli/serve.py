@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 import typer
 
+from ava_roles.labels import label as as_label
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.terminal import heading
 from ava_server.core.errors import BadInput
@@ -128,6 +129,9 @@ def worker_command(
         str | None,
         typer.Option(metavar="URL", help="The Postgres database with the log, as AVA_DATABASE_URL; means --stay."),
     ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="WORD", help="What this machine has, for roles that ask for it.")
+    ] = None,
     drain: Annotated[
         str, typer.Option(metavar="TIME", help="With --stay: time for calls in progress when it is stopped.")
     ] = "30s",
@@ -150,9 +154,18 @@ def worker_command(
     drain_s = parse_seconds("--drain", drain) or 0.0
     log_to_stderr("%(asctime)s ava worker: %(message)s", "%Y-%m-%d %H:%M:%S")
     settings = load_settings()
+    if label:
+        settings = settings.model_copy(update={"labels": (*settings.labels, *map(_label, label))})
     if stay or database_url is not None:
         raise typer.Exit(anyio.run(_stay, settings, drain_s))
     raise typer.Exit(anyio.run(_work, settings))
+
+
+def _label(given: str) -> str:
+    try:
+        return as_label(given)
+    except ValueError as error:
+        raise BadInput(f"--label {error}; given: {given[:40]!r}") from None
 
 
 async def _stay(settings: Settings, drain_s: float) -> int:

@@ -28,6 +28,7 @@ from pydantic import (
 )
 
 from ava_audit.errors import AuditError
+from ava_roles.labels import label
 from ava_roles.mcp_client.tools import SERVER_NAME
 from ava_roles.net.addresses import bound_host
 from ava_roles.net.proxies import proxy_url
@@ -260,6 +261,7 @@ class Configured(Table):
     proposal_ttl_s: Cap = 600
     background: bool = True
     runs_on: RunsOn = "here"
+    labels: tuple[Annotated[str, AfterValidator(label)], ...] = ()
     lease_s: LeaseSeconds = 15
     mirror: bool = True
     retention_days: Cap = 90

@@ -146,6 +146,8 @@ class RunSetup:
         config = config_of(run.config)
         await self._choice(config)
         here = {*self._resources.tools, *RUN_TOOLS, *(name for use in config.foreign.values() for name in use.tools)}
+        if lacking := [each for each in config.labels if each not in self._resources.settings.labels]:
+            raise ConfigNotSupported(f"its role needs a machine with the label {lacking[0]} (`labels` in config.toml)")
         missing = [name for name in config.tools if name not in here]
         if missing:
             raise ConfigNotSupported(f"the tool {missing[0]} is not available in this version")

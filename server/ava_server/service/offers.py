@@ -14,13 +14,15 @@ if TYPE_CHECKING:
 
 
 def announce_worker(runtime: Runtime) -> Announcement:
-    """Return what a worker offers: its model providers, its sandbox, and how many runs it takes. Blocking.
+    """Return what a worker offers: providers, labels, tools and sandbox, and how many runs it takes. Blocking.
 
     It names providers and never keys: everybody who reads the database can see it.
     """
     limits, sandbox = runtime.settings.limits, runtime.sandbox()
     offers: dict[str, Any] = {
         "providers": sorted(_providers(runtime)),
+        "labels": sorted(runtime.settings.labels),
+        "tools": sorted(runtime.tools),
         "sandbox": "none" if isinstance(sandbox, Unavailable) else sandbox.kind,
         "runs": limits.running,
     }
