@@ -45,6 +45,7 @@ NOT_RUN: Mapping[str, str] = {
     "passkey remove": "asks a person at a terminal: tests/web/test_passkey_commands.py",
     "resume": "needs a run that was interrupted: tests/system/test_cli_resume.py",
     "send": "needs a run that is at work: tests/system/test_cli_steer.py",
+    "fetch": "needs two machines: tests/server/test_travel.py",
     "erase": "asks a person: tests/server/test_erase.py",
     "memory remove": "asks a person: tests/server/test_cli_memory.py",
     "roles trust": "asks a person at a terminal: tests/system/test_cli_roles.py",
@@ -63,6 +64,7 @@ NOT_OURS = (
 """How blocks begin that need a remote, a package registry, a database server, containers, or an SDK."""
 NAMED = (
     "key set", "secret set", "show", "wait", "send", "cancel", "init", "erase", "approve", "reject", "resume", "export",
+    "fetch",
 )  # fmt: skip
 """Commands that a sentence may name without what they need."""
 

@@ -8,6 +8,7 @@ AuditError
 ├── StaleOwner         an event of an older generation, or of a run that is not running; nothing was written
 ├── Contradiction      an event that contradicts the log; nothing was written
 ├── EntryTooLarge      an entry over 2 MB
+├── BlobRefused        a file beside the log that is missing, or is not what its digest says
 ├── DataRootRefused    a data root that cannot hold the log (a network file system, not a folder, ...)
 └── BadQuery           an invalid query; the text names what is allowed
     └── ImportRefused  a file that is not a whole log, or a log that is not empty (transfer.py)
@@ -44,6 +45,10 @@ class Contradiction(AuditError):
 
 class EntryTooLarge(AuditError):
     """Raised when an entry's content exceeds the size limit."""
+
+
+class BlobRefused(AuditError):
+    """Raised when a file beside the log is missing, or is not what its digest says."""
 
 
 class DataRootRefused(AuditError):

@@ -186,6 +186,8 @@ async def finish_erasures(store: Store, mirror: Mirror, folders: Iterable[Path],
         await _merge_index(store)
         await anyio.to_thread.run_sync(_remove_folders, list(folders), unfinished.runs)
         await anyio.to_thread.run_sync(remove_quarantined_runs, mirror.folder, unfinished.runs)
+        if store.blobs is not None:
+            await anyio.to_thread.run_sync(store.blobs.release, unfinished.runs)
         # `secure_delete` overwrites deleted rows, but not the copies that remain in a page after its rows move.
         await store.checkpoint(rewrite=await anyio.to_thread.run_sync(file_size, store.path) <= REWRITE_BYTES)
         while not await store.checkpoint():  # noqa: ASYNC110 - a reader still needs the old pages

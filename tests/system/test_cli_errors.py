@@ -31,6 +31,7 @@ EACH: dict[str, tuple[str, ...]] = {
     "send": ("send", "S-000000", "hello"),
     "cancel": ("cancel", "S-000000"),
     "logs": ("logs",),
+    "fetch": ("fetch", "S-000000"),
     "erase": ("erase", "S-000000"),
     "backup": ("backup", "copy"),
     "restore": ("restore", "copy"),

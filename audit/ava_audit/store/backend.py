@@ -15,6 +15,7 @@ from typing import Protocol
 
 from ava_audit.database import Database
 from ava_audit.errors import DataRootRefused
+from ava_audit.store.blobs import Blobs
 from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.names import MARK as MARK
 from ava_audit.store.names import SETTING as SETTING
@@ -103,6 +104,10 @@ class Backend(Protocol):
 
     def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` whenever it may have changed, and None from time to time. It closes `db`."""
+        ...
+
+    def blobs(self) -> Blobs | None:
+        """Return the files beside the log; None if they are in the data root alone."""
         ...
 
     def close(self) -> None:

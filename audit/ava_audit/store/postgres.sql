@@ -196,3 +196,23 @@ CREATE TABLE leases (
     lease_ms   bigint NOT NULL,
     renewed_at timestamptz NOT NULL
 );
+
+-- Files of runs, beside the log: each by its SHA-256, in parts of at most a megabyte, while a run uses it.
+CREATE TABLE blobs (
+    sha256 text COLLATE "C" PRIMARY KEY,
+    bytes  bigint NOT NULL
+);
+CREATE TABLE blob_parts (
+    sha256 text COLLATE "C" NOT NULL REFERENCES blobs ON DELETE CASCADE,
+    part   integer NOT NULL,
+    data   bytea NOT NULL,
+    PRIMARY KEY (sha256, part)
+);
+CREATE TABLE blob_uses (
+    run_id   text COLLATE "C" NOT NULL,
+    sha256   text COLLATE "C" NOT NULL REFERENCES blobs,
+    purpose  text COLLATE "C" NOT NULL,
+    added_us bigint NOT NULL,
+    PRIMARY KEY (run_id, sha256, purpose)
+);
+CREATE INDEX blob_uses_by_blob ON blob_uses (sha256);

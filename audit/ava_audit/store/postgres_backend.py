@@ -27,6 +27,7 @@ from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import refuse_unfit
 from ava_audit.store.names import MARK, VARIABLE
 from ava_audit.store.postgres import LOCK, PostgresDatabase
+from ava_audit.store.postgres_blobs import PostgresBlobs
 from ava_audit.store.postgres_leases import LeasedInstances, SessionConnection
 from ava_audit.store.postgres_session import Place, first_line
 
@@ -232,6 +233,10 @@ class PostgresBackend:
                         await anyio.wait_readable(socket)
         finally:
             db.close()
+
+    def blobs(self) -> PostgresBlobs:
+        """Return the files beside the log."""
+        return PostgresBlobs(self._conninfo, self._place, self.place)
 
     def close(self) -> None:
         """Do nothing: `prepare` keeps nothing open."""

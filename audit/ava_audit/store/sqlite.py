@@ -152,6 +152,9 @@ class SqliteBackend:
         """Return what to do about an error of a read."""
         return DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
 
+    def blobs(self) -> None:
+        """Return None: the files of runs are in the data root alone."""
+
     async def heads(self, db: Database) -> AsyncGenerator[int | None]:
         """Yield the newest `seq` after each commit of another connection, and None in between."""
         try:

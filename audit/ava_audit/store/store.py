@@ -151,6 +151,7 @@ class Store:
 
     def __init__(self, root: Path, backend: Backend, loop: asyncio.AbstractEventLoop) -> None:
         self.path = root / "ava.db"
+        self.blobs = backend.blobs()
         self._backend = backend
         self._moved: LogMoved | None = None
         self._loop = loop

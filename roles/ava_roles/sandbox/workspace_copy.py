@@ -65,6 +65,7 @@ def copy_workspace(
     home: Path,
     carry: Iterable[str] = (),
     check: Callable[[], None] = lambda: None,
+    most_bytes: int = CHECKOUT_BYTES,
 ) -> CopyReport:
     """Copy a workspace into an empty folder. Blocks; stops at once when `check` raises.
 
@@ -75,11 +76,12 @@ def copy_workspace(
         home: The user's home folder.
         carry: Further folders to show themselves.
         check: Called for every file, and for every piece of a large one.
+        most_bytes: Copy no more than this, if it is less than usual.
 
     Raises:
         ToolFailed: It cannot be copied; says what to do.
     """
-    copy = _Copy(root, into, check)
+    copy = _Copy(root, into, check, most_bytes)
     carried = [name for name in carry if _is_folder(root, name)]
     if repository is None:
         return copy.copy_folder(carried)
@@ -108,6 +110,7 @@ class _Copy:
     root: Root
     into: Path
     check: Callable[[], None]
+    most_bytes: int = CHECKOUT_BYTES
     report: CopyReport = field(default_factory=CopyReport)
     _links: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     _installed: set[str] = field(default_factory=set[str])
@@ -116,7 +119,7 @@ class _Copy:
         """Copy a folder without git, or report that it is too large."""
         found = list(self._walk("", carried))
         size = sum(entry.size for entry in found)
-        if len(found) > FOLDER_FILES or size > FOLDER_BYTES:
+        if len(found) > FOLDER_FILES or size > min(FOLDER_BYTES, self.most_bytes):
             hidden = tuple(_unsafe_entries(self.root.path, self.check))
             self.report.whole, self.report.files, self.report.size, self.report.hidden = False, len(found), size, hidden
             return self.report
@@ -179,6 +182,7 @@ class _Copy:
         """
         pending = list(names)
         pending.reverse()
+        most_bytes = min(most_bytes, self.most_bytes)
         while pending:
             self.check()
             name = pending.pop().rstrip("/")

@@ -164,7 +164,7 @@ def _explain_failure(what: str, done: GitOutput, *, full: bool) -> str:
 
 _COPIED_SETTINGS = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
 """Settings of the user that say how files are written; none of them can run anything."""
-_NO_GIT = "git is not installed here; ask a person to install it, or choose a role that needs no worktree"
+NO_GIT = "git is not installed here; ask a person to install it, or choose a role that needs no worktree"
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class UserRepository:
             _refuse(root)
         program = git_program(root)
         if program is None:
-            raise WorktreeFailed(_NO_GIT)
+            raise WorktreeFailed(NO_GIT)
         try:
             folder, common = git_folders(root)
         except NoGitFolder as error:

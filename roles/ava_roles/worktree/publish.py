@@ -139,12 +139,12 @@ def publish_branch(trees: Trees, message: str) -> Branch | None:
     if head is None or _tree_of(git, head) != tree:
         head = _commit(trees.repository, git, tree, record.base, message, notes)
     with trees.repository.joined() as joined:
-        branches = _list_branches(joined)
+        branches = list_branches(joined)
         record = _record_branch(trees, record, head, branches)
         assert record.branch is not None
         changed = changed_files(git, record.base, head, (trees.spec.verify, trees.spec.setup or ""))
-        _copy_objects(trees.repository, joined, git, record.base, head)
-        _update_branch(trees.repository, joined, record.branch, head, branches.get(record.branch))
+        copy_objects(trees.repository, joined, git, record.base, head)
+        update_branch(trees.repository, joined, record.branch, head, branches.get(record.branch))
     if filtered := filtered_files(git, head, [each.path for each in changed if each.kind != "removed"]):
         # Only their number: the model chose the names.
         files = "1 changed file" if len(filtered) == 1 else f"{len(filtered):,} changed files"
@@ -189,18 +189,30 @@ def _record_branch(trees: Trees, record: WorktreeRecord, head: str, branches: Ma
         at = branches.get(record.branch)
         if at in (record.head, record.previous) if at is not None else _is_free(record.branch, branches):
             return record if record.head == head else trees.folder.update(head=head, previous=at)
-    run_id = trees.spec.run_id
-    first = (f"ava/{run_id}", f"ava-{run_id}")
-    numbered = (f"{name}-{number}" for number in range(2, _MAX_BRANCHES) for name in first)
-    name = next((name for name in (*first, *numbered) if _is_free(name, branches)), None)
-    if name is None:
-        raise WorktreeFailed(
-            f"{trees.repository.root} already has all branches from ava/{run_id} to -{_MAX_BRANCHES - 1}; remove some"
-        )
+    name = free_name(trees.repository.root, trees.spec.run_id, branches)
     return trees.folder.update(branch=name, head=head, previous=None)
 
 
-def _list_branches(joined: Git) -> dict[str, str]:
+def names_of(run_id: str) -> tuple[str, ...]:
+    """Return the names that a run's branch may have, the first one first."""
+    first = (f"ava/{run_id}", f"ava-{run_id}")
+    return (*first, *(f"{name}-{number}" for number in range(2, _MAX_BRANCHES) for name in first))
+
+
+def free_name(root: Path, run_id: str, branches: Iterable[str]) -> str:
+    """Return a name for a run's branch that no branch of the repository has.
+
+    Raises:
+        WorktreeFailed: All are taken.
+    """
+    name = next((name for name in names_of(run_id) if _is_free(name, branches)), None)
+    if name is None:
+        raise WorktreeFailed(f"{root} already has all branches from ava/{run_id} to -{_MAX_BRANCHES - 1}; remove some")
+    return name
+
+
+def list_branches(joined: Git) -> dict[str, str]:
+    """Return the commit of each branch, without `refs/heads/`."""
     out = joined("for-each-ref", "--format=%(refname)%00%(objectname)%00", "refs/heads/").out
     fields = os.fsdecode(out).replace("\n", "").split("\0")
     pairs = zip(fields[::2], fields[1::2], strict=False)
@@ -214,11 +226,16 @@ def _is_free(name: str, branches: Iterable[str]) -> bool:
     return not any(each == low or each.startswith(f"{low}/") or low.startswith(f"{each}/") for each in others)
 
 
-def _copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
-    """Copy a commit's objects into the user's repository, except those that it has."""
+def new_objects(git: Git, base: str, head: str) -> list[str]:
+    """Return a commit's objects that its parent does not have: the commit, trees and files."""
     raw = git("diff-tree", "-r", "-t", "-z", "--raw", "--no-abbrev", "--no-renames", base, head).names()
     new = [words[3] for entry in raw[::2] if (words := entry.split())[1] != "160000" and set(words[3]) != {"0"}]
-    wanted = list(dict.fromkeys([head, git.line("rev-parse", f"{head}^{{tree}}"), *new]))
+    return list(dict.fromkeys([head, git.line("rev-parse", f"{head}^{{tree}}"), *new]))
+
+
+def copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, head: str) -> None:
+    """Copy a commit's objects into the user's repository, except those that it has."""
+    wanted = new_objects(git, base, head)
     listed = joined("cat-file", "--batch-check=%(objectname)", stdin=_lines(wanted)).out.decode().splitlines()
     missing = [each.removesuffix(" missing") for each in listed if each.endswith(" missing")]
     if not missing:
@@ -231,7 +248,7 @@ def _copy_objects(repository: UserRepository, joined: Git, git: Git, base: str, 
     _give_to_owner(repository, created)
 
 
-def _update_branch(repository: UserRepository, joined: Git, name: str, head: str, at: str | None) -> None:
+def update_branch(repository: UserRepository, joined: Git, name: str, head: str, at: str | None) -> None:
     """Make the branch, or move it on from the commit where it was seen."""
     if at == head:
         return

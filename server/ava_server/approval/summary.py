@@ -297,6 +297,7 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
         lines.append(f"It goes without {' and '.join(config.lacks)}, {which}, although its role needs that.")
     if config.coding is not None:
         lines.extend(_coding_lines(config.coding))
+    lines.extend(_travel_lines(config))
     if config.search:
         capped = config.search_call is not None
         by = f" ({config.search_call.model})" if config.search_call is not None else ""
@@ -398,6 +399,21 @@ def _coding_lines(coding: Coding) -> list[str]:
     if coding.setup is not None:
         lines.append(f"Before that runs `{one_line(coding.setup, COMMAND_CHARS)}` (from the role file).")
     lines.extend(f"{note[0].upper()}{note[1:]}." for note in coding.notes)
+    return lines
+
+
+def _travel_lines(config: RunConfig) -> list[str]:
+    """Return what of a person's files goes to other machines, or why nothing does."""
+    lines: list[str] = []
+    for what, stored in (
+        ("that commit", config.coding.snapshot if config.coding is not None else None),
+        ("the files of its folder", config.folder),
+    ):
+        if stored is not None:
+            size = f"{max(stored.size / 1e6, 0.1):,.1f} MB"
+            lines.append(f"A copy of {what} ({size}) is in the database, so another machine's server may run it.")
+    if config.travel_note:
+        lines.append(f"Only servers of this data root can run it, because {config.travel_note}.")
     return lines
 
 

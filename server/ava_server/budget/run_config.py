@@ -94,6 +94,20 @@ class ForeignUse(BaseModel):
     tools: dict[str, ForeignDefinition] = {}
 
 
+class StoredFile(BaseModel):
+    """A file beside the log, in its database.
+
+    Attributes:
+        sha256: The SHA-256 of its bytes.
+        size: Their number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    sha256: str
+    size: int
+
+
 class Coding(BaseModel):
     """What a run may change in a repository, and the command that decides whether its work passes.
 
@@ -108,6 +122,7 @@ class Coding(BaseModel):
         verify_from: Where it comes from, as text.
         setup: The command line that prepares a worktree.
         notes: Other facts about the repository, in sentences.
+        snapshot: The commit at which the work starts, for other machines; None where it does not travel.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -122,6 +137,7 @@ class Coding(BaseModel):
     verify_from: str
     setup: str | None = None
     notes: tuple[str, ...] = ()
+    snapshot: StoredFile | None = None
 
 
 class SearchCall(BaseModel):
@@ -196,6 +212,9 @@ class RunConfig(BaseModel):
         foreign: The MCP servers whose tools it has, by name.
         foreign_notes: A sentence for each MCP tool that its role names and that is not there.
         coding: What it may change in a repository, and how that is checked; None where it changes no files.
+        origin: The data root whose machine has its folder or repository; empty where that is the only one.
+        folder: The files of its workspace, for other machines; None where they do not travel.
+        travel_note: Why its folder or repository does not travel; else empty.
         reach: What the run may read, reach and change, in a few words.
         background: It continues when its host is closed.
         clamped: What was asked above a hard cap, as text.
@@ -247,6 +266,9 @@ class RunConfig(BaseModel):
     foreign: dict[str, ForeignUse] = {}
     foreign_notes: tuple[str, ...] = ()
     coding: Coding | None = None
+    origin: str = ""
+    folder: StoredFile | None = None
+    travel_note: str = ""
     reach: str
     background: bool = False
     estimated_minutes: tuple[int, int]

@@ -31,6 +31,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "report": ("report",),
     "wait": ("wait",),
     "logs": ("logs",),
+    "fetch": ("fetch",),
     "erase": ("erase",),
     "backup": ("backup", "restore"),
     "verify": ("verify",),
@@ -49,7 +50,7 @@ MODULES: Mapping[str, tuple[str, ...]] = {
 }
 """Each module, whose `register(app)` adds the commands to the app, with their first words."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Subagents": ("run", "approve", "reject", "status", "ui", "show", "wait", "send", "cancel", "resume"),
+    "Subagents": ("run", "approve", "reject", "status", "ui", "show", "wait", "fetch", "send", "cancel", "resume"),
     "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore", "export", "import", "migrate"),
     "Set-up": (
         "init",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ava_server.core.errors import BadInput, Refused
 
 if TYPE_CHECKING:
+    from ava_server.service.artifacts import RunFiles
     from ava_server.service.responses import RunAnswer
 
 
@@ -52,31 +53,23 @@ def check_folder(folder: Path) -> None:
         raise BadInput(f"--artifacts: {there} is not writable; name another folder")
 
 
-def save_artifacts(answer: RunAnswer, source: Path, folder: Path) -> SavedFiles:
+def save_artifacts(answer: RunAnswer, source: RunFiles, folder: Path) -> SavedFiles:
     """Copy a run's files and overwrite nothing. Blocking.
 
     Args:
         answer: The run with its result.
-        source: The folder of its files in the data root.
+        source: The files of the run.
         folder: The folder for the copies; created if it is missing.
     """
-    from ava_roles.sandbox.paths import Root
-
     artifacts = answer.untrusted_result.artifacts if answer.untrusted_result is not None else []
     if not artifacts:
         return SavedFiles(notes=("It delivered no files.",))
     try:
-        root = Root.open(source)
-    except OSError as error:
-        return SavedFiles(faults=(f"No file was copied: {source} cannot be read: {error.strerror}.",))
-    try:
         folder.mkdir(parents=True, exist_ok=True)
-        copies = [_copy(root, file, folder, answer.subagent_id) for file in artifacts]
     except OSError as error:
-        why = f"{folder} cannot be created: {error.strerror}. They are in {source}."
+        why = f"{folder} cannot be created: {error.strerror}. They are in {source.folder}."
         return SavedFiles(faults=(f"No file was copied: {why}",))
-    finally:
-        root.close()
+    copies = [_copy(source, file, folder, answer.subagent_id) for file in artifacts]
     return SavedFiles(
         tuple((name, path) for name, path, _sentence in copies if path is not None),
         tuple(sentence for _name, path, sentence in copies if path is not None),
@@ -84,13 +77,11 @@ def save_artifacts(answer: RunAnswer, source: Path, folder: Path) -> SavedFiles:
     )
 
 
-def _copy(root: Any, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
+def _copy(source: RunFiles, file: dict[str, Any], folder: Path, run_id: str) -> tuple[str, Path | None, str]:
     """Copy one file, under a name with the run's id if its own is taken; return name, path and a sentence."""
-    from ava_server.service.artifacts import read_artifact
-
     name = str(file.get("name"))
     try:
-        data = read_artifact(root, file)
+        data = source.read(file)
     except Refused as error:
         return name, None, f"Not copied: {error}."
     stem, dot, ending = name.rpartition(".")

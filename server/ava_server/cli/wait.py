@@ -402,9 +402,12 @@ async def deliver(
 
 
 async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path) -> dict[str, SavedFiles]:
+    from ava_server.service.artifacts import RunFiles
+
     saved: dict[str, SavedFiles] = {}
     for answer in answers:
-        source = runtime.settings.paths.artifacts / answer.subagent_id
+        run_id = answer.subagent_id
+        source = RunFiles(runtime.settings.paths.artifacts / run_id, run_id, runtime.store.blobs)
         folder = artifacts / answer.subagent_id if len(answers) > 1 else artifacts
         saved[answer.subagent_id] = await anyio.to_thread.run_sync(save_artifacts, answer, source, folder)
     return saved

@@ -210,6 +210,14 @@ class RolesSettings(Table):
     claude_agents: bool = False
 
 
+class TravelSettings(Table):
+    """What goes into a Postgres database with a run, so that another machine can do it: most MB; 0 means nothing."""
+
+    repository_mb: Count = 200
+    folder_mb: Count = 50
+    artifact_mb: Count = 10
+
+
 class MetricsSettings(Table):
     """Whether the metrics also have each user's runs and spending, with the users' names as labels."""
 
@@ -277,6 +285,7 @@ class Configured(Table):
     search: SearchSettings = SearchSettings()
     roles: RolesSettings = RolesSettings()
     metrics: MetricsSettings = MetricsSettings()
+    travel: TravelSettings = TravelSettings()
     mcp_servers: dict[str, McpServerSettings] = Field(default_factory=dict)
     users: dict[str, UserSettings] = Field(default_factory=dict)
 

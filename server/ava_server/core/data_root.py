@@ -66,6 +66,8 @@ class DataRoot:
     """The settings."""
     db = _Place("ava.db")
     """The log."""
+    origin = _Place("origin.id")
+    """The name of this data root among all that share a log, made when it is first needed."""
     keys = _Place("keys.toml")
     """The keys of providers."""
     artifacts = _Place("artifacts")

@@ -15,7 +15,7 @@ from typing import Any
 from ava_audit.events import CommandRun, WorkChecked, WorktreeReady
 from ava_roles.worktree.spec import Branch, ChangedFile
 from ava_roles.wrap import clean
-from ava_server.budget.run_config import Coding
+from ava_server.budget.run_config import Coding, StoredFile
 from ava_server.runs.submit import cut
 
 SUBJECT_CHARS, TASK_CHARS, BODY_COLUMNS = 72, 400, 72
@@ -23,6 +23,7 @@ KINDS = ("added", "changed", "removed")
 FILES = 300
 """Most files that a result names."""
 LATE = "the commit was not ready in time, and is made right after the end"
+ELSEWHERE = "its worktree is on the machine that had the run, and that one did not end it"
 _ENDED: Mapping[str, str] = {
     "timeout": "did not end in its time",
     "memory": "was ended for taking more than 2 GiB of memory",
@@ -38,10 +39,12 @@ class KeptChanges:
     Attributes:
         branch: The branch with them; None where nothing was changed, or they could not be kept.
         fault: Why they could not be kept; empty where they were.
+        pack: The branch's objects in the database, where it was made in a copy of the repository.
     """
 
     branch: Branch | None = None
     fault: str = ""
+    pack: StoredFile | None = None
 
 
 def describe_command(run: CommandRun) -> str:
@@ -114,6 +117,8 @@ def build_changes(
         verified: The kept work is the work that passed.
     """
     kept = kept or KeptChanges()
+    if ready is None and kept.fault == ELSEWHERE:  # there never was a worktree
+        kept = KeptChanges()
     branch = kept.branch
     files = branch.changed if branch is not None else ()
     tests = {kind: [each.path for each in files if each.test and each.kind == kind] for kind in KINDS}
@@ -138,6 +143,7 @@ def build_changes(
         },
         "to_merge": f"git -C {shlex.quote(coding.repository)} merge {shlex.quote(branch.name)}" if branch else None,
         "notes": notes,
+        **({"pack": kept.pack.model_dump()} if kept.pack is not None else {}),
     }
     theirs: dict[str, Any] = {
         "files": [_file(each) for each in files[:FILES]],
@@ -188,6 +194,10 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
     if links := ours.get("links"):
         which = "1 symbolic link was" if links == 1 else f"{links:,} symbolic links were"
         lines.append(f"{which} added or changed: check the target before you merge.")
+    if ours.get("not_fetched"):
+        lines.append(f"The branch was made on another machine and is NOT in the repository: {ours['not_fetched']}.")
+    elif ours.get("pack") and not ours.get("fetched"):
+        lines.append(f"The branch was made on another machine: `ava fetch {run_id}` brings it into the repository.")
     if ours["to_merge"]:
         to_see = ours.get("to_see", f"ava show {run_id} --diff")  # None: the person is on another machine
         lines.append(f"{f'See it: {to_see}   ' if to_see else ''}Merge it: {ours['to_merge']}")

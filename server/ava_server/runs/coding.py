@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
+from ava_audit.errors import AuditError, BlobRefused
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
@@ -25,14 +26,14 @@ from ava_roles.tool import ToolContext, status_sentence
 from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch, Verdict
 from ava_roles.wrap import clean, wrap_tool_output
-from ava_server.approval.coding import worktree_spec
 from ava_server.budget.run_config import Coding, config_of
-from ava_server.runs.changes import LATE, KeptChanges, commit_message, describe_command
+from ava_server.runs.changes import ELSEWHERE, LATE, KeptChanges, commit_message, describe_command
 from ava_server.runs.log import RunLog, ms_since
 from ava_server.runs.private_keys import learn_private_keys
 from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
+from ava_server.runs.travel import Travel
 
 log = logging.getLogger("ava.worktrees")
 
@@ -43,9 +44,11 @@ class Worktrees:
     Args:
         folder: Where they are.
         home: The user's home folder.
+        travel: Brings repositories from other machines, and sends branches there.
     """
 
-    def __init__(self, folder: Path, home: Path) -> None:
+    def __init__(self, folder: Path, home: Path, travel: Travel) -> None:
+        self.travel = travel
         self._folder = folder
         self._home = home
 
@@ -65,7 +68,7 @@ class Worktrees:
         """
         here = self.folder_of(run.id)
         return (
-            publish_leftover(worktree_spec(run.id, config_of(run.config)), here, self._home, message)
+            publish_leftover(self.travel.spec(run.id, config_of(run.config)), here, self._home, message)
             if here.is_dir()
             else None
         )
@@ -75,9 +78,11 @@ class Worktrees:
         coding = config_of(run.config).coding
         if coding is None:
             return None
+        if self.travel.blobs is not None and run.generation > 0 and not self.folder_of(run.id).is_dir():
+            return KeptChanges(fault=ELSEWHERE)
         try:
-            return KeptChanges(self.keep(run, commit_message(run.id, coding, task=task)))
-        except (RolesError, OSError) as error:
+            return self.travel.sent(run, self.keep(run, commit_message(run.id, coding, task=task)))
+        except (RolesError, AuditError, OSError) as error:
             log.warning("the changes of %s are not on a branch: %s", run.id, error)
             return KeptChanges(fault=str(error))
 
@@ -148,6 +153,8 @@ class CodingWork:
     async def begin(self) -> RunResult | None:
         """Prepare the worktree, or open the one that is there; return an ending where that fails."""
         try:
+            unpack = self._worktrees.travel.unpack_repository
+            await anyio.to_thread.run_sync(unpack, self._log.run, abandon_on_cancel=True)
             if self._history.worktree is not None:
                 await self._worktree.prepare(baseline=False, resumed=True)
                 await learn_private_keys(self._redactor, self._worktree.files)
@@ -158,7 +165,7 @@ class CodingWork:
             baseline = await self._worktree.prepare()
             await learn_private_keys(self._redactor, self._worktree.files)
             self._ready = True
-        except RolesError as error:
+        except (RolesError, BlobRefused) as error:
             return self._failed("the worktree could not be made", error)
         setup = None if baseline.setup is None else await self._run_of(baseline.setup)
         verify = None if baseline.verify is None else await self._run_of(baseline.verify)
@@ -227,10 +234,14 @@ class CodingWork:
         kept = KeptChanges(fault=LATE)
         with anyio.move_on_after(self.patience_s(ended)):
             try:
-                kept = KeptChanges(await anyio.to_thread.run_sync(work, message, abandon_on_cancel=True))
-            except RolesError as error:
+                kept = await anyio.to_thread.run_sync(self._sent, work, message, abandon_on_cancel=True)
+            except (RolesError, AuditError) as error:
                 kept = KeptChanges(fault=self._hidden(str(error)))
         return kept
+
+    def _sent(self, work: Callable[[str], Branch | None], message: str) -> KeptChanges:
+        """Commit the work, and send the branch to where the repository is. Blocks."""
+        return self._worktrees.travel.sent(self._log.run, work(message))
 
     @staticmethod
     def patience_s(ended: RunResult) -> float:
@@ -250,7 +261,7 @@ class CodingWork:
         self._worktree.close()  # it may hold the folder open
         return self._worktrees.keep(run, message)
 
-    def _failed(self, what: str, error: RolesError) -> RunResult:
+    def _failed(self, what: str, error: Exception) -> RunResult:
         return RunResult(
             "error", what, error_kind=WORKSHOP, error_message=self._hidden(str(error)),
             what_to_do="Fix what the error says, then propose it again with retry_of.",

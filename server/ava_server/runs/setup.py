@@ -18,6 +18,7 @@ import anyio.to_thread
 from ava_audit.events import RunStarted
 from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
+from ava_audit.units import now_us
 from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
@@ -31,7 +32,6 @@ from ava_roles.tools.registry import builtin_tools, specs_of
 from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.git import UserRepository
 from ava_roles.worktree.session import WorktreeSession
-from ava_server.approval.coding import worktree_spec
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
 from ava_server.budget import user_limits
@@ -52,6 +52,7 @@ from ava_server.runs.first_call import started, with_figures
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import McpServers, ReadSubagentResult, foreign_tools, run_tools
+from ava_server.runs.travel import Travel
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
@@ -70,6 +71,10 @@ WINDOW = 128_000
 OPEN_S = 5.0
 OPEN_THREADS = 4
 """Seconds that opening a folder may take, and the threads that do nothing else."""
+BRING_S = 30.0
+"""Seconds that the copy of a folder from another machine may take."""
+WORKTREE_S = 900.0
+"""Seconds for which a run waits for the machine that has its worktree; then it ends without what it had changed."""
 T = TypeVar("T")
 
 
@@ -133,7 +138,8 @@ class RunSetup:
     """Makes what runs work with, from what a process has open."""
 
     def __init__(self, resources: RunResources) -> None:
-        self.worktrees = Worktrees(resources.settings.paths.worktrees, Path.home())
+        self.travel = Travel(resources.settings, resources.store.blobs, Path.home())
+        self.worktrees = Worktrees(resources.settings.paths.worktrees, Path.home(), self.travel)
         self._resources = resources
         self._opening = anyio.CapacityLimiter(OPEN_THREADS)
 
@@ -144,6 +150,8 @@ class RunSetup:
             ConfigNotSupported: It cannot; says what the run waits for.
         """
         config = config_of(run.config)
+        if (why := await anyio.to_thread.run_sync(self.travel.missing, config)) is not None:
+            raise ConfigNotSupported(why)
         await self._choice(config)
         here = {*self._resources.tools, *RUN_TOOLS, *(name for use in config.foreign.values() for name in use.tools)}
         if lacking := [each for each in config.labels if each not in self._resources.settings.labels]:
@@ -159,8 +167,26 @@ class RunSetup:
             raise ConfigNotSupported("its task was erased")
         await self._sandbox(config.confinement)
         await self._check_model(run)
+        await self._check_worktree(run, config)
         with contextlib.suppress(FolderReplaced):  # `prepare` finds it once the run is claimed, and ends the run
             await self._opened(lambda: self._check_folders(config, run.user_id))
+
+    async def _check_worktree(self, run: RunRow, config: RunConfig) -> None:
+        """Leave a run whose worktree is on another machine to that one for a while.
+
+        Raises:
+            ConfigNotSupported: It may still come back.
+        """
+        if config.coding is None or self.travel.blobs is None or run.generation == 0:
+            return
+        if await anyio.to_thread.run_sync(self.worktrees.folder_of(run.id).is_dir):
+            return
+        ready = await self._resources.store.read(lambda view: view.last_entry(run.id, "WorktreeReady"))
+        if ready is not None and now_us() - max(run.last_us or 0, run.queued_us or 0) < WORKTREE_S * 1e6:
+            raise ConfigNotSupported(
+                f"the machine that has its worktree does not run it; without that it ends {WORKTREE_S / 60:.0f} minutes"
+                " after its last step"
+            )
 
     async def prepare(self, run: RunRow, history: History) -> RunContext:
         """Make everything that a claimed run works with.
@@ -183,6 +209,7 @@ class RunSetup:
         prefix = history.prefix or started(config, texts, own, parameters(choice), confinement)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
         await self._opened(lambda: remove_workbenches(scratch))
+        await self._bring_folder(run)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
@@ -361,11 +388,24 @@ class RunSetup:
         except TimeoutError:
             raise ConfigNotSupported(f"its folders do not answer within {OPEN_S:g} s") from None
 
+    async def _bring_folder(self, run: RunRow) -> None:
+        """Make the copy of a run's folder that is on another machine.
+
+        Raises:
+            ConfigNotSupported: That takes too long.
+            FolderReplaced: It is not what was approved.
+        """
+        try:
+            with anyio.fail_after(BRING_S):
+                await anyio.to_thread.run_sync(self.travel.unpack_folder, run, abandon_on_cancel=True)
+        except TimeoutError:
+            raise ConfigNotSupported(f"the copy of its folder was not there within {BRING_S:g} s") from None
+
     def _worktree(self, run: RunRow, config: RunConfig, sandbox: Sandbox) -> WorktreeSession:
         """Return the worktree of a run that changes files; it is created when the run starts."""
         settings = self._resources.settings
         return WorktreeSession(
-            worktree_spec(run.id, config),
+            self.travel.spec(run.id, config),
             self.worktrees.folder_of(run.id),
             sandbox,
             HostFolders(Path.home(), settings.sandbox.read_only, (settings.data_root,)),
@@ -379,6 +419,8 @@ class RunSetup:
             ConfigNotSupported: The workspace cannot be opened.
             FolderReplaced: One of them is a different folder, or may no longer be used.
         """
+        if self.travel.is_elsewhere(config):
+            return  # a copy is unpacked when the work begins
         if config.workspace:
             self._open_workspace(config, config.workspace, user).close()
         if config.coding is not None and config.coding.identity:
@@ -413,6 +455,8 @@ class RunSetup:
         files = None
         if config.coding is not None:
             self._check_folders(config, run.user_id)
+        elif self.travel.is_elsewhere(config):
+            files = Root.open(self.travel.folder_of(run.id))
         elif config.workspace:
             files = self._open_workspace(config, config.workspace, run.user_id)
         if not any(spec.artifacts for spec in specs_of(config.tools, self._resources.tools)):
@@ -428,7 +472,9 @@ class RunSetup:
 
     def artifacts(self, run_id: str) -> list[dict[str, Any]]:
         """Return name, size in bytes and sha256 of each file that a run has handed over. Blocks."""
-        found = list_artifacts(self._resources.settings.paths.artifacts / run_id)
+        folder = self._resources.settings.paths.artifacts / run_id
+        found = list_artifacts(folder)
+        self.travel.send_artifacts(run_id, folder, found)
         return [{**file, "name": self._resources.credentials.redactor.redact(file["name"])[0]} for file in found]
 
     def hide(self, value: Any) -> Any:

@@ -4,15 +4,75 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_server.core.errors import Refused
 
 if TYPE_CHECKING:
+    from ava_audit.store.blobs import Blobs
     from ava_roles.sandbox.paths import Root
 
 MOST_BYTES = 2_000_000
 """More than the limit of an artifact."""
+
+
+class RunFiles:
+    """The files of one run: in its folder, or beside the log if another machine has done the run. Blocking.
+
+    Args:
+        folder: The folder of its files on this machine.
+        run_id: The run.
+        blobs: The files beside the log; None if they are in the data root alone.
+    """
+
+    def __init__(self, folder: Path, run_id: str, blobs: Blobs | None) -> None:
+        self.folder = folder
+        self._run_id, self._blobs = run_id, blobs
+
+    def read(self, file: Mapping[str, Any]) -> bytes:
+        """Return the content of a file.
+
+        Args:
+            file: The file as the result names it.
+
+        Raises:
+            Refused: It cannot be read, or is no longer what was delivered.
+        """
+        _check_name(file)  # the caller may write a file of this name
+        try:
+            return self._read_here(file)
+        except Refused as error:
+            stored = self._read_stored(file)
+            if stored is None:
+                raise error
+            return stored
+
+    def _read_here(self, file: Mapping[str, Any]) -> bytes:
+        from ava_roles.sandbox.paths import Root
+
+        try:
+            root = Root.open(self.folder)
+        except OSError as error:
+            raise Refused(f"{self.folder} cannot be read: {error.strerror}") from error
+        try:
+            return read_artifact(root, file)
+        finally:
+            root.close()
+
+    def _read_stored(self, file: Mapping[str, Any]) -> bytes | None:
+        """Return what is beside the log; None if the file is not there."""
+        from ava_audit.errors import BlobRefused, StoreUnavailable
+        from ava_audit.store.blobs import Blob
+
+        if self._blobs is None:
+            return None
+        try:
+            return self._blobs.read(Blob(str(file.get("sha256")), int(file.get("bytes", 0))), self._run_id)
+        except BlobRefused:
+            return None
+        except StoreUnavailable as error:
+            raise Refused(str(error)) from error
 
 
 def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
@@ -26,11 +86,8 @@ def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
         Refused: It cannot be read, or is no longer what was delivered.
     """
     from ava_roles.errors import RolesError
-    from ava_roles.tools.records import is_artifact_name
 
-    name = str(file.get("name"))
-    if not is_artifact_name(name):
-        raise Refused(f"{name[:100]!r} is not a plain file name")
+    name = _check_name(file)
     try:
         data, _more = root.read(name, MOST_BYTES)
     except (RolesError, OSError) as error:
@@ -38,3 +95,17 @@ def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
     if hashlib.sha256(data).hexdigest() != file.get("sha256"):
         raise Refused(f"{name} was changed after its delivery; the log has its sha256")
     return data
+
+
+def _check_name(file: Mapping[str, Any]) -> str:
+    """Return the name of a file.
+
+    Raises:
+        Refused: It could lead elsewhere.
+    """
+    from ava_roles.tools.records import is_artifact_name
+
+    name = str(file.get("name"))
+    if not is_artifact_name(name):
+        raise Refused(f"{name[:100]!r} is not a plain file name")
+    return name

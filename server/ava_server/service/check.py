@@ -17,6 +17,7 @@ from ava_server.core.ids import label, parse_id
 from ava_server.runs.lifecycle import paused
 from ava_server.runs.questions import deliver
 from ava_server.service.access import Access, CallContext, Operations, Progress
+from ava_server.service.fetch import bring_to_repositories
 from ava_server.service.questions import PersonQuestions
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.run_view import (
@@ -93,6 +94,7 @@ class RunChecks(Operations):
         decided = await self._questions.send(rows, caller.pages if in_time else None)
         decided = decided or await self._questions.ask(rows, caller.person if in_time else None)
         runs = await self.answers(rows, offset=offset)
+        await self._bring_branches(rows, runs)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)
         message = " ".join(filter(None, (decided, message))) or None
@@ -156,6 +158,13 @@ class RunChecks(Operations):
             to_see = self._access.adapt_text(f"`ava show {run.row.id} --diff`").strip("`")
             answer.changes = {**answer.changes, "to_see": None if self._session.remote else to_see}
         return answer
+
+    async def _bring_branches(self, rows: list[RunRow], answers: list[RunAnswer]) -> None:
+        """Bring the branches of own runs from other machines into the repositories of this one."""
+        own = [(row, answer) for row, answer in zip(rows, answers, strict=True) if self._access.owns(row)]
+        if self._store.blobs is not None and own:
+            travel = self._runtime.run_setup.travel
+            await bring_to_repositories(self._store, travel, [row for row, _answer in own], [a for _row, a in own])
 
     async def _by_pin(self) -> bool:
         """Tell whether only the approval PIN can approve."""

@@ -234,7 +234,10 @@ def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
         of = Path(changes["repository"]), changes["base"], changes["head"], home
         text, whole = branch_diff(*of), branch_diff(*of, context=_WHOLE_FILES)
     except RolesError as error:
-        raise Refused(f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}") from error
+        what = f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}"
+        if changes.get("pack"):
+            what += "; it was made on another machine, and `ava fetch` brings it"
+        raise Refused(what) from error
     redactor = RunRedactor(known)
     redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
     return _without_secrets(clean(text)[0], redactor)

@@ -22,6 +22,7 @@ from ava_audit.rows import UNENDED, RunRow
 from ava_audit.store.instances import QUIET, Announcement, Instances
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
+from ava_audit.units import now_us
 from ava_roles.catalog import Catalog
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
@@ -234,6 +235,8 @@ class Runtime(RunResources):
         """Remove what else dead processes left: temporary folders and lock files."""
         try:
             await anyio.to_thread.run_sync(self._sweep_leftovers, await self._unended())
+            if self.store.blobs is not None:
+                await anyio.to_thread.run_sync(self.store.blobs.sweep, now_us())
         except (AuditError, OSError) as error:  # the next time tries again
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 

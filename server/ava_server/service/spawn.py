@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
@@ -46,6 +47,8 @@ _AS_TASK = (
     "Your host then shows it as a task ({subagent_id}; several approved together have one task, G-…) and gives you the"
     " result when it ends: do not poll."
 )
+PACK_S = 45.0
+"""How long storing a copy of a repository or folder may take: hosts wait about a minute for an answer."""
 CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
 
@@ -108,9 +111,11 @@ class Spawns(Operations):
         except ConfigNotSupported as error:
             raise Refused(str(error)) from error
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
+        config = await self._packed(config, candidates)
         limits = self._runtime.limits_under(policy, self._session.user)
         command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
         made = await self._store.do(command)
+        await self._release(config, candidates, made)
         if isinstance(made, str):
             raise Refused(made)
         answer = _proposal(made)
@@ -129,6 +134,30 @@ class Spawns(Operations):
                 f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"
             )
         return answer
+
+    async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]]) -> RunConfig:
+        """Return the configuration with what another machine needs for the run, stored beside the log.
+
+        Raises:
+            Refused: It takes too long.
+        """
+        runs = [run_id for _pending_id, run_id in candidates]
+        try:
+            with anyio.fail_after(PACK_S):
+                packed = self._runtime.run_setup.travel.packed
+                return await anyio.to_thread.run_sync(packed, config, runs, abandon_on_cancel=True)
+        except TimeoutError:
+            raise Refused(
+                f"a copy of {config.workspace} for other machines was not stored within {PACK_S:g} s; lower the limits"
+                " in [travel] of config.toml (0: nothing is copied), or try again"
+            ) from None
+
+    async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], made: Proposal | str) -> None:
+        """Forget what was stored under ids that the proposal did not get."""
+        if config.origin:
+            got = "" if isinstance(made, str) else made.subagent_id
+            unused = [run_id for _pending_id, run_id in candidates if run_id != got]
+            await anyio.to_thread.run_sync(self._runtime.run_setup.travel.release, unused)
 
     async def _start_automatically(self, made: Proposal, answer: SpawnAnswer) -> None:
         """Approve a proposal below the ceilings of `auto`; any other waits, and the answer says why."""

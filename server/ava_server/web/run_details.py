@@ -14,11 +14,10 @@ from starlette.routing import Route
 
 from ava_audit.rows import RunRow
 from ava_audit.view import View
-from ava_roles.sandbox.paths import Root
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput, Refused
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.service.artifacts import read_artifact
+from ava_server.service.artifacts import RunFiles
 from ava_server.service.records import changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PageContext, found_or_404, reader_of
 from ava_server.web.requests import HEADERS
@@ -83,14 +82,7 @@ class RunDetails:
 
     def _read(self, run: RunRow, file: Mapping[str, Any]) -> bytes:
         folder = self._context.runtime.settings.paths.artifacts / run.id
-        try:
-            root = Root.open(folder)
-        except OSError as error:
-            raise Refused(f"the files of {run.id} cannot be read: {error.strerror}") from error
-        try:
-            return read_artifact(root, file)
-        finally:
-            root.close()
+        return RunFiles(folder, run.id, self._context.store.blobs).read(file)
 
     def _text(self, request: Request, run: RunRow, title: str, text: str, download: str = "") -> Response:
         values = {"row": run, "title": title, "text": text[:MOST_CHARS], "left": max(len(text) - MOST_CHARS, 0)}

@@ -1,0 +1,237 @@
+"""What a run needs and delivers, as it goes from one machine to another through the database.
+
+With the log in Postgres, a run may be done on another machine than the one where it was proposed. A proposal stores the
+approved commit beside the log, and its digest is a part of what is approved. A worker on another data root checks the
+digest, unpacks the commit in its own data root, and stores the branch there when the run ends; the result has that
+digest. `service/fetch.py` brings the branch to its repository. With the embedded database, nothing travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ava_audit.errors import AuditError, BlobRefused
+from ava_audit.rows import RunRow
+from ava_audit.store.blobs import Blob, Blobs
+from ava_roles.errors import FolderReplaced, RolesError, WorktreeFailed
+from ava_roles.sandbox.folder_archive import pack_folder, unpack_folder
+from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.temporary import temporary_folder
+from ava_roles.worktree.snapshot import pack_branch, pack_snapshot, unpack_snapshot
+from ava_roles.worktree.spec import Branch, WorktreeSpec
+from ava_server.approval.coding import worktree_spec
+from ava_server.budget.run_config import RunConfig, StoredFile, config_of
+from ava_server.config.settings import Settings
+from ava_server.core.files import create_file
+from ava_server.runs.changes import KeptChanges
+
+log = logging.getLogger("ava.travel")
+MB = 1_000_000
+OVERHEAD = 10 * MB
+"""How much larger than its content a stored file may be: headers, and the files that say what git ignores."""
+REPOSITORY, FOLDER = "repository", "folder"
+"""The copy of a repository, in the folder of the run's worktree; and that of a folder, in its scratch folder."""
+
+
+def blob_of(file: StoredFile) -> Blob:
+    """Return a stored file as the database knows it."""
+    return Blob(file.sha256, file.size)
+
+
+class Travel:
+    """What goes through the database, as one process does it. Everything here blocks.
+
+    Args:
+        settings: The settings.
+        blobs: The files beside the log; None if nothing travels.
+        home: The user's home folder.
+    """
+
+    def __init__(self, settings: Settings, blobs: Blobs | None, home: Path) -> None:
+        self.blobs = blobs
+        self._settings, self._home = settings, home
+        self._paths = settings.paths
+        self._origin = ""
+
+    @property
+    def origin(self) -> str:
+        """The name of this data root among all that share the log.
+
+        Raises:
+            OSError: It cannot be read or written.
+        """
+        if not self._origin:
+            if not self._paths.origin.exists():
+                self._make_origin()
+            self._origin = self._paths.origin.read_text("ascii").strip()
+        return self._origin
+
+    def _make_origin(self) -> None:
+        """Name this data root, unless another process has just done it."""
+        name = secrets.token_hex(16)
+        fresh = self._paths.origin.with_name(f".origin.{name}")
+        create_file(fresh, f"{name}\n".encode())
+        try:
+            with contextlib.suppress(FileExistsError):
+                self._paths.origin.hardlink_to(fresh)  # never a file without its content
+        finally:
+            fresh.unlink()
+
+    def is_elsewhere(self, config: RunConfig) -> bool:
+        """Tell whether a run's folder or repository belongs to another data root's machine."""
+        return bool(config.origin) and config.origin != self.origin
+
+    def missing(self, config: RunConfig) -> str | None:
+        """Return what a run needs and is on another machine only; None if everything is here, or has travelled."""
+        if not self.is_elsewhere(config):
+            return None
+        needed, name = config.folder, "folder_mb"
+        if config.coding is not None:
+            needed, name = config.coding.snapshot, "repository_mb"
+        why = config.travel_note or "it does not travel"
+        if self.blobs is not None and needed is not None:
+            limit_mb = int(getattr(self._settings.travel, name))
+            if needed.size <= limit_mb * MB + OVERHEAD:
+                return None
+            why = f"its copy has {needed.size / MB:,.1f} MB, and travel.{name} is {limit_mb} here"
+        return f"{config.workspace} is on the machine where it was proposed, because {why}"
+
+    # -- at the proposal ----------------------------------------------------------------------------------------------
+
+    def packed(self, config: RunConfig, runs: Sequence[str]) -> RunConfig:
+        """Return the configuration of a proposal with what it needs stored beside the log.
+
+        Args:
+            config: The resolved configuration.
+            runs: The ids that the run may get.
+
+        Raises:
+            AuditError: The database cannot be written.
+            OSError: There is no room for the copy.
+        """
+        if self.blobs is None or config.workspace is None:
+            return config
+        config = config.model_copy(update={"origin": self.origin})
+        coding = config.coding
+        name = "repository_mb" if coding is not None else "folder_mb"
+        limit_mb = int(getattr(self._settings.travel, name))
+        if not limit_mb:
+            return config.model_copy(update={"travel_note": f"travel.{name} is 0"})
+        with temporary_folder("ava-travel-") as aside:
+            path = aside / "packed"
+            try:
+                why = self._pack(config, limit_mb * MB, aside, path)
+            except (RolesError, OSError) as error:
+                why = str(error)
+            if why is not None:
+                note = f"what it works on is not copied (travel.{name} is {limit_mb}): {why}"
+                return config.model_copy(update={"travel_note": note})
+            stored = self.blobs.put(path, runs, "input")
+        file = StoredFile(sha256=stored.sha256, size=stored.size)
+        if coding is None:
+            return config.model_copy(update={"folder": file})
+        return config.model_copy(update={"coding": coding.model_copy(update={"snapshot": file})})
+
+    def _pack(self, config: RunConfig, limit: int, aside: Path, path: Path) -> str | None:
+        """Write what a run needs to a file; return why it does not travel, or None."""
+        coding = config.coding
+        if coding is not None:
+            return pack_snapshot(Path(coding.repository), self._home, coding.base, limit, path)
+        assert config.workspace is not None, "otherwise nothing has to travel"
+        root = Root.open_approved(Path(config.workspace), config.workspace_identity)
+        try:
+            return pack_folder(root, self._home, limit, aside, path)
+        finally:
+            root.close()
+
+    def release(self, runs: Sequence[str]) -> None:
+        """Forget what was stored for runs that were not proposed after all."""
+        if self.blobs is not None and runs:
+            try:
+                self.blobs.release(runs, "input")
+            except AuditError as error:  # the next sweep does it
+                log.warning("what was stored for a proposal is still there: %s", error)
+
+    # -- on the machine that does the work ----------------------------------------------------------------------------
+
+    def spec(self, run_id: str, config: RunConfig) -> WorktreeSpec:
+        """Return the worktree spec of a run: with its repository, or with the copy of it on this machine."""
+        spec = worktree_spec(run_id, config)
+        if not self.is_elsewhere(config):
+            return spec
+        return replace(spec, repository=self._paths.worktrees / run_id / REPOSITORY, identity=())
+
+    def unpack_repository(self, run: RunRow) -> None:
+        """Make the copy of a run's repository, if its own is on another machine.
+
+        Raises:
+            WorktreeFailed: It is not what was approved; nothing of it is left.
+            StoreUnavailable: The database cannot be read.
+        """
+        config = config_of(run.config)
+        if config.coding is None or not self.is_elsewhere(config):
+            return
+        place, snapshot = self.spec(run.id, config).repository, config.coding.snapshot
+        if place.exists():
+            return
+        if self.blobs is None or snapshot is None:
+            raise WorktreeFailed("the repository is on another machine and did not travel")
+        with temporary_folder("ava-travel-") as aside:
+            self.blobs.fetch(blob_of(snapshot), run.id, aside / "snapshot")
+            unpack_snapshot(aside / "snapshot", place, self._settings.data_root, config.coding.base)
+
+    def folder_of(self, run_id: str) -> Path:
+        """Return where the copy of a run's folder is."""
+        return self._paths.scratch / run_id / FOLDER
+
+    def unpack_folder(self, run: RunRow) -> None:
+        """Make the copy of a run's folder, if its own is on another machine.
+
+        Raises:
+            FolderReplaced: It is not what was approved; nothing of it is left.
+            StoreUnavailable: The database cannot be read.
+            OSError: It cannot be written.
+        """
+        config, place = config_of(run.config), self.folder_of(run.id)
+        if config.coding is not None or not self.is_elsewhere(config) or place.exists():
+            return
+        if self.blobs is None or config.folder is None:
+            raise FolderReplaced("its folder is on another machine and did not travel")
+        with temporary_folder("ava-travel-") as aside:
+            try:
+                self.blobs.fetch(blob_of(config.folder), run.id, aside / "folder")
+            except BlobRefused as error:
+                raise FolderReplaced(f"the copy of {config.workspace} is not the approved one: {error}") from error
+            unpack_folder(aside / "folder", place, self._settings.data_root, config.folder.size)
+
+    def sent(self, run: RunRow, branch: Branch | None) -> KeptChanges:
+        """Return what became of a run's changes, once its branch is where the owner can get it.
+
+        Raises:
+            RolesError: The branch cannot be packed.
+            AuditError: The database cannot be written.
+        """
+        config = config_of(run.config)
+        if branch is None or self.blobs is None or not self.is_elsewhere(config):
+            return KeptChanges(branch)
+        with temporary_folder("ava-travel-") as aside:
+            pack_branch(self.spec(run.id, config).repository, self._home, branch, aside / "pack")
+            stored = self.blobs.put(aside / "pack", (run.id,), "result")
+        return KeptChanges(branch, pack=StoredFile(sha256=stored.sha256, size=stored.size))
+
+    def send_artifacts(self, run_id: str, folder: Path, files: Sequence[dict[str, Any]]) -> None:
+        """Store the files that a run has handed over, so that every server has them."""
+        if self.blobs is None:
+            return
+        try:
+            for file in files:
+                if file["bytes"] <= self._settings.travel.artifact_mb * MB:
+                    self.blobs.put(folder / file["name"], (run_id,), "artifact")
+        except (AuditError, OSError) as error:  # the ending does not wait: they are on this machine
+            log.warning("files of %s are only on this machine: %s", run_id, error)

@@ -1,0 +1,133 @@
+"""Brings the branch of a run that another machine has done into the repository where it was proposed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.errors import AuditError
+from ava_audit.events import SubagentComplete
+from ava_audit.rows import RunRow
+from ava_audit.store.store import Store
+from ava_audit.view import View
+from ava_roles.errors import RolesError
+from ava_roles.sandbox.temporary import temporary_folder
+from ava_roles.worktree.snapshot import TravelledBranch, bring_branch, has_commit
+from ava_server.budget.run_config import Coding, StoredFile, config_of
+from ava_server.core.data_root import home_folder
+from ava_server.core.errors import AvaError, Refused
+from ava_server.core.ids import label
+from ava_server.runs.travel import Travel, blob_of
+from ava_server.service.responses import RunAnswer
+
+log = logging.getLogger("ava.fetch")
+FETCH_S, BY_ITSELF_S = 300.0, 20.0
+"""How long `ava fetch` may take, and how long `check_subagent` does."""
+
+
+@dataclass(frozen=True)
+class FetchedBranch:
+    """A branch that is in a repository now.
+
+    Attributes:
+        name: The branch.
+        repository: The root of the checkout.
+        base: The commit that it begins at.
+        head: Its commit.
+    """
+
+    name: str
+    repository: Path
+    base: str
+    head: str
+
+
+async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | None = None) -> FetchedBranch:
+    """Bring a run's branch into its repository, or into a clone of it; a branch that is there stays as it is.
+
+    Args:
+        store: The open log.
+        travel: What goes through its database.
+        run: The run, which has ended.
+        into: The root of another checkout that has the commit at which the work began.
+
+    Raises:
+        Refused: There is none to bring, or it cannot be brought; says what to do.
+    """
+    coding, changes = config_of(run.config).coding, await store.read(lambda view: _changes_of(view, run))
+    if coding is None:
+        raise Refused(f"{label(run)} changes no files, so it has no branch")
+    if not run.ended:
+        raise Refused(f"{label(run)} has not ended; its branch is made at its end")
+    if changes is None:
+        raise Refused(f"{label(run)} never ran, or its content was erased; look for the branch ava/{run.id}")
+    if changes["branch"] is None:
+        raise Refused(f"{label(run)} has no branch: {changes['not_kept'] or 'it changed nothing'}")
+    if "pack" not in changes:
+        raise Refused(f"{label(run)} worked in {coding.repository}: its branch {changes['branch']} is there already")
+    if into is None and travel.is_elsewhere(config_of(run.config)):
+        raise Refused(
+            f"{label(run)} was proposed on another machine, for {coding.repository} there: run ava fetch on that one,"
+            " or name a clone of the repository here with --into"
+        )
+    try:
+        with anyio.fail_after(FETCH_S):
+            return await anyio.to_thread.run_sync(_bring, travel, run, coding, changes, into, abandon_on_cancel=True)
+    except TimeoutError:
+        raise Refused(f"the branch of {label(run)} was not brought within {FETCH_S:.0f} s; try again") from None
+    except (RolesError, AuditError, OSError) as error:
+        raise Refused(f"the branch of {label(run)} cannot be brought: {error}") from error
+
+
+def _changes_of(view: View, run: RunRow) -> dict[str, Any] | None:
+    """Return what the result of a run tells of its branch; None without a result."""
+    entry = view.entry(run.result_seq) if run.result_seq is not None else None
+    if entry is None or not isinstance(entry.fact, SubagentComplete):
+        return None
+    return cast("dict[str, Any] | None", entry.fact.result.get("changes"))
+
+
+def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None) -> FetchedBranch:
+    """Read the branch's objects from the database, check them, and make the branch. Blocking."""
+    repository, identity = (into, ()) if into is not None else (Path(coding.repository), coding.identity)
+    expected = TravelledBranch(run.id, coding.base, str(changes["head"]), coding.namespace)
+    if travel.blobs is None:
+        raise Refused(f"the branch of {label(run)} is in the Postgres database that had the log, and this log has none")
+    with temporary_folder("ava-travel-") as aside:
+        travel.blobs.fetch(blob_of(StoredFile.model_validate(changes["pack"])), run.id, aside / "pack")
+        name = bring_branch(aside / "pack", expected, repository, home_folder(), identity)
+    return FetchedBranch(name, repository, expected.base, expected.head)
+
+
+async def bring_to_repositories(
+    store: Store, travel: Travel, rows: Sequence[RunRow], answers: Sequence[RunAnswer]
+) -> None:
+    """Bring the branches of ended runs into the repositories of this machine, and say in the answers how that went.
+
+    A branch whose commit the repository has is left alone: a person may have merged, renamed or removed it.
+    """
+    for row, answer in zip(rows, answers, strict=True):
+        if not (answer.changes and answer.changes.get("pack")):
+            continue
+        config = config_of(row.config)
+        coding = config.coding
+        if coding is None or await anyio.to_thread.run_sync(travel.is_elsewhere, config):
+            continue
+        there = Path(coding.repository), home_folder(), str(answer.changes["head"]), coding.identity
+        try:
+            with anyio.fail_after(BY_ITSELF_S):
+                known = await anyio.to_thread.run_sync(has_commit, *there, abandon_on_cancel=True)
+                name = answer.changes["branch"] if known else (await fetch_branch(store, travel, row)).name
+        except (AvaError, RolesError, TimeoutError) as error:
+            why = str(error) or f"that took longer than {BY_ITSELF_S:.0f} s"
+            log.warning("%s: %s", row.id, why)
+            answer.changes = {**answer.changes, "not_fetched": f"{why}; `ava fetch {row.id}` tries again"}
+        else:
+            to_merge = str(answer.changes["to_merge"]).replace(str(answer.changes["branch"]), name)
+            answer.changes = {**answer.changes, "branch": name, "fetched": True, "to_merge": to_merge}
