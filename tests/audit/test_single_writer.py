@@ -18,10 +18,11 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-_WRITE = ("connection", "postgres", "postgres_backend", "postgres_words", "schema", "sqlite", "writer")
+_OF_POSTGRES = ("postgres", "postgres_backend", "postgres_documents", "postgres_words")
+_WRITE = ("connection", *_OF_POSTGRES, "schema", "sqlite", "writer")
 WRITERS = {"ava_audit/projections.py", *(f"ava_audit/store/{name}.py" for name in _WRITE)}
 OPENS_FOR_WRITERS = "ava_audit/store/postgres_session.py"
-"""It opens connections that can write, for `store/postgres.py` alone, and writes nothing itself."""
+"""It opens connections that can write, for the log's writer and for what is not the log, and writes nothing itself."""
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"
 WRITING = re.compile(
@@ -104,9 +105,19 @@ def faults_of(name: str, source: str) -> list[str]:
     ]
 
 
-def test_only_the_postgres_writer_opens_its_connections() -> None:
+def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
     importing = {name_of(path) for path in SOURCES if re.search(r"\bdial\b", path.read_text("utf-8"))}
-    assert importing == {OPENS_FOR_WRITERS, "ava_audit/store/postgres.py"}
+    dialing = {"ava_audit/store/postgres.py", "ava_audit/store/postgres_documents.py"}
+    assert importing == {OPENS_FOR_WRITERS, *dialing}
+
+
+def test_what_is_not_the_log_writes_only_its_own_table() -> None:
+    written = [
+        target[1].lower()
+        for found in writing_sql((ROOT / "audit/ava_audit/store/postgres_documents.py").read_text("utf-8"))
+        if (target := re.search(r"(?:INTO|UPDATE|FROM)\s+(\w+)", found.text))
+    ]
+    assert set(written) == {"documents"}
 
 
 def test_only_the_listed_files_contain_sql_that_writes() -> None:

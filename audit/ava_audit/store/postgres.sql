@@ -184,3 +184,10 @@ CREATE FUNCTION json_extract(content text, path text) RETURNS jsonb LANGUAGE sql
                                     WHEN 'null' THEN NULL ELSE value END
     FROM (SELECT replace(content, '\u0000', '\ufffd')::jsonb #> string_to_array(substr(path, 3), '.') AS value) AS found
 $$;
+
+-- Not a part of the log: small private documents that all servers share, such as the hashes of tokens. No keys.
+CREATE TABLE documents (
+    name    text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    text    text COLLATE "C" NOT NULL
+);

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -348,7 +349,7 @@ class Authentication:
                 await self._show(scope, request, headers)
                 return
             elif refusal is None:
-                token, refusal = self._let_in(headers)
+                token, refusal = await self._let_in(headers)
             if refusal is not None or token is None:
                 assert refusal is not None
                 await refusal(scope, request.receive, request.send)
@@ -414,14 +415,16 @@ class Authentication:
             return error_response(403, "Use https: over http the token can be read on the way.")
         return None
 
-    def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
+    async def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
         """Return the request's token, or the refusal."""
         given = headers.getlist("authorization")
         kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if kind.lower() != "bearer" or not text.strip():
             return None, unauthorized(known=bool(given), given=False)
         try:
-            token = self._tokens.find(text.strip())
+            token = self._tokens.known(text.strip())
+            if token is None and self._tokens.is_shared:  # another server may have made it in this second
+                token = await anyio.to_thread.run_sync(self._tokens.find, text.strip())
         except ConfigError as error:
             log.error("no request can be authenticated: %s", error)
             return None, error_response(503, "The tokens cannot be read. `ava token list` on the server says why.")

@@ -31,10 +31,10 @@ from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
 from ava_server.config import role_folders
 from ava_server.config.pin import policy_in_force
-from ava_server.config.settings import read_users, record_settings
+from ava_server.config.settings import record_settings
+from ava_server.config.users import WatchedUsers, with_shared_users
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.errors import AvaError, Refused
-from ava_server.core.files import WatchedFile
 from ava_server.core.ids import AGENT
 from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
@@ -111,11 +111,12 @@ class Runtime(RunResources):
         return replace(self.spawn_limits_of(user), ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
 
     async def follow_users(self) -> None:
-        """Take over changes of `[users]` in `config.toml`; a file that cannot be read changes nothing."""
-        file = WatchedFile(path := self.settings.paths.config, lambda: read_users(path))
+        """Take over changes of users' limits; a file that cannot be read changes nothing."""
+        watched = WatchedUsers(self.settings.paths)
         while True:
             try:
-                if file.is_changed and (users := await anyio.to_thread.run_sync(file.current)) != self.settings.users:
+                users = await anyio.to_thread.run_sync(watched.changed)
+                if users is not None and users != self.settings.users:
                     self.settings = self.settings.model_copy(update={"users": users})
                     self.manager.limit(user_limits.slots(self.settings))
             except AvaError as error:
@@ -291,6 +292,7 @@ async def _open(
     settings: Settings, *, runs: bool, driver: Driver, serves: Callable[[RunRow], bool] | None
 ) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root, settings.database_url) as store:
+        settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = Instances(settings.paths.instances)
         name, lock = await anyio.to_thread.run_sync(instances.join)
         runtime = Runtime(
