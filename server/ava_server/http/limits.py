@@ -301,7 +301,8 @@ def connection_of(scope: Scope) -> ConnectionInfo | None:
 
 access_log = logging.getLogger("ava.access")
 HEADER_BYTES = 32 * 1024
-HEALTH = "/healthz"
+HEALTH, LIVE = "/healthz", "/livez"
+"""Whether the server is ready for requests, and whether it lives."""
 _AGAIN_S = 5
 
 
@@ -343,7 +344,7 @@ class Authentication:
         try:
             headers = Headers(scope=scope)
             refusal = self._refused_by_name(scope, headers)
-            if scope["path"] == HEALTH:
+            if scope["path"] in (HEALTH, LIVE):
                 refusal = self._health(scope)
             elif refusal is None and self._pages.takes(scope, headers):
                 await self._show(scope, request, headers)
@@ -433,7 +434,7 @@ class Authentication:
     def _health(self, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             return Response(status_code=405, headers={"Allow": "GET, HEAD"})
-        why = self._ready()
+        why = self._ready() if scope["path"] == HEALTH else None
         body = {"status": "ok"} if why is None else {"status": "not ready", "why": why}
         return JSONResponse(body, status_code=200 if why is None else 503, headers={"Cache-Control": "no-store"})
 

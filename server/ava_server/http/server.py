@@ -15,6 +15,7 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
@@ -30,6 +31,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
+from ava_server.core.documents import keep_fresh
 from ava_server.core.local_server import pages_server
 from ava_server.core.open_files import raise_limit
 from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
@@ -37,7 +39,8 @@ from ava_server.core.threads import received
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
 from ava_server.http.local import server_of
-from ava_server.http.settings import Reach, listen_everywhere, refuse_open
+from ava_server.http.peers import Forwarder, peers_of
+from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
 from ava_server.web.pages import Pages
@@ -45,7 +48,9 @@ from ava_server.web.sessions import BrowserSessions
 from ava_server.web.site import Site
 
 if TYPE_CHECKING:
+    from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
     from mcp.server.lowlevel.server import Server
+    from mcp.server.streamable_http import StreamableHTTPServerTransport
     from starlette.types import Receive, Scope, Send
 
     from ava_server.config.settings import Settings
@@ -195,10 +200,15 @@ _AGAIN_S = 60
 
 
 class Sessions(StreamableHTTPSessionManager):
-    """The MCP sessions at `/mcp`, with their owners."""
+    """The MCP sessions at `/mcp`, with their owners.
+
+    Attributes:
+        forwarder: Has other servers answer requests for their sessions; None until the data root is open.
+    """
 
     def __init__(self, server: Server[Any]) -> None:
         super().__init__(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS, session_idle_timeout=IDLE_S)
+        self.forwarder: Forwarder | None = None
 
     async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request of a user."""
@@ -208,12 +218,33 @@ class Sessions(StreamableHTTPSessionManager):
                 f" DELETE; an idle one ends after {IDLE_S / 60:.0f} min."
             )
             await too_many(sentence, _AGAIN_S)(scope, receive, send)
-        else:
+        elif not await self._passed_on(scope, receive, send):
             try:
                 await self.handle_request(scope, receive, send)
             except Exception as error:
                 if not _session_ended(error):
                     raise
+
+    async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Have another server answer a request, if the request is for a session there."""
+        headers = Headers(scope=scope)
+        session = headers.get(MCP_SESSION_ID_HEADER)
+        if session is None or session in self._server_instances or self.forwarder is None or not _of_session(headers):
+            return False
+        return await self.forwarder.passes_on(session, scope, receive, send)
+
+    def _admit_session(self, requestor: AuthorizationContext | None) -> StreamableHTTPServerTransport | None:
+        """Register a new session under an id that says which server it belongs to."""
+        transport = super()._admit_session(requestor)
+        if transport is None or self.forwarder is None:
+            return transport
+        given = transport.mcp_session_id
+        assert given is not None
+        transport.mcp_session_id = named = self.forwarder.name_session(given)
+        self._server_instances[named] = self._server_instances.pop(given)
+        if given in self._session_owners:
+            self._session_owners[named] = self._session_owners.pop(given)
+        return transport
 
     async def end_without(self, counts: Callable[[str], bool]) -> None:
         """End sessions whose token is no longer valid, as `counts` says for a token's id."""
@@ -245,8 +276,11 @@ def _worth_a_line(record: logging.LogRecord) -> bool:
 def _opens(scope: Scope) -> bool:
     """Tell whether a request opens a session, by the SDK's rules."""
     headers = Headers(scope=scope)
-    if MCP_SESSION_ID_HEADER in headers:
-        return False
+    return MCP_SESSION_ID_HEADER not in headers and _of_session(headers)
+
+
+def _of_session(headers: Headers) -> bool:
+    """Tell whether a request is of a version of the protocol that has sessions, by the SDK's rules."""
     version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
     return version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
 
@@ -304,13 +338,18 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                 async with sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
+                    await serving.start(keep_fresh, load().data_root)
+                    name, host = app.runtime.manager.instance, urlsplit(reach.base_url).netloc
+                    sessions.forwarder = Forwarder(peers_of(app.runtime), name, host)
+                    serving.start_soon(sessions.forwarder.stay_open)
                     serving.start_soon(http.serve, found)
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
                     if reach.idle_s is not None:
                         serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
-                    async with _announced(
-                        load().paths, reach
-                    ) as first:  # it ends before another user can have the port
+                    async with (
+                        sessions.forwarder.announced(inner_url(reach)),
+                        _announced(load().paths, reach) as first,  # it ends before another user can have the port
+                    ):
                         if first or not reach.pages:  # of two that start at once, one serves the pages
                             say(_serving(reach))
                             await ending.asked.wait()
