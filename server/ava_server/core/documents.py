@@ -3,8 +3,8 @@
 Without Postgres they are files of the data root. Their path is their name either way, so `PrivateFile` and
 `WatchedFile` are all that knows the difference. Keys and secrets are never among them: they stay on their machine.
 
-A process that serves people keeps them in memory with `keep_fresh`, so that no request waits for the database. Any
-other process asks the database each time.
+A process that stays keeps them in memory with `keep_fresh`, so that no request waits for the database. A command asks
+the database each time, and keeps no connection.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class SharedDocuments:
         self._looking = threading.RLock()  # a change may read another document
         self._known: dict[str, tuple[int, str]] = {}
         self._looked = float("-inf")
+        self._users = 0
         self._keepers = 0
 
     def state(self, name: str) -> tuple[int, str]:
@@ -82,7 +83,7 @@ class SharedDocuments:
             ConfigError: The database cannot be read.
         """
         asked = time.monotonic()
-        with self._looking, _translated():
+        with self._connection():
             if self._looked >= asked:  # somebody else has looked since
                 return
             self._look()
@@ -97,7 +98,7 @@ class SharedDocuments:
         Raises:
             ConfigError: The database cannot be written, or another process changes the document.
         """
-        with self._looking, _translated():
+        with self._connection():
             if self._looked == float("-inf"):
                 self._look()
             self._known = {**self._known, name: self._database.change(name, edit)}
@@ -110,6 +111,20 @@ class SharedDocuments:
             yield
         finally:
             self._keepers -= 1
+            with self._connection():  # the last one closes it
+                pass
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Use the database alone; the connection is closed at the end, unless somebody keeps it."""
+        with self._looking, _translated():
+            self._users += 1
+            try:
+                yield
+            finally:
+                self._users -= 1
+                if not self._users and not self._keepers:
+                    self._database.close()
 
     def _look(self) -> None:
         began = time.monotonic()

@@ -31,7 +31,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.documents import keep_fresh
 from ava_server.core.local_server import pages_server
 from ava_server.core.open_files import raise_limit
 from ava_server.core.shutdown import Shutdown, ending_signals, ignore_signals, log_to_stderr
@@ -338,7 +337,6 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                 async with sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
-                    await serving.start(keep_fresh, load().data_root)
                     name, host = app.runtime.manager.instance, urlsplit(reach.base_url).netloc
                     sessions.forwarder = Forwarder(peers_of(app.runtime), name, host)
                     serving.start_soon(sessions.forwarder.stay_open)

@@ -34,6 +34,7 @@ from ava_server.config.pin import policy_in_force
 from ava_server.config.settings import record_settings
 from ava_server.config.users import WatchedUsers, with_shared_users
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
+from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import AGENT
 from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
@@ -310,6 +311,7 @@ async def _open(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
+                await keeping.start(keep_fresh, settings.data_root)
                 keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
