@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from support.model_server import Say, running_model_server
 from support.postgres import running_server
 from support.stdio import told, using
 
+from ava_audit.errors import StoreUnavailable
 from ava_audit.store.postgres_documents import PostgresDocuments
 from ava_server.config.keys import set_key
 from ava_server.config.passkeys import Passkeys, new_passkey
@@ -266,6 +268,43 @@ def test_works_on_after_the_database_has_closed_its_connections(roots: tuple[Dat
     with psycopg.connect(running_server().url("postgres"), autocommit=True) as conn:
         conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'ava'")
     assert len(read_tokens(two.tokens_file)) == 1 and token(one.path, "ben")
+
+
+class Gone:
+    """A database that takes its time to fail."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
+        self.asked += 1
+        time.sleep(0.3)
+        raise StoreUnavailable("gone")
+
+    def take_over(self, texts: Mapping[str, str]) -> bool:
+        raise StoreUnavailable("gone")
+
+    def changed_text(self, name: str) -> str | None:
+        return None
+
+    def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
+        raise StoreUnavailable("gone")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_flood_of_unknown_tokens_does_not_wait_for_a_dead_database_one_by_one(tmp_path: Path) -> None:
+    gone = Gone()
+    shared = documents.SharedDocuments(tmp_path, gone)
+
+    def look(_number: int) -> str:
+        with pytest.raises(ConfigError) as error:
+            shared.look_again()
+        return str(error.value)
+
+    said = at_once(20, look)
+    assert gone.asked == 1 and len(set(map(str, said))) == 2
 
 
 # -- limits of users --------------------------------------------------------------------------------------------------

@@ -36,6 +36,8 @@ SHARED = frozenset({"approval.toml", "browser.toml", "passkeys.toml", "questions
 """The files of that folder that are shared. All others stay on their machine: each name has to be added on purpose."""
 FRESH_EVERY_S = 1.0
 """How often a server looks for changes by other processes."""
+PAUSE_S = 0.9
+"""After a failed look, how long the next ones fail at once: anybody can cause one, with an unknown token."""
 STALE_S = 30.0
 """How long a server uses what it knows while the database does not answer; nothing can start without it anyway."""
 _REMEDY = "Correct it, or move it away; then it does not move into the database."
@@ -56,7 +58,7 @@ class SharedDocuments:
         self._database = database
         self._looking = threading.RLock()  # a change may read another document
         self._known: dict[str, tuple[int, str]] = {}
-        self._looked = float("-inf")
+        self._looked = self._failed = float("-inf")
         self._users = 0
         self._keepers = 0
 
@@ -86,7 +88,13 @@ class SharedDocuments:
         with self._connection():
             if self._looked >= asked:  # somebody else has looked since
                 return
-            self._look()
+            if asked - self._failed < PAUSE_S:
+                raise ConfigError("the database with tokens and sessions has not answered a moment ago")
+            try:
+                self._look()
+            except BaseException:
+                self._failed = time.monotonic()
+                raise
 
     def change(self, name: str, edit: Callable[[str], str]) -> None:
         """Replace the text of a document while no other process does.
