@@ -119,8 +119,12 @@ class SharedDocuments:
             yield
         finally:
             self._keepers -= 1
-            with self._connection():  # the last one closes it
-                pass
+            if self._looking.acquire(blocking=False):  # else whoever looks now closes it
+                try:
+                    if not self._users and not self._keepers:
+                        self._database.close()
+                finally:
+                    self._looking.release()
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[None]:
@@ -246,7 +250,7 @@ async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_S
         while True:
             await anyio.sleep(FRESH_EVERY_S)
             try:
-                await anyio.to_thread.run_sync(documents.look_again)
+                await anyio.to_thread.run_sync(documents.look_again, abandon_on_cancel=True)
                 failing = False
             except ConfigError as error:
                 if not failing:

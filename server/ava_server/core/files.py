@@ -98,6 +98,11 @@ class PrivateFile:
     setting: str
 
     @property
+    def place(self) -> str:
+        """Where its content is, for people."""
+        return str(self.path) if shared_document(self.path) is None else f"the database ({self.path.name})"
+
+    @property
     def remedy(self) -> str:
         """What to do with a file that is wrong."""
         return f"Remove the file and store the {self.holds} again with `{self.setting}`."
