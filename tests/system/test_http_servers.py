@@ -20,6 +20,7 @@ from support.stdio import MODERN, assert_intact, logged, told, until, using
 from support.updates import Ear, following
 
 from ava_server.config.tokens import revoke_token
+from ava_server.http.settings import Reach, inner_url
 
 pytestmark = [
     pytest.mark.slow,
@@ -312,3 +313,21 @@ async def test_a_server_without_its_database_lives_and_is_not_ready(tmp_path: Pa
             assert (await server.get("/token", text)).status_code == 200
     finally:
         own.remove()
+
+
+@pytest.mark.parametrize(
+    ("reach", "of_this_machine", "inner"),
+    [
+        (Reach("10.0.0.5", 8642), "10.0.0.7", "http://10.0.0.5:8642"),
+        (Reach("fd00::5", 8642), "10.0.0.7", "http://[fd00::5]:8642"),
+        (Reach("0.0.0.0", 8642), "10.0.0.7", "http://10.0.0.7:8642"),
+        (Reach("::", 8642), "10.0.0.7", "http://10.0.0.7:8642"),
+        (Reach("0.0.0.0", 8642), "127.0.1.1", None),
+        (Reach("0.0.0.0", 8642, inner_url="http://a.b:1"), "127.0.1.1", "http://a.b:1"),
+    ],
+)
+def test_announces_an_address_that_other_machines_can_reach_or_none(
+    monkeypatch: pytest.MonkeyPatch, reach: Reach, of_this_machine: str, inner: str | None
+) -> None:
+    monkeypatch.setattr("socket.gethostbyname", lambda _name: of_this_machine)
+    assert inner_url(reach) == inner
