@@ -18,20 +18,11 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-_WRITE = (
-    "connection",
-    "postgres",
-    "postgres_backend",
-    "postgres_blobs",
-    "postgres_leases",
-    "postgres_words",
-    "schema",
-    "sqlite",
-    "writer",
-)
+_POSTGRES = ("backend", "blobs", "documents", "leases", "words")
+_WRITE = ("connection", "postgres", *(f"postgres_{name}" for name in _POSTGRES), "schema", "sqlite", "writer")
 WRITERS = {"ava_audit/projections.py", *(f"ava_audit/store/{name}.py" for name in _WRITE)}
 OPENS_FOR_WRITERS = "ava_audit/store/postgres_session.py"
-"""It opens connections that can write, for the three that follow below, and writes nothing itself."""
+"""It opens connections that can write, for the log's writer and for what is not the log, and writes nothing itself."""
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"
 WRITING = re.compile(
@@ -114,10 +105,28 @@ def faults_of(name: str, source: str) -> list[str]:
     ]
 
 
-def test_only_the_postgres_writer_opens_its_connections() -> None:
+def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
     importing = {name_of(path) for path in SOURCES if re.search(r"\bdial\b", path.read_text("utf-8"))}
-    dialing = ("postgres", "postgres_blobs", "postgres_leases")
+    dialing = ("postgres", "postgres_blobs", "postgres_documents", "postgres_leases")
     assert importing == {OPENS_FOR_WRITERS, *(f"ava_audit/store/{name}.py" for name in dialing)}
+
+
+@pytest.mark.parametrize(
+    ("name", "tables"),
+    [
+        ("postgres_documents", {"documents"}),
+        ("postgres_leases", {"leases"}),
+        ("postgres_blobs", {"blobs", "blob_parts", "blob_uses"}),
+    ],
+)
+def test_what_is_not_the_log_writes_only_its_own_tables(name: str, tables: set[str]) -> None:
+    source = (ROOT / f"audit/ava_audit/store/{name}.py").read_text("utf-8")
+    written = {
+        target[1].lower()
+        for found in writing_sql(source)
+        if (target := re.search(r"(?:INSERT\s+INTO|UPDATE|DELETE\s+FROM)\s+(\w+)", found.text))
+    }
+    assert written == tables
 
 
 def test_only_the_listed_files_contain_sql_that_writes() -> None:

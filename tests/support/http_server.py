@@ -88,9 +88,10 @@ class HttpServer:
         hears: MessageHandlerFnT | None = None,
         url: str | None = None,
         timeout_s: float = 60,
+        through: httpx2.AsyncBaseTransport | None = None,
     ) -> AsyncGenerator[Client]:
-        """The SDK's own client, with a token."""
-        async with httpx2.AsyncClient(headers=bearer(text), timeout=timeout_s) as http:
+        """The SDK's own client, with a token; `through` carries its requests."""
+        async with httpx2.AsyncClient(headers=bearer(text), timeout=timeout_s, transport=through) as http:
             transport = streamable_http_client(url or self.url, http_client=http)
             info = Implementation(name=name, version="1.0")
             async with Client(

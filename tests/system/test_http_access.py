@@ -20,7 +20,7 @@ from support.terminal import ava
 
 from ava_server.config.tokens import BEGINS, SCOPES, revoke_token
 from ava_server.core.errors import BadInput
-from ava_server.http import server as sessions
+from ava_server.http import sessions
 from ava_server.http.settings import Reach, proxies_of, public_url, refuse_open
 
 HELLO = {

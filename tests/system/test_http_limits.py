@@ -26,7 +26,7 @@ ENV = using("http://127.0.0.1:9/v1")
 
 def lowered(*settings: str) -> tuple[str, ...]:
     """A server of its own, with lower limits."""
-    names = "from ava_server.http import limits, server; from ava_server.mcp_server import app"
+    names = "from ava_server.http import limits, server, sessions; from ava_server.mcp_server import app"
     main = "from ava_server.cli.app import main; sys.exit(main(sys.argv[1:]))"
     return "-c", f"import sys; {names}; {'; '.join(settings)}; {main}", "serve", "--http", "--port", "0"
 
@@ -38,7 +38,7 @@ async def opened(server: HttpServer, text: str) -> httpx2.Response:
 async def test_limits_sessions_per_user_and_ends_idle_ones_without_affecting_others(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     anas, again, bens = token(root, "ana"), token(root, "ana", name="again"), token(root, "ben")
-    few = lowered("server.SESSIONS_OF_USER = 3", "server.IDLE_S = 3.0")
+    few = lowered("sessions.SESSIONS_OF_USER = 3", "sessions.IDLE_S = 3.0")
     async with serving_http(root, env=ENV, program=few) as server:
         sessions = [(await opened(server, anas)).headers["mcp-session-id"] for _each in range(2)]
         sessions.append((await opened(server, again)).headers["mcp-session-id"])
@@ -251,7 +251,7 @@ async def test_a_message_for_a_session_that_ends_meanwhile_leaves_no_traceback(t
 def test_the_limits_are_consistent_with_each_other() -> None:
     from ava_server.http import limits
     from ava_server.http import server as connection
-    from ava_server.http import server as http_sessions
+    from ava_server.http import sessions as http_sessions
 
     of_one: Any = limits.CALLS_OF_USER + limits.STREAMS_OF_USER
     assert of_one * 6 < connection.CONNECTIONS

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,45 @@ from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.names import MARK as MARK
 from ava_audit.store.names import SETTING as SETTING
 from ava_audit.store.names import VARIABLE as VARIABLE
+
+
+class Documents(Protocol):
+    """Small private documents that all servers of a log share. Every method blocks."""
+
+    def newer(self, known: Mapping[str, int]) -> dict[str, tuple[int, str]]:
+        """Return the version and the text of each document whose version is not the known one.
+
+        Raises:
+            StoreUnavailable: They cannot be read.
+        """
+        ...
+
+    def take_over(self, texts: Mapping[str, str]) -> bool:
+        """Store the first texts of all documents, if there is none yet; tell whether they were stored.
+
+        Raises:
+            StoreUnavailable: They cannot be written.
+        """
+        ...
+
+    def changed_text(self, name: str) -> str | None:
+        """Return the text of a document that this thread is changing; None if it is not."""
+
+    def change(self, name: str, edit: Callable[[str], str]) -> tuple[int, str]:
+        """Replace the text of a document while no other process does; return its version and text.
+
+        Args:
+            name: The document.
+            edit: Returns the new text for the old one; whatever it raises leaves the document alone.
+
+        Raises:
+            StoreUnavailable: Another process changes it, or it cannot be written.
+            OutcomeUnknown: It may have been written.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
 
 
 class Backend(Protocol):
@@ -68,6 +107,9 @@ class Backend(Protocol):
     def schema_changes(self, db: Database) -> dict[tuple[str, str], str]:
         """Return what was `removed`, `changed` or `added`, by kind and name, since the schema was made."""
         ...
+
+    def documents(self) -> Documents | None:
+        """Return the private documents that all servers of the log share; None where they are files."""
 
     def turn(self) -> AbstractContextManager[None]:
         """Wait until this process may write, and hold its turn."""

@@ -58,6 +58,15 @@ class Membership(Protocol):
 
     name: str
 
+    def announce(self, address: str) -> None:
+        """Say where this process answers the others; empty takes that back. Blocking, for a moment.
+
+        Raises:
+            StoreUnavailable: The database cannot be written.
+            OSError: The file cannot be written.
+        """
+        ...
+
     def release(self) -> None:
         """Let others see at once that it owns nothing any more. Blocking, for a moment."""
         ...
@@ -85,6 +94,10 @@ class Instances(Protocol):
 
     def alive(self, name: str) -> bool:
         """Tell whether an instance lives; unknown counts as yes. Blocking, for a moment."""
+        ...
+
+    def address_of(self, name: str) -> str | None:
+        """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
         ...
 
     def any_alive(self) -> bool:

@@ -215,6 +215,9 @@ async def hold_when_free(path: Path, every_s: float) -> HeldLock:
         await anyio.sleep(every_s)
 
 
+_ADDRESS = ".address"
+
+
 class LockMembership:
     """This process as an instance of a data root: it lives as long as its lock is held."""
 
@@ -222,12 +225,23 @@ class LockMembership:
         self.name = name
         self._held = held
 
+    def announce(self, address: str) -> None:
+        """Write the address into a file beside the lock."""
+        path = self._held.path.with_suffix(_ADDRESS)
+        if address:
+            made = path.with_suffix(".new")
+            made.write_text(address, "utf-8")
+            made.replace(path)
+        else:
+            path.unlink(missing_ok=True)
+
     def release(self) -> None:
         """Release the lock."""
         self._held.release()
 
     def remove(self) -> None:
-        """Release the lock, and remove its file."""
+        """Release the lock, and remove its files."""
+        self.announce("")
         self._held.remove()
 
 
@@ -267,6 +281,14 @@ class LockedInstances:
         """Tell whether an instance has run on this machine and does no more."""
         return (self.folder / f"{name}.lock").exists() and not self.alive(name)
 
+    def address_of(self, name: str) -> str | None:
+        """Return where a live instance answers; None if it is dead, or answers nobody."""
+        try:
+            address = (self.folder / f"{name}{_ADDRESS}").read_text("utf-8")
+        except OSError:
+            return None
+        return address if self.alive(name) else None
+
     def any_alive(self) -> bool:
         """Tell whether any process looks after runs on this data root."""
         return any(self.alive(path.stem) for path in self.folder.glob("*.lock"))
@@ -288,6 +310,7 @@ class LockedInstances:
             try:
                 held = try_hold(path)
                 if held is not None:
+                    path.with_suffix(_ADDRESS).unlink(missing_ok=True)
                     held.remove()
             except OSError:  # not removable: another user's file, a folder, ...
                 continue

@@ -216,3 +216,10 @@ CREATE TABLE blob_uses (
     PRIMARY KEY (run_id, sha256, purpose)
 );
 CREATE INDEX blob_uses_by_blob ON blob_uses (sha256);
+
+-- Not a part of the log: small private documents that all servers share, such as the hashes of tokens. No keys.
+CREATE TABLE documents (
+    name    text COLLATE "C" PRIMARY KEY,
+    version bigint NOT NULL,
+    text    text COLLATE "C" NOT NULL
+);

@@ -28,6 +28,7 @@ from ava_audit.store.locks import refuse_unfit
 from ava_audit.store.names import MARK, VARIABLE
 from ava_audit.store.postgres import LOCK, PostgresDatabase
 from ava_audit.store.postgres_blobs import PostgresBlobs
+from ava_audit.store.postgres_documents import PostgresDocuments
 from ava_audit.store.postgres_leases import LeasedInstances, SessionConnection
 from ava_audit.store.postgres_session import Place, first_line
 
@@ -161,6 +162,10 @@ class PostgresBackend:
     def connect(self, *, readonly: bool = False) -> PostgresDatabase:
         """Return a connection, which is opened when it is first needed."""
         return PostgresDatabase(self._conninfo, self._place, readonly=readonly)
+
+    def documents(self) -> PostgresDocuments:
+        """Return the documents that all servers share; their connection is opened when it is first needed."""
+        return PostgresDocuments(self._conninfo, self.place, self.prepare)
 
     def open_to_check(self) -> PostgresDatabase:
         """Open a connection that only reads a log, to verify it.

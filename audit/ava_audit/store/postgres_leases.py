@@ -14,7 +14,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, LiteralString
 
@@ -22,6 +22,7 @@ import anyio
 import anyio.to_thread
 import psycopg
 
+from ava_audit.database import Values
 from ava_audit.errors import StoreUnavailable
 from ava_audit.store.instances import LEASE_S, QUIET, Announcement, LiveInstance, Membership
 from ava_audit.store.locks import LockedInstances, LockMembership
@@ -37,8 +38,8 @@ FORGET_AFTER_S = 600
 """How long the row of a dead process stays, for whoever looks at the table."""
 _RENEW = """
 INSERT INTO leases (name, kind, host, pid, address, offers, lease_ms, renewed_at)
-VALUES (%s, %s, %s, %s, %s, %s, %s, clock_timestamp())
-ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), offers = EXCLUDED.offers
+VALUES (%(name)s, %(kind)s, %(host)s, %(pid)s, %(address)s, %(offers)s, %(lease_ms)s, clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), address = EXCLUDED.address
 """
 _EXPIRES = "renewed_at + lease_ms * interval '1 millisecond'"
 _LEFT_MS = f"CAST(extract(epoch FROM {_EXPIRES} - clock_timestamp()) * 1000 AS bigint)"
@@ -53,7 +54,7 @@ class SessionConnection:
         self._lock = threading.Lock()
         self._conn: psycopg.Connection[Any] | None = None
 
-    def run(self, sql: LiteralString, values: Sequence[object] = ()) -> list[Any]:
+    def run(self, sql: LiteralString, values: Values = ()) -> list[Any]:
         """Run a statement and return its rows.
 
         Raises:
@@ -71,7 +72,7 @@ class SessionConnection:
         with self._lock:
             self._drop()
 
-    def _run(self, sql: LiteralString, values: Sequence[object]) -> list[Any]:
+    def _run(self, sql: LiteralString, values: Values) -> list[Any]:
         if self._conn is None or self._conn.closed:
             self._conn = dial(self._conninfo, readonly=False, channel=None)
             self._conn.execute("SELECT set_config('statement_timeout', %s, false)", (self._most_ms,))
@@ -93,17 +94,34 @@ class LeaseMembership:
         told: What it tells about itself.
         lease_s: How long it counts as alive after a renewal.
         conninfo: How to connect.
+        place: What a person calls the database.
     """
 
-    def __init__(self, held: LockMembership, told: Announcement, lease_s: float, conninfo: Mapping[str, Any]) -> None:
+    def __init__(
+        self, held: LockMembership, told: Announcement, lease_s: float, conninfo: Mapping[str, Any], place: str
+    ) -> None:
         self.name = held.name
         self._held = held
-        self._row = (
-            held.name, told.kind, socket.gethostname(), os.getpid(), told.address,
-            json.dumps(dict(told.offers)), int(lease_s * 1000),
-        )  # fmt: skip
+        self._row: dict[str, object] = {
+            "name": held.name, "kind": told.kind, "host": socket.gethostname(), "pid": os.getpid(),
+            "offers": json.dumps(dict(told.offers)), "lease_ms": int(lease_s * 1000),
+        }  # fmt: skip
         self._connection = SessionConnection(conninfo, lease_s / 2)
+        self._address = told.address
+        self._place = place
         self._released = False
+
+    def announce(self, address: str) -> None:
+        """Write the address into the lease.
+
+        Raises:
+            StoreUnavailable: The database cannot be written.
+        """
+        self._address = address
+        try:
+            self.renew()
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
 
     def renew(self) -> None:
         """Renew the lease.
@@ -112,7 +130,7 @@ class LeaseMembership:
             psycopg.Error: The database cannot be written.
         """
         if not self._released:
-            self._connection.run(_RENEW, self._row)
+            self._connection.run(_RENEW, {**self._row, "address": self._address})
 
     def release(self) -> None:
         """Give the lease back; without a database it expires."""
@@ -158,7 +176,7 @@ class LeasedInstances:
         Raises:
             StoreUnavailable: The database cannot be written.
         """
-        membership = LeaseMembership(self._files.join(), told, self._lease_s, self._conninfo)
+        membership = LeaseMembership(self._files.join(), told, self._lease_s, self._conninfo, self._place)
         try:
             membership.renew()
         except (psycopg.Error, OSError) as error:
@@ -190,6 +208,16 @@ class LeasedInstances:
             log.debug("cannot read the leases: %s", first_line(error))
             return True
         return expires is not None and expires > time.monotonic() and not self._files.known_dead(name)
+
+    def address_of(self, name: str) -> str | None:
+        """Return where a live instance answers; None if it is dead, answers nobody, or cannot be found out."""
+        sql = f"SELECT address FROM leases WHERE name = %s AND {_EXPIRES} > clock_timestamp()"  # noqa: S608
+        try:
+            rows = self._connection.run(sql, (name,))
+        except (psycopg.Error, OSError) as error:
+            log.warning("cannot look for another server: %s", first_line(error))
+            return None
+        return rows[0][0] or None if rows and not self._files.known_dead(name) else None
 
     def any_alive(self) -> bool:
         """Tell whether any instance lives."""

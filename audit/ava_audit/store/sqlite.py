@@ -76,6 +76,9 @@ class SqliteBackend:
         """Open a connection."""
         return connect(self.path, readonly=readonly)
 
+    def documents(self) -> None:
+        """Return None: they are files."""
+
     def open_to_check(self) -> SqliteDatabase:
         """Open a connection that only reads a log, to verify it.
 

@@ -270,7 +270,7 @@ async def _set_pin(root: DataRoot) -> None:
     await anyio.to_thread.run_sync(root.create)
     await anyio.to_thread.run_sync(file.set, new)
     await record_setting(root, "approval_pin", None, "set")
-    say(f"The PIN is set in {file.path}, as a hash. The policy is now human: `ava approve` starts proposals.")
+    say(f"The PIN is set in {file.place}, as a hash. The policy is now human: `ava approve` starts proposals.")
     say("It is only asked for at a terminal. It cannot be read back: if you forget it, remove that file.")
 
 

@@ -45,6 +45,9 @@ def serve_command(
     trusted_proxy: Annotated[
         list[str] | None, typer.Option(metavar="ADDRESS", help="A proxy whose X-Forwarded-* headers are trusted.")
     ] = None,
+    inner_url: Annotated[
+        str | None, typer.Option(metavar="URL", help="Where other servers of the same log reach this one.")
+    ] = None,
     drain: Annotated[
         str | None, typer.Option(metavar="TIME", help="Time for calls in progress at shutdown; default: 5s.")
     ] = None,
@@ -61,7 +64,7 @@ def serve_command(
 
     With --http it serves many users at once: each request carries a token of `ava token create`.
     """
-    given = (host, port, public_url, trusted_proxy, drain, shutdown_delay, idle)
+    given = (host, port, public_url, trusted_proxy, inner_url, drain, shutdown_delay, idle)
     if not http and (access_log or any(each is not None for each in given)):
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     refuse_in_subagent("ava serve")
@@ -86,6 +89,7 @@ def serve_command(
             port=port,
             public_url=url_of(public_url),
             proxies=proxies_of(trusted_proxy or []),
+            inner_url=url_of(inner_url, "--inner-url"),
             drain_s=parse_seconds("--drain", drain) or 5.0,
             shutdown_delay_s=parse_seconds("--shutdown-delay", shutdown_delay) or 0.0,
             access_log=access_log,

@@ -344,9 +344,10 @@ async def _remove_user(root: DataRoot, user: str) -> Removed:
 
 async def _read_users() -> list[UserFacts]:
     from ava_server.config.settings import load_settings
+    from ava_server.config.users import with_shared_users
     from ava_server.service.users import list_users
 
-    settings = load_settings()
+    settings = await anyio.to_thread.run_sync(lambda: with_shared_users(load_settings()))
     async with open_log(settings.paths) as store:
         return await list_users(settings, store)
 

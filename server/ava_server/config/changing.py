@@ -63,26 +63,46 @@ def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
         ConfigError: The value or the file is invalid, or the file cannot be read or written; nothing is changed.
     """
     import portalocker
-    import tomlkit
-    from tomlkit.exceptions import TOMLKitError
 
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = path.resolve()  # a link to it stays a link
         with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_S):
             there = path.exists()
-            document = tomlkit.parse(path.read_text("utf-8") if there else "")
-            before = [_put(document, place, value) for place, value in changes.items()]
-            _check(document.unwrap(), path, changes)
+            text, before = change_document(path.read_text("utf-8") if there else "", changes, path)
             mode = stat.S_IMODE(path.stat().st_mode) if there else 0o600
-            replace_file(path, tomlkit.dumps(document).encode(), mode)
+            replace_file(path, text.encode(), mode)
             return before
     except portalocker.LockException:
         raise ConfigError(f"Another `ava config` has been writing {path} for {LOCK_S:.0f} s; try again.") from None
-    except (TOMLKitError, UnicodeDecodeError) as wrong:
+    except UnicodeDecodeError as wrong:
         raise ConfigError(f"{path} is not valid TOML: {wrong}. Correct it there; nothing was changed.") from None
     except OSError as failed:
         raise ConfigError(f"{path} cannot be written: {reason(failed)}; nothing was changed.") from failed
+
+
+def change_document(text: str, changes: Mapping[Place, Any], path: Path) -> tuple[str, list[Any]]:
+    """Return settings in TOML with values set, or removed (None), and the values before.
+
+    Args:
+        text: The settings until now.
+        changes: The new values.
+        path: What errors call them.
+
+    Raises:
+        BadInput: There is no such setting.
+        ConfigError: A value or the text is invalid.
+    """
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
+
+    try:
+        document = tomlkit.parse(text)
+    except TOMLKitError as wrong:
+        raise ConfigError(f"{path} is not valid TOML: {wrong}. Correct it there; nothing was changed.") from None
+    before = [_put(document, place, value) for place, value in changes.items()]
+    _check(document.unwrap(), path, changes)
+    return tomlkit.dumps(document), before
 
 
 def _put(document: TOMLDocument, names: Place, value: Any) -> Any:

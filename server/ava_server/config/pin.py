@@ -63,6 +63,11 @@ class PinFile:
         return self._file.path
 
     @property
+    def place(self) -> str:
+        """Where it is, for people."""
+        return self._file.place
+
+    @property
     def is_set(self) -> bool:
         """Whether there is a PIN, and with it the policy `human`.
 

@@ -417,7 +417,7 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         raise checks.explained(wrong, Configured, str(root.config)) from None
     try:
         own |= {"data_root": root.path, "for_everybody": limits_of(base), "roots_in_file": base.workspace.roots}
-        settings = Settings.model_validate({**_merged(in_file, in_env), **own})
+        settings = Settings.model_validate({**merged(in_file, in_env), **own})
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, None) from None
     checks.refuse_looser(in_env, base, settings, str(root.config))
@@ -449,27 +449,15 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{why}. Make it readable for this user, or remove it.") from failed
 
 
-def read_users(path: Path) -> dict[str, UserSettings]:
-    """Return the users that `config.toml` limits. Blocking.
-
-    Raises:
-        ConfigError: It cannot be read, or is invalid.
-    """
-    try:
-        return Configured.model_validate(read_config(path)).users
-    except ValidationError as wrong:
-        raise checks.explained(wrong, Configured, str(path)) from None
-
-
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Return two nested tables as one; `above` wins."""
-    merged = dict(below)
+    found = dict(below)
     for key, value in above.items():
-        under = merged.get(key)
+        under = found.get(key)
         if isinstance(under, dict) and isinstance(value, dict):
-            value = _merged(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
-        merged[key] = value
-    return merged
+            value = merged(cast("dict[str, Any]", under), cast("dict[str, Any]", value))
+        found[key] = value
+    return found
 
 
 log = logging.getLogger("ava.settings")

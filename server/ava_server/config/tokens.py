@@ -90,6 +90,11 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         self._file: WatchedFile[dict[str, Token]] = WatchedFile(path, lambda: read_tokens(path))
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers make tokens, which this process learns of by `find` or within a second."""
+        return self._file.is_shared
+
     def any(self) -> bool:
         """Tell whether there is a valid one. Blocking.
 
@@ -100,6 +105,15 @@ class Tokens:
 
     def find(self, given: str) -> Token | None:
         """Return the token that a request shows; None for one that is unknown, revoked or expired. Blocking.
+
+        Raises:
+            ConfigError: The file is not safe to use or cannot be read: then every request is refused.
+        """
+        found = self.known(given)
+        return self.known(given) if found is None and self._file.look_again() else found
+
+    def known(self, given: str) -> Token | None:
+        """Return the token that a request shows, without one that another server has made in this second. Blocking.
 
         All hashes are compared, each in constant time, so the time says nothing about a stored token.
 

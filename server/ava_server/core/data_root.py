@@ -122,6 +122,8 @@ class DataRoot:
     """The project role files that a person has trusted, by their hashes."""
     tokens_file = _Place("secrets", "tokens.toml")
     """The hashes of the HTTP server's tokens."""
+    shared_users = _Place("secrets", "users.toml")
+    """The limits of users that all servers share; only with Postgres, else they are in `config.toml`."""
     question_key = _Place("secrets", "questions.toml")
     """The key that seals what a client keeps of a question until the person answers."""
 

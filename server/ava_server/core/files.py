@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ava_server.core.documents import SharedDocument, shared_document
 from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.private_text import is_own as is_own
+from ava_server.core.private_text import read_private, unusable
+from ava_server.core.private_text import reason as reason
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -72,25 +76,14 @@ def create_file(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
-def is_own(status: os.stat_result) -> bool:
-    """Tell whether this user owns a file; where files have no owners, the answer is yes."""
-    user = getattr(os, "geteuid", None)
-    return user is None or status.st_uid == user()
-
-
 def is_root() -> bool:
     """Tell whether this process runs as root; False on systems without that user."""
     return getattr(os, "geteuid", lambda: -1)() == 0
 
 
-def reason(error: OSError) -> str:
-    """Return why the system refused, for an error text."""
-    return error.strerror or type(error).__name__
-
-
 @dataclass(frozen=True)
 class PrivateFile:
-    """A TOML file of secret values, one entry each.
+    """A TOML file of secret values, one entry each; for some, a document in the database takes its place.
 
     Attributes:
         path: The file; it need not exist.
@@ -103,6 +96,11 @@ class PrivateFile:
     holds: str
     command: str
     setting: str
+
+    @property
+    def place(self) -> str:
+        """Where its content is, for people."""
+        return str(self.path) if shared_document(self.path) is None else f"the database ({self.path.name})"
 
     @property
     def remedy(self) -> str:
@@ -151,19 +149,25 @@ class PrivateFile:
         import portalocker
         import tomlkit
 
+        def edited(text: str) -> str:
+            check()
+            document = tomlkit.parse(text)
+            edit(document)
+            return tomlkit.dumps(document)
+
         path = self.path
+        if (shared := shared_document(path)) is not None:
+            shared.change(edited)
+            return
         try:
             with portalocker.Lock(path.with_name(path.name + ".lock"), timeout=LOCK_TIMEOUT_S):
-                check()
-                document = tomlkit.parse(self._text())
-                edit(document)
-                replace_file(path, tomlkit.dumps(document).encode())
+                replace_file(path, edited(self._text()).encode())
         except portalocker.LockException:
             raise ConfigError(
                 f"Another `{self.command}` has been writing {path} for {LOCK_TIMEOUT_S:.0f} s. End it and try again."
             ) from None
         except OSError as failed:
-            raise self._unusable(failed) from failed
+            raise unusable(path, failed) from failed
 
     def remove(self, name: str, read: Callable[[], Mapping[str, T]]) -> T | None:
         """Remove an entry, and return it as `read` gives it; None when there is none.
@@ -189,7 +193,8 @@ class PrivateFile:
         Raises:
             ConfigError: It cannot be made, or is not safe to use.
         """
-        make_private_folder(self.path.parent)
+        if shared_document(self.path) is None:
+            make_private_folder(self.path.parent)
         self.check_folder()
 
     def check_folder(self) -> None:
@@ -198,6 +203,8 @@ class PrivateFile:
         Raises:
             ConfigError: It is not a folder, is a link, belongs to another user, or is open to others.
         """
+        if shared_document(self.path) is not None:
+            return
         folder = self.path.parent
         again = f"Remove it, and store the {self.holds} again."
         try:
@@ -216,41 +223,9 @@ class PrivateFile:
             raise ConfigError(f"The folder {folder} is open to others. Correct it with: chmod 700 {folder}")
 
     def _text(self) -> str:
-        """Return the file's text, empty when there is no file; checked and read through one descriptor."""
-        path = self.path
-        try:
-            if path.is_symlink():
-                raise ConfigError(f"{path} is a symbolic link; {self.holds} are not read through links. {self.remedy}")
-            fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-        except FileNotFoundError:
-            return ""
-        except OSError as failed:
-            raise self._unusable(failed) from failed
-        try:
-            with os.fdopen(fd, encoding="utf-8") as file:
-                self._check(os.fstat(fd))
-                return file.read()
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not UTF-8 text. {self.remedy}") from None
-        except OSError as failed:
-            raise self._unusable(failed) from failed
-
-    def _check(self, status: os.stat_result) -> None:
-        path = self.path
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path} is not a regular file. {self.remedy}")
-        if sys.platform == "win32":  # modes and owner numbers mean nothing there
-            return
-        if status.st_uid != 0 and not is_own(status):
-            raise ConfigError(f"{path} belongs to another user. {self.remedy}")
-        if status.st_mode & 0o077:
-            raise ConfigError(
-                f"Others may read {path}. Correct it with: chmod 600 {path} (and get new {self.holds} if others use"
-                " this machine)."
-            )
-
-    def _unusable(self, failed: OSError) -> ConfigError:
-        return ConfigError(f"{self.path} cannot be used: {reason(failed)}. Make this user its owner.")
+        """Return the text, empty when there is none."""
+        shared = shared_document(self.path)
+        return read_private(self.path, self.holds, self.remedy) if shared is None else shared.text
 
 
 def make_private_folder(folder: Path) -> None:
@@ -268,7 +243,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 class WatchedFile(Generic[T]):
-    """A value made from a file, and made again when the file has changed.
+    """A value made from a file, or from the document in its place, and made again when that has changed.
 
     Args:
         path: The file.
@@ -281,11 +256,29 @@ class WatchedFile(Generic[T]):
         self._reading = threading.Lock()
         self._seen: tuple[int, ...] | None = None
         self._made: T | None = None
+        self._is_resolved = False
+        self._shared: SharedDocument | None = None
 
     @property
     def is_changed(self) -> bool:
         """Whether the file has changed since it was read."""
-        return fingerprint(self._path) != self._seen
+        return self._state() != self._seen
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a document that other servers change takes the file's place."""
+        return self._document() is not None
+
+    def look_again(self) -> bool:
+        """Learn what other servers have just written, and tell whether that is new. Blocking; not for a file.
+
+        Raises:
+            ConfigError: The database cannot be read.
+        """
+        if (shared := self._document()) is None:
+            return False
+        shared.documents.look_again()
+        return self.is_changed
 
     def current(self) -> T:
         """Return the current value. Blocking.
@@ -294,7 +287,7 @@ class WatchedFile(Generic[T]):
             AvaError: The file cannot be read, or is invalid.
         """
         with self._reading:
-            seen = fingerprint(self._path)
+            seen = self._state()
             if self._made is None or seen != self._seen:
                 self._read(seen)
             assert self._made is not None
@@ -305,6 +298,17 @@ class WatchedFile(Generic[T]):
         if self.is_changed:
             with contextlib.suppress(AvaError):
                 self.current()
+
+    def _state(self) -> tuple[int, ...]:
+        shared = self._document()
+        return fingerprint(self._path) if shared is None else (shared.version,)
+
+    def _document(self) -> SharedDocument | None:
+        """Return the document in place of the file; looked up once, because requests wait for it."""
+        if not self._is_resolved:
+            self._shared = shared_document(self._path)
+            self._is_resolved = True
+        return self._shared
 
     def _read(self, seen: tuple[int, ...]) -> None:
         """Read the file; `seen` is its state before, so that no change is missed."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -300,7 +301,8 @@ def connection_of(scope: Scope) -> ConnectionInfo | None:
 
 access_log = logging.getLogger("ava.access")
 HEADER_BYTES = 32 * 1024
-HEALTH = "/healthz"
+HEALTH, LIVE = "/healthz", "/livez"
+"""Whether the server is ready for requests, and whether it lives."""
 _AGAIN_S = 5
 
 
@@ -352,13 +354,13 @@ class Authentication:
         try:
             headers = Headers(scope=scope)
             refusal = self._refused_by_name(scope, headers)
-            if scope["path"] == HEALTH:
+            if scope["path"] in (HEALTH, LIVE):
                 refusal = self._health(scope)
             elif refusal is None and self._pages.takes(scope, headers):
                 await self._show(scope, request, headers)
                 return
             elif refusal is None:
-                token, refusal = self._let_in(headers)
+                token, refusal = await self._let_in(headers)
             if refusal is not None or token is None:
                 assert refusal is not None
                 await refusal(scope, request.receive, request.send)
@@ -424,14 +426,16 @@ class Authentication:
             return error_response(403, "Use https: over http the token can be read on the way.")
         return None
 
-    def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
+    async def _let_in(self, headers: Headers) -> tuple[Token | None, Response | None]:
         """Return the request's token, or the refusal."""
         given = headers.getlist("authorization")
         kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         if kind.lower() != "bearer" or not text.strip():
             return None, unauthorized(known=bool(given), given=False)
         try:
-            token = self._tokens.find(text.strip())
+            token = self._tokens.known(text.strip())
+            if token is None and self._tokens.is_shared:  # another server may have made it in this second
+                token = await anyio.to_thread.run_sync(self._tokens.find, text.strip())
         except ConfigError as error:
             log.error("no request can be authenticated: %s", error)
             return None, error_response(503, "The tokens cannot be read. `ava token list` on the server says why.")
@@ -440,7 +444,7 @@ class Authentication:
     def _health(self, scope: Scope) -> Response:
         if scope["method"] not in ("GET", "HEAD"):
             return Response(status_code=405, headers={"Allow": "GET, HEAD"})
-        why = self._readiness.why_not_ready()
+        why = self._readiness.why_not_ready() if scope["path"] == HEALTH else None
         body = {"status": "ok"} if why is None else {"status": "not ready", "why": why}
         return JSONResponse(body, status_code=200 if why is None else 503, headers={"Cache-Control": "no-store"})
 

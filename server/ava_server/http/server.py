@@ -14,15 +14,11 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import anyio
 import anyio.abc
 import uvicorn
-from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
-from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -33,9 +29,11 @@ from ava_server.core.local_server import pages_server
 from ava_server.core.open_files import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.http.approvals import approvals, metrics
-from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden, too_many
+from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden
 from ava_server.http.local import server_of
-from ava_server.http.settings import Reach, listen_everywhere, refuse_open
+from ava_server.http.peers import Forwarder
+from ava_server.http.sessions import Sessions, worth_a_line
+from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
 from ava_server.web.pages import Pages
@@ -43,7 +41,6 @@ from ava_server.web.sessions import BrowserSessions
 from ava_server.web.site import Site
 
 if TYPE_CHECKING:
-    from mcp.server.lowlevel.server import Server
     from starlette.types import Receive, Scope, Send
 
     from ava_server.config.settings import Settings
@@ -184,71 +181,6 @@ def most_connections() -> int:
     return CONNECTIONS if limit is None else max(min(CONNECTIONS, limit - _FILES_FOR_OTHERS), 32)
 
 
-BODY_BYTES = 4 * 1024 * 1024
-SESSIONS, SESSIONS_OF_USER = 2_000, 200
-"""Open sessions at once: in all, and per user."""
-IDLE_S = 1_800.0
-"""Seconds after which a session without requests or an open stream ends; its client has to open another."""
-_AGAIN_S = 60
-
-
-class Sessions(StreamableHTTPSessionManager):
-    """The MCP sessions at `/mcp`, with their owners."""
-
-    def __init__(self, server: Server[Any]) -> None:
-        super().__init__(server, max_request_body_size=BODY_BYTES, max_sessions=SESSIONS, session_idle_timeout=IDLE_S)
-
-    async def answer(self, user: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request of a user."""
-        if _opens(scope) and self._open_of(user) >= SESSIONS_OF_USER:
-            sentence = (
-                f"{SESSIONS_OF_USER} sessions of {user} are open, which is the limit. A client ends its session with"
-                f" DELETE; an idle one ends after {IDLE_S / 60:.0f} min."
-            )
-            await too_many(sentence, _AGAIN_S)(scope, receive, send)
-        else:
-            try:
-                await self.handle_request(scope, receive, send)
-            except Exception as error:
-                if not _session_ended(error):
-                    raise
-
-    async def end_without(self, counts: Callable[[str], bool]) -> None:
-        """End sessions whose token is no longer valid, as `counts` says for a token's id."""
-        over = [session for session, owner in self._session_owners.items() if not counts(owner["client_id"])]
-        for session in over:
-            if (transport := self._server_instances.get(session)) is not None:
-                await self._discard_session(session, transport)
-
-    @property
-    def open(self) -> int:
-        """The number of open sessions."""
-        return len(self._session_owners)
-
-    def _open_of(self, user: str) -> int:
-        return sum(owner["subject"] == user for owner in self._session_owners.values())
-
-
-def _session_ended(error: BaseException | None) -> bool:
-    """Tell whether a session ended while a message for it arrived: the SDK then logs an error and answers twice."""
-    if error is None or isinstance(error, anyio.ClosedResourceError | anyio.BrokenResourceError):
-        return error is not None
-    return _session_ended(error.__context__)
-
-
-def _worth_a_line(record: logging.LogRecord) -> bool:
-    return not (record.exc_info and _session_ended(record.exc_info[1]))
-
-
-def _opens(scope: Scope) -> bool:
-    """Tell whether a request opens a session, by the SDK's rules."""
-    headers = Headers(scope=scope)
-    if MCP_SESSION_ID_HEADER in headers:
-        return False
-    version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
-    return version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
-
-
 log = logging.getLogger("ava.http")
 KEEP_ALIVE_S = 75.0
 """Longer than proxies keep an idle connection, so that they close it and never use a closed one."""
@@ -275,7 +207,7 @@ def serve(load: Callable[[], Settings], reach: Reach, say: Callable[[str], None]
     logging.getLogger("ava.access").setLevel(logging.INFO)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # any client can cause its warnings
     logging.getLogger("mcp").setLevel(logging.ERROR)  # its warnings name sessions, which are half a credential
-    logging.getLogger("mcp.server.streamable_http").addFilter(_worth_a_line)
+    logging.getLogger("mcp.server.streamable_http").addFilter(worth_a_line)
     settings = load()
     tokens = Tokens(settings.paths.tokens_file)
     has_tokens = tokens.any()
@@ -302,13 +234,16 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
                 async with sessions.run(), anyio.create_task_group() as serving:
                     app.start()
                     await app.opened()
+                    sessions.forwarder = Forwarder(app.runtime, urlsplit(reach.base_url).netloc)
+                    serving.start_soon(sessions.forwarder.stay_open)
                     serving.start_soon(http.serve, found)
                     serving.start_soon(limits.watch_tokens, partial(sessions.end_without, tokens.holds_id))
                     if reach.idle_s is not None:
                         serving.start_soon(_end_when_idle, limits, reach.idle_s, ending)
-                    async with _announced(
-                        load().paths, reach
-                    ) as first:  # it ends before another user can have the port
+                    async with (
+                        sessions.forwarder.announced(inner_url(reach)),
+                        _announced(load().paths, reach) as first,  # it ends before another user can have the port
+                    ):
                         if first or not reach.pages:  # of two that start at once, one serves the pages
                             say(_serving(reach))
                             await ending.wait()

@@ -31,6 +31,7 @@ class Reach:
         shutdown_delay_s: Seconds that it goes on as before at shutdown, and only says that it is not ready.
         access_log: Whether each request is logged.
         idle_s: Seconds without a request and without an open stream after which the server ends; None is never.
+        inner_url: Address at which the other servers of the same log reach this one; None means `host` and `port`.
         pages: It is the server of `ava ui`: its pages are for this user of this machine alone, and need no token.
     """
 
@@ -43,6 +44,7 @@ class Reach:
     access_log: bool = False
     idle_s: float | None = None
     pages: bool = False
+    inner_url: str | None = None
 
     @property
     def loopback(self) -> bool:
@@ -113,7 +115,21 @@ class Reach:
         return any(ip in network for network in self.proxies)
 
 
-def public_url(given: str | None) -> str | None:
+def inner_url(reach: Reach) -> str | None:
+    """Return the address at which the other servers reach this one; None if it has none.
+
+    A server that listens everywhere gives the address of this machine's name, as containers and pods have it.
+    """
+    if reach.inner_url is not None or not _is_any(reach.host):
+        return reach.inner_url or f"http://{bracketed(reach.host)}:{reach.port}"
+    with contextlib.suppress(OSError):
+        address = socket.gethostbyname(socket.gethostname())
+        if not ipaddress.ip_address(address).is_loopback:
+            return f"http://{address}:{reach.port}"
+    return None
+
+
+def public_url(given: str | None, option: str = "--public-url") -> str | None:
     """Return the public URL without a trailing slash, or None.
 
     Raises:
@@ -128,9 +144,7 @@ def public_url(given: str | None) -> str | None:
     except ValueError:
         fits = False
     if not fits:
-        raise BadInput(
-            f"--public-url: {given[:80]!r} is not the URL of a server; write it like https://ava.example.org"
-        )
+        raise BadInput(f"{option}: {given[:80]!r} is not the URL of a server; write it like https://ava.example.org")
     return given.strip().rstrip("/")
 
 

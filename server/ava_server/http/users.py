@@ -21,8 +21,9 @@ from ava_audit.store.store import append
 from ava_audit.view import View
 from ava_server.budget.user_limits import STRICTEST_FIRST
 from ava_server.config.passkeys import Passkeys
-from ava_server.config.settings import Policy, UserSettings, read_users
+from ava_server.config.settings import Policy, UserSettings
 from ava_server.config.tokens import expiry, read_tokens, user_name
+from ava_server.config.users import read_users
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
@@ -113,7 +114,7 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
         raise BadInput("give at least one limit: daily_cents, running, spawns_per_hour or approval")
     await anyio.to_thread.run_sync(_refuse_looser, root, user, given.approval)
     await limit_user(root, user, limits, changed)
-    fresh = settings.model_copy(update={"users": await anyio.to_thread.run_sync(read_users, root.config)})
+    fresh = settings.model_copy(update={"users": await anyio.to_thread.run_sync(read_users, root)})
     [facts] = [one for one in await list_users(fresh, app.runtime.store) if one.name == user]
     return _json(LimitedUser(user=facts))
 
@@ -127,7 +128,7 @@ def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
     Raises:
         BadInput: It is weaker.
     """
-    own = read_users(root.config).get(user, UserSettings()).approval
+    own = read_users(root).get(user, UserSettings()).approval
     if own is not None and approval is not None and STRICTEST_FIRST.index(approval) > STRICTEST_FIRST.index(own):
         raise BadInput(f"approval: {user} has {own}, which is stricter than {approval}; {_ONLY_THERE}")
 
@@ -145,7 +146,7 @@ def _refuse_removal(root: DataRoot, user: str) -> None:
             raise BadInput(
                 f"{user} has the token {token.name} with the scopes {', '.join(token.scopes)}; {_ONLY_THERE}"
             )
-    if (own := read_users(root.config).get(user, UserSettings()).approval) is not None:
+    if (own := read_users(root).get(user, UserSettings()).approval) is not None:
         raise BadInput(f"{user} has approval = {own}; {_ONLY_THERE}")
 
 

@@ -19,7 +19,7 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.instances import QUIET, Announcement, Instances
+from ava_audit.store.instances import QUIET, Announcement, Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_audit.units import now_us
@@ -33,10 +33,11 @@ from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
 from ava_server.config import role_folders
 from ava_server.config.pin import policy_in_force
-from ava_server.config.settings import read_users, record_settings
+from ava_server.config.settings import record_settings
+from ava_server.config.users import WatchedUsers, with_shared_users
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
+from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused
-from ava_server.core.files import WatchedFile
 from ava_server.core.ids import AGENT
 from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
@@ -71,12 +72,14 @@ class Runtime(RunResources):
 
     Attributes:
         instances: The live processes on the data root.
+        membership: This process as one of them.
         background: Its runs continue when this process ends: a worker drives them.
         manager: The run manager.
         tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
     instances: Instances
+    membership: Membership = field(init=False)
     background: bool = False
     manager: Manager = field(init=False)
     closing: Drain = field(default_factory=Drain)
@@ -113,11 +116,12 @@ class Runtime(RunResources):
         return replace(self.spawn_limits_of(user), ttl_us=int(self.settings.lifetime_under(policy) * 1_000_000))
 
     async def follow_users(self) -> None:
-        """Take over changes of `[users]` in `config.toml`; a file that cannot be read changes nothing."""
-        file = WatchedFile(path := self.settings.paths.config, lambda: read_users(path))
+        """Take over changes of users' limits; a file that cannot be read changes nothing."""
+        watched = WatchedUsers(self.settings.paths)
         while True:
             try:
-                if file.is_changed and (users := await anyio.to_thread.run_sync(file.current)) != self.settings.users:
+                users = await anyio.to_thread.run_sync(watched.changed)
+                if users is not None and users != self.settings.users:
                     self.settings = self.settings.model_copy(update={"users": users})
                     self.manager.limit(user_limits.slots(self.settings))
             except AvaError as error:
@@ -302,9 +306,11 @@ async def _open(
     announce: Callable[[Runtime], Announcement] | None,
 ) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root, settings.database_url) as store:
+        settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances, background=_background(settings, driver))
         own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else QUIET)
+        runtime.membership = own
         runtime.manager = manager = _manager_of(runtime, own.name, serves, driver)
         if runs and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
@@ -317,6 +323,7 @@ async def _open(
             if runs:
                 await record_settings(store, settings.for_everybody, Who(own.name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
+                await keeping.start(keep_fresh, settings.data_root)
                 keeping.start_soon(instances.keep, own)
                 keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
                 if settings.on_event and runs:

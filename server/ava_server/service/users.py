@@ -19,10 +19,11 @@ from ava_audit.units import micros_from_cents
 from ava_audit.view import View
 from ava_server.budget import caps, user_limits
 from ava_server.config import tokens
-from ava_server.config.changing import Place, change_settings
+from ava_server.config.changing import Place
 from ava_server.config.passkeys import Passkey, Passkeys
 from ava_server.config.pin import policy_in_force
-from ava_server.config.settings import Settings, read_users
+from ava_server.config.settings import Settings
+from ava_server.config.users import change_users, read_users
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput
 
@@ -146,7 +147,7 @@ async def add_user(
     """
     name = tokens.token_name(user)
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
-    limited = await anyio.to_thread.run_sync(read_users, root.config)
+    limited = await anyio.to_thread.run_sync(read_users, root)
     passkeys = await anyio.to_thread.run_sync(Passkeys(root.passkeys).of, user)  # they would count for the new user
     if user in limited or name in known or passkeys or any(token.user == user for token in known.values()):
         raise BadInput(
@@ -161,14 +162,14 @@ async def add_user(
 
 
 async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], changed: Change) -> None:
-    """Set limits of a user in `config.toml`; the others stay. Servers take them over within seconds.
+    """Set limits of a user; the others stay. Servers take them over within seconds.
 
     Raises:
         BadInput: A limit does not exist.
         ConfigError: A limit is invalid, or the file cannot be read or written; nothing is changed.
     """
     changes: dict[Place, Any] = {("users", user, name): value for name, value in limits.items()}
-    before = await anyio.to_thread.run_sync(lambda: change_settings(root.config, changes))
+    before = await anyio.to_thread.run_sync(lambda: change_users(root, changes))
     was = {name: value for name, value in zip(limits, before, strict=True) if value is not None}
     await changed(f"users.{user}", was, dict(limits))
 
@@ -181,7 +182,7 @@ async def remove_user(root: DataRoot, user: str, changed: Change) -> Removed:
         ConfigError: A file cannot be read or written.
     """
     known = await anyio.to_thread.run_sync(tokens.read_tokens, root.tokens_file)
-    limited = user in await anyio.to_thread.run_sync(read_users, root.config)
+    limited = user in await anyio.to_thread.run_sync(read_users, root)
     revoked: list[tokens.Token] = []
     for name in [token.name for token in known.values() if token.user == user]:
         token = await anyio.to_thread.run_sync(tokens.revoke_token, root.tokens_file, name)
@@ -197,7 +198,7 @@ async def remove_user(root: DataRoot, user: str, changed: Change) -> Removed:
             await changed(f"passkeys.{passkey.name}", passkey.on_record(), None)
     if limited:
         places: dict[Place, Any] = {("users", user): None}
-        [before] = await anyio.to_thread.run_sync(lambda: change_settings(root.config, places))
+        [before] = await anyio.to_thread.run_sync(lambda: change_users(root, places))
         await changed(f"users.{user}", before, None)
     if not (revoked or removed or limited):
         raise BadInput(f"{user} has no token, no passkey and no limits here; `ava user list` shows all users")

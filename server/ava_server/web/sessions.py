@@ -23,7 +23,7 @@ CODE_US = 10 * 60 * 1_000_000
 SESSION_US = 12 * 3_600 * 1_000_000
 """How long a browser stays signed in."""
 MOST, MOST_OF_USER = 500, 25
-"""Most codes and sessions that are stored, in all and of a user; their oldest make room."""
+"""Most codes and sessions that are stored, in all and of a user, and as many challenges; their oldest make room."""
 _BYTES = 32
 _LONGEST = 100
 
@@ -34,13 +34,14 @@ class BrowserSession:
 
     Attributes:
         hash: The SHA-256 of the cookie or the code, in hex.
-        kind: `session`, `code`, or `passkey` for a code that lets its user add a passkey.
+        kind: `session`, `code`, `passkey` for a code that lets its user add a passkey, or `challenge` for one that a
+            passkey signs.
         user: For whom it acts.
         token: The id of the token that it was opened with; None for the user of this machine.
         terminal: It was opened with what only a person has: a terminal, the PIN or a passkey.
         created_us: When it was made, in microseconds since 1970.
         expires_us: When it ends.
-        name: The name of the passkey that the code is for.
+        name: The name of the passkey that the code is for, or what the challenge is for.
     """
 
     hash: str
@@ -92,7 +93,7 @@ class BrowserSessions:
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._store("code", user, CODE_US, terminal=terminal)
+        return self._make("code", user, CODE_US, terminal=terminal)
 
     def issue_passkey_code(self, user: str, name: str) -> str:
         """Make a one-time code with which a user can add one passkey, and return it.
@@ -100,7 +101,7 @@ class BrowserSessions:
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._store("passkey", user, CODE_US, name=name)
+        return self._make("passkey", user, CODE_US, name=name)
 
     def passkey_code(self, code: str, user: str) -> BrowserSession | None:
         """Return what a code for adding a passkey stands for; None if it is not valid for this user.
@@ -108,7 +109,7 @@ class BrowserSessions:
         Raises:
             ConfigError: The file cannot be read.
         """
-        found = self._watched.current().get(_hash(code)) if _fits(code) else None
+        found = self._stored(_hash(code)) if _fits(code) else None
         return found if found is not None and _is_passkey_code(found, user) else None
 
     def take_passkey_code(self, code: str, user: str) -> BrowserSession | None:
@@ -122,13 +123,30 @@ class BrowserSessions:
         found = self._take(code, "passkey")
         return found if found is not None and _is_passkey_code(found, user) else None
 
+    def issue_challenge(self, user: str, purpose: str, life_us: int) -> str:
+        """Make a challenge for one purpose, and return it.
+
+        Raises:
+            ConfigError: It cannot be stored.
+        """
+        return self._make("challenge", user, life_us, name=purpose)
+
+    def take_challenge(self, challenge: str) -> str | None:
+        """Use up a challenge, and return what it was for; None if it is not valid.
+
+        Raises:
+            ConfigError: The file cannot be read or written.
+        """
+        found = self._take(challenge, "challenge")
+        return None if found is None else found.name
+
     def open(self, user: str, *, token: str | None = None, terminal: bool = False) -> str:
         """Begin a session, and return the value of its cookie.
 
         Raises:
             ConfigError: It cannot be stored.
         """
-        return self._store("session", user, SESSION_US, token=token, terminal=terminal)
+        return self._make("session", user, SESSION_US, token=token, terminal=terminal)
 
     def redeem(self, code: str) -> str | None:
         """Exchange a code for a session, once, and return the value of its cookie; None if the code is not valid.
@@ -145,7 +163,8 @@ class BrowserSessions:
         Raises:
             ConfigError: The file cannot be read.
         """
-        return self.current(_hash(cookie)) if _fits(cookie) else None
+        found = self._stored(_hash(cookie)) if _fits(cookie) else None
+        return found if found is not None and found.kind == "session" and found.is_valid else None
 
     def current(self, hashed: str) -> BrowserSession | None:
         """Return the session with this hash, None if it has ended.
@@ -185,11 +204,11 @@ class BrowserSessions:
                 del document[hashed]
                 taken.append(found)
 
-        if hashed in self._watched.current():
+        if self._stored(hashed) is not None:
             self._change(edit)
         return taken[0] if taken and taken[0].is_valid else None
 
-    def _store(
+    def _make(
         self,
         kind: str,
         user: str,
@@ -205,9 +224,11 @@ class BrowserSessions:
 
         def edit(document: MutableMapping[str, Any]) -> None:
             stored = sorted(self._read().values(), key=lambda each: each.created_us)
-            valid = [each for each in stored if each.is_valid]
+            signed = kind == "challenge"  # these come and go, and must take no session's place
+            others = {each.hash for each in stored if each.is_valid and (each.kind == "challenge") != signed}
+            valid = [each for each in stored if each.is_valid and each.hash not in others]
             too_many = [each for each in valid if each.user == user][: -(MOST_OF_USER - 1)]
-            kept = {each.hash for each in [each for each in valid if each not in too_many][-(MOST - 1) :]}
+            kept = others | {each.hash for each in [each for each in valid if each not in too_many][-(MOST - 1) :]}
             for name in [name for name in document if name not in kept]:
                 del document[name]
             fields = {name: value for name, value in asdict(made).items() if name != "hash" and value is not None}
@@ -215,6 +236,11 @@ class BrowserSessions:
 
         self._change(edit)
         return text
+
+    def _stored(self, hashed: str) -> BrowserSession | None:
+        """Return what has this hash, even if another server has just stored it."""
+        found = self._watched.current().get(hashed)
+        return self._watched.current().get(hashed) if found is None and self._watched.look_again() else found
 
     def _change(self, edit: Callable[[MutableMapping[str, Any]], Any]) -> None:
         self._file.change(self._read, edit)

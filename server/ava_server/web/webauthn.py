@@ -9,9 +9,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import secrets
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
@@ -34,16 +31,14 @@ if TYPE_CHECKING:
         UserVerificationRequirement,
     )
 
+    from ava_server.web.sessions import BrowserSessions
     from ava_server.web.site import Site
 
 T = TypeVar("T")
 CHALLENGE_S = 5 * 60.0
 """How long a challenge can be used."""
-MOST, MOST_OF_SESSION = 1_000, 20
-"""Most challenges that are remembered: in all, and for one session; the oldest make room."""
 LONGEST = 16_384
 """Most characters of what a browser sends of a passkey."""
-_BYTES = 32
 _PORTS = {"http": 80, "https": 443}
 PROOFS = frozenset({"csrf", "pin", "passkey"})
 """Fields of a form that prove who has sent it, and say nothing of what is done."""
@@ -96,30 +91,43 @@ class Purpose:
     user: str
     subject: Subject
 
+    @property
+    def digest(self) -> str:
+        """Identifies it."""
+        said = json.dumps([self.ceremony, self.session, self.user, self.subject.digest.hex()])
+        return hashlib.sha256(said.encode()).hexdigest()
+
 
 class Challenges:
-    """The challenges that were issued and not used yet. They are gone when the server ends."""
+    """The challenges that were issued and not used yet. They are stored with the sessions, for all servers.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._issued: dict[bytes, tuple[float, Purpose]] = {}
+    Args:
+        sessions: Where they are stored.
+    """
+
+    def __init__(self, sessions: BrowserSessions) -> None:
+        self._sessions = sessions
 
     def issue(self, purpose: Purpose) -> bytes:
-        """Return a new challenge."""
-        challenge = secrets.token_bytes(_BYTES)
-        with self._lock:
-            same = [each for each, (_at, given) in self._issued.items() if given.session == purpose.session]
-            for old in (*same[: 1 - MOST_OF_SESSION], *list(self._issued)[: 1 - MOST]):
-                self._issued.pop(old, None)
-            self._issued[challenge] = (self._clock(), purpose)
-        return challenge
+        """Store a new challenge, and return it. Blocking.
 
-    def take(self, challenge: bytes) -> Purpose | None:
-        """Return what a challenge is for, and forget it; None if it is unknown, used or too old."""
-        with self._lock:
-            at, purpose = self._issued.pop(challenge, (0.0, None))
-            return purpose if self._clock() - at <= CHALLENGE_S else None
+        Raises:
+            ConfigError: It cannot be stored.
+        """
+        return self._sessions.issue_challenge(purpose.user, purpose.digest, int(CHALLENGE_S * 1_000_000)).encode()
+
+    def take(self, challenge: bytes, purpose: Purpose) -> None:
+        """Use up a challenge. Blocking.
+
+        Raises:
+            Refused: It is unknown, used or too old, or was issued for something else.
+            ConfigError: It cannot be read.
+        """
+        issued_for = self._sessions.take_challenge(challenge.decode("ascii", "replace"))
+        if issued_for is None:
+            raise Refused(TOO_LATE)
+        if issued_for != purpose.digest:
+            raise Refused(OTHER)
 
 
 class _Server(Protocol):
@@ -159,7 +167,7 @@ class RelyingParty:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._store = site.passkeys
-        self._challenges = Challenges()
+        self._challenges = Challenges(site.sessions)
 
     @property
     def is_possible(self) -> bool:
@@ -188,7 +196,7 @@ class RelyingParty:
         known = await self.own(user)
         if not known:
             raise Refused(NONE_HERE)
-        challenge = self._challenges.issue(Purpose("get", session, user, subject))
+        challenge = await anyio.to_thread.run_sync(self._challenges.issue, Purpose("get", session, user, subject))
 
         def options() -> dict[str, Any]:
             from fido2.webauthn import UserVerificationRequirement
@@ -219,7 +227,7 @@ class RelyingParty:
             raise Refused(NOT_HERE)
         await anyio.to_thread.run_sync(self._store.check_new, user, name)
         known = await self.own(user)
-        challenge = self._challenges.issue(_adding(user, session, name))
+        challenge = await anyio.to_thread.run_sync(self._challenges.issue, _adding(user, session, name))
 
         def options() -> dict[str, Any]:
             from fido2.webauthn import (
@@ -294,10 +302,8 @@ class RelyingParty:
         """
         from fido2.utils import websafe_encode
 
-        issued = self._challenges.take(client_data.challenge)
-        if issued is None:
-            raise Refused(TOO_LATE)
-        if issued != purpose or client_data.cross_origin:
+        self._challenges.take(client_data.challenge, purpose)
+        if client_data.cross_origin:
             raise Refused(OTHER)
         return {"challenge": websafe_encode(client_data.challenge), "user_verification": "required"}
 

@@ -137,7 +137,7 @@ def approval(setup: Setup) -> Iterator[Finding]:
         yield Finding(name, "warning", text, "Set one in a terminal: ava pin set")
     elif policy == "human":
         text = (
-            f"human, by the approval PIN in {file.path}: no host and no model starts anything, only `ava approve` with"
+            f"human, by the approval PIN in {file.place}: no host and no model starts anything, only `ava approve` with"
             " the PIN. A program that runs as this user and may write the data root can remove the PIN"
         )
         yield Finding(name, "ok", text)

@@ -1,0 +1,269 @@
+"""Private documents that all servers of a log share, when the log is in Postgres: tokens, passkeys, sessions, the PIN.
+
+Without Postgres they are files of the data root. Their path is their name either way, so `PrivateFile` and
+`WatchedFile` are all that knows the difference. Keys and secrets are never among them: they stay on their machine.
+
+A process that stays keeps them in memory with `keep_fresh`, so that no request waits for the database. A command asks
+the database each time, and keeps no connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from ava_server.core.errors import ConfigError
+from ava_server.core.private_text import read_private
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+
+    from ava_audit.store.backend import Documents
+
+log = logging.getLogger("ava.documents")
+FOLDER = "secrets"
+SHARED = frozenset({"approval.toml", "browser.toml", "passkeys.toml", "questions.toml", "tokens.toml", "users.toml"})
+"""The files of that folder that are shared. All others stay on their machine: each name has to be added on purpose."""
+FRESH_EVERY_S = 1.0
+"""How often a server looks for changes by other processes."""
+PAUSE_S = 0.9
+"""After a failed look, how long the next ones fail at once: anybody can cause one, with an unknown token."""
+STALE_S = 30.0
+"""How long a server uses what it knows while the database does not answer; nothing can start without it anyway."""
+_REMEDY = "Correct it, or move it away; then it does not move into the database."
+TAKEN_OVER = ".in-database"
+"""What the names of files end with whose content is in the database now."""
+
+
+class SharedDocuments:
+    """The shared documents of one data root, and what this process knows of them.
+
+    Args:
+        folder: The folder that has their files, where they are files.
+        database: Where they are.
+    """
+
+    def __init__(self, folder: Path, database: Documents) -> None:
+        self._folder = folder
+        self._database = database
+        self._looking = threading.RLock()  # a change may read another document
+        self._known: dict[str, tuple[int, str]] = {}
+        self._looked = self._failed = float("-inf")
+        self._users = 0
+        self._keepers = 0
+
+    def state(self, name: str) -> tuple[int, str]:
+        """Return the version and the text of a document; version 0 and no text where there is none.
+
+        Raises:
+            ConfigError: The database cannot be read.
+        """
+        with _translated():
+            text = self._database.changed_text(name)
+        if text is not None:
+            return -1, text
+        if not self._keepers:
+            self.look_again()
+        elif time.monotonic() - self._looked > STALE_S:
+            raise ConfigError(f"{name} is in the database, which has not answered for {STALE_S:.0f} s")
+        return self._known.get(name, (0, ""))
+
+    def look_again(self) -> None:
+        """Learn what other processes have changed until now; callers at the same time share one query.
+
+        Raises:
+            ConfigError: The database cannot be read.
+        """
+        asked = time.monotonic()
+        with self._connection():
+            if self._looked >= asked:  # somebody else has looked since
+                return
+            if asked - self._failed < PAUSE_S:
+                raise ConfigError("the database with tokens and sessions has not answered a moment ago")
+            try:
+                self._look()
+            except BaseException:
+                self._failed = time.monotonic()
+                raise
+
+    def change(self, name: str, edit: Callable[[str], str]) -> None:
+        """Replace the text of a document while no other process does.
+
+        Args:
+            name: The document.
+            edit: Returns the new text for the old one; whatever it raises leaves the document alone.
+
+        Raises:
+            ConfigError: The database cannot be written, or another process changes the document.
+        """
+        with self._connection():
+            if self._looked == float("-inf"):
+                self._look()
+            self._known = {**self._known, name: self._database.change(name, edit)}
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Answer from memory meanwhile; somebody has to call `look_again` before and all the time."""
+        self._keepers += 1
+        try:
+            yield
+        finally:
+            self._keepers -= 1
+            if self._looking.acquire(blocking=False):  # else whoever looks now closes it
+                try:
+                    if not self._users and not self._keepers:
+                        self._database.close()
+                finally:
+                    self._looking.release()
+
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[None]:
+        """Use the database alone; the connection is closed at the end, unless somebody keeps it."""
+        with self._looking, _translated():
+            self._users += 1
+            try:
+                yield
+            finally:
+                self._users -= 1
+                if not self._users and not self._keepers:
+                    self._database.close()
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        if self._looked == float("-inf"):
+            self._take_over()
+        newer = self._database.newer({name: version for name, (version, _text) in self._known.items()})
+        self._known = {**self._known, **newer}
+        self._looked = began
+
+    def _take_over(self) -> None:
+        """Store the files of this data root, if the database has no documents yet; rename them then."""
+        paths = [path for name in sorted(SHARED) if (path := self._folder / name).exists()]
+        if not paths:
+            return
+        texts = {path.name: read_private(path, "entries", _REMEDY) for path in paths}
+        if self._database.take_over(texts):
+            for path in paths:
+                path.replace(path.with_name(path.name + TAKEN_OVER))
+                log.warning("%s is in the database from now on, for all servers", path.name)
+        else:
+            names = ", ".join(path.name for path in paths)
+            log.warning("%s in %s does not count: all servers use what is in the database", names, self._folder)
+
+
+@dataclass(frozen=True)
+class SharedDocument:
+    """One of them."""
+
+    documents: SharedDocuments
+    name: str
+
+    @property
+    def text(self) -> str:
+        """Its text, empty where there is none.
+
+        Raises:
+            ConfigError: The database cannot be read.
+        """
+        return self.documents.state(self.name)[1]
+
+    @property
+    def version(self) -> int:
+        """A number that changes with it.
+
+        Raises:
+            ConfigError: The database cannot be read.
+        """
+        return self.documents.state(self.name)[0]
+
+    def change(self, edit: Callable[[str], str]) -> None:
+        """Replace its text while no other process does; see `SharedDocuments.change`.
+
+        Raises:
+            ConfigError: The database cannot be written, or another process changes it.
+        """
+        self.documents.change(self.name, edit)
+
+
+_OPEN: dict[tuple[Path, str], SharedDocuments] = {}
+_OPENING = threading.Lock()
+
+
+def shared_document(path: Path) -> SharedDocument | None:
+    """Return the shared document that takes the place of a file; None where it is a file.
+
+    Raises:
+        ConfigError: The log of this data root is in a database, but its address is missing or invalid.
+    """
+    if path.name not in SHARED or path.parent.name != FOLDER:
+        return None
+    documents = documents_of(path.parent.parent)
+    return None if documents is None else SharedDocument(documents, path.name)
+
+
+def documents_of(root: Path) -> SharedDocuments | None:
+    """Return the shared documents of a data root; None where they are files.
+
+    Raises:
+        ConfigError: The log of this data root is in a database, but its address is missing or invalid.
+    """
+    from ava_audit.errors import AuditError
+    from ava_audit.store.backend import MARK, backend_of, database_url
+
+    try:
+        url = database_url(root)
+        if not url and not (root / MARK).exists():
+            return None
+        key = (Path(os.path.abspath(root)), url)  # noqa: PTH100 - links are not resolved
+        with _OPENING:
+            if key not in _OPEN and (database := backend_of(root, url).documents()) is not None:
+                _OPEN[key] = SharedDocuments(root / FOLDER, database)
+            return _OPEN.get(key)
+    except AuditError as error:
+        raise ConfigError(str(error)) from error
+
+
+async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    """Keep what this process knows of the shared documents fresh, until cancelled; ends at once where they are files.
+
+    Raises:
+        ConfigError: They cannot be read at the start.
+    """
+    documents = await anyio.to_thread.run_sync(documents_of, root)
+    if documents is None:
+        task_status.started()
+        return
+    await anyio.to_thread.run_sync(documents.look_again)
+    failing = False
+    with documents.kept():
+        task_status.started()
+        while True:
+            await anyio.sleep(FRESH_EVERY_S)
+            try:
+                await anyio.to_thread.run_sync(documents.look_again, abandon_on_cancel=True)
+                failing = False
+            except ConfigError as error:
+                if not failing:
+                    log.warning("changes of tokens and sessions by other servers are not seen: %s", error)
+                failing = True
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Turn errors of the log's database into those of settings."""
+    from ava_audit.errors import AuditError
+
+    try:
+        yield
+    except AuditError as error:
+        raise ConfigError(str(error)) from error

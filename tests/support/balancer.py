@@ -1,0 +1,88 @@
+"""Several servers of one log, and the load balancer in front of them: each request goes to another one.
+
+async with several(root, root, env=using(model.base_url)) as servers:
+    balancer = Balancer(servers)
+    async with servers[0].client(text, through=balancer) as client: ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx2
+
+from support.http_server import HttpServer, serving_http
+from support.postgres import running_server
+
+
+def in_postgres(root: Path, settings: str = "") -> str:
+    """Make a data root whose log is in Postgres, and return the database's address: over the socket, no password."""
+    server = running_server()
+    address = server.database(root).replace(f":{server.password}@", "@")
+    return join(root, address, settings)
+
+
+def join(root: Path, address: str, settings: str = "") -> str:
+    """Make a data root whose log is in this database."""
+    root.mkdir(mode=0o700, exist_ok=True)
+    (root / "config.toml").write_text(f'database_url = "{address}"\n{settings}')
+    return address
+
+
+@asynccontextmanager
+async def several(
+    *roots: Path, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> AsyncGenerator[list[HttpServer]]:
+    """One server for each data root, which may be the same."""
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(serving_http(root, *args, env=env)) for root in roots]
+
+
+class Balancer(httpx2.AsyncBaseTransport, httpx2.BaseTransport):
+    """Sends each request to the next server; one that refuses the connection is skipped, as balancers do.
+
+    Attributes:
+        sent: The ports of the servers that took requests, in order.
+    """
+
+    def __init__(self, servers: Sequence[HttpServer]) -> None:
+        self._ports = [server.port for server in servers]
+        self._async, self._sync = httpx2.AsyncHTTPTransport(), httpx2.HTTPTransport()
+        self.sent: list[int] = []
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        for port, sent in self._turns(request):
+            try:
+                answer = await self._async.handle_async_request(sent)
+            except httpx2.ConnectError:
+                continue
+            self.sent.append(port)
+            return answer
+        raise httpx2.ConnectError("no server is there")
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        for port, sent in self._turns(request):
+            try:
+                answer = self._sync.handle_request(sent)
+            except httpx2.ConnectError:
+                continue
+            self.sent.append(port)
+            return answer
+        raise httpx2.ConnectError("no server is there")
+
+    async def aclose(self) -> None:
+        await self._async.aclose()
+
+    def close(self) -> None:
+        self._sync.close()
+
+    def _turns(self, given: httpx2.Request) -> Iterator[tuple[int, httpx2.Request]]:
+        """Yield the servers' ports in turn, and the request as it is sent there, with the Host header that it had."""
+        self._ports.append(self._ports.pop(0))
+        for port in list(self._ports):  # other requests come meanwhile
+            url = given.url.copy_with(host="127.0.0.1", port=port)
+            sent = httpx2.Request(given.method, url, headers=given.headers, extensions=given.extensions)
+            sent.stream = given.stream
+            yield port, sent
