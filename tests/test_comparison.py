@@ -46,6 +46,7 @@ def test_names_the_version_and_date_of_each_project() -> None:
         assert date.fromisoformat(found[2]).year >= 2025
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", cells())
 def test_each_cell_links_to_its_source_or_shows_a_command(cell: str, tmp_path: Path) -> None:
     cell = re.sub(r",? ?\d{4}-\d\d-\d\d$", "", cell.strip("*"))

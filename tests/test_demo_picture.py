@@ -28,6 +28,7 @@ def dense(lines: list[str]) -> list[str]:
     return [line.replace(" ", "") for line in lines]
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_current_output_of_the_demo() -> None:
     picture = script("demo_picture")
     lines = [picture.plain(line).rstrip() for line in picture.lines()]

@@ -40,6 +40,7 @@ async def seqs(log: Store, query: LogQuery) -> list[int]:
     return [json.loads(line)["seq"] for line in data.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("indexed", [0, 15, 100])
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=st.lists(QUERIES, min_size=4, max_size=4))

@@ -24,6 +24,8 @@ psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import PostgresServer, running_server  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 2.0
 JOIN = """
 import pathlib, sys, anyio

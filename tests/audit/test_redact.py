@@ -383,6 +383,7 @@ def test_a_match_reports_its_name_and_position_but_not_its_value() -> None:
     assert key not in repr(found)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=30), values, st.text(max_size=30))
 def test_replaces_a_configured_value_in_every_encoding(before: str, value: str, after: str) -> None:
     redactor = Redactor({"mine": value})

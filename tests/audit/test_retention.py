@@ -323,6 +323,7 @@ def _plant_in_every_gap(database: Path, text: bytes) -> None:
     database.write_bytes(data)
 
 
+@pytest.mark.slow
 async def test_erases_a_long_run_in_batches_while_others_write(tmp_path: Path) -> None:
     with anyio.fail_after(20):
         async with Store.open(tmp_path) as log:

@@ -90,6 +90,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BlockingPort
         yield opened
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(parts=st.lists(stored, min_size=1, max_size=8), odd=st.lists(words, max_size=3), data=st.data())
 def test_finds_an_entry_by_any_of_its_words(

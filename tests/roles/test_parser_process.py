@@ -100,6 +100,7 @@ def test_a_child_has_no_keys_and_hides_secrets_by_asking(monkeypatch: pytest.Mon
     assert text.startswith("a [hidden] of") and "KEY" not in text
 
 
+@pytest.mark.slow
 def test_a_child_reads_as_the_parser_does() -> None:
     data = pdf("twelve cents")
     assert parser_process.read_pdf(data) == parsers.read_pdf(data)

@@ -79,6 +79,7 @@ def test_every_attack_succeeds_without_a_sandbox(tmp_path: Path) -> None:
     assert closed <= (set() if linux.is_root() else NOT_FOR_ORDINARY_USERS), found
 
 
+@pytest.mark.slow
 def test_no_attack_succeeds_in_a_sandbox(confined: Kind, tmp_path: Path) -> None:
     found = attacked(confined, tmp_path / confined)
     assert set(found) == set(ATTACKS)

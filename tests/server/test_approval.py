@@ -470,6 +470,7 @@ async def test_a_cap_of_a_fraction_of_a_cent_is_shown_as_it_is(tmp_path: Path) -
         assert (await lab.approve(made)).status == "approved"
 
 
+@pytest.mark.slow
 async def test_a_free_run_shows_no_cost_cap(tmp_path: Path) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
         made = await lab.propose(max_cost_cents=100_000)

@@ -125,6 +125,7 @@ class Working:
         return Say(f"Now {name}.", [(name, json.loads(filled))])
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S2-01")
 @pytest.mark.parametrize("role", [name for name in BUILT_IN if name != "coder"])  # its work: test_coder.py
 async def test_a_built_in_role_works_with_all_its_tools(tmp_path: Path, role: str) -> None:

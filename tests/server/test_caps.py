@@ -288,6 +288,7 @@ async def test_an_approval_may_not_lower_the_cap_below_what_buys_work(tmp_path: 
         await lab.ended(made.subagent_id)
 
 
+@pytest.mark.slow
 async def test_ten_runs_share_one_dollar_and_never_pass_it(tmp_path: Path) -> None:
     async with open_lab(tmp_path, reads(2, cached=True), config=BALANCED + "[limits]\nrunning_per_user = 10\n") as lab:
         write(lab, 3, "\n".join([LANGUAGES["Russian"][0] * 4] * 30))

@@ -153,6 +153,7 @@ def test_the_page_knows_every_ending() -> None:
     assert set(re.findall(r'"(\w+)"', names)) == ENDINGS
 
 
+@pytest.mark.slow
 async def test_a_run_as_a_resource_has_its_limits_and_last_steps(tmp_path: Path) -> None:
     notes = [Say("x", calls=[("scratchpad", {"note": f"note {number}"})]) for number in range(7)]
     async with host(tmp_path, "auto", {"mimeTypes": [card.MIME]}, [*notes, hand_over()], config=PRICED) as client:

@@ -24,6 +24,7 @@ def ava(root: Path | str, *args: str, stdin: str = "", **env: str) -> subprocess
     return terminal.ava(root, *args, stdin=stdin, env=env)
 
 
+@pytest.mark.slow
 def test_stores_a_key_from_a_pipe_lists_it_without_its_value_and_removes_it(tmp_path: Path) -> None:
     root = tmp_path / "data"
     stored = ava(root, "key", "set", "openrouter", stdin=VALUE + "\n")

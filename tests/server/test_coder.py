@@ -86,6 +86,7 @@ async def test_a_change_comes_back_as_a_verified_branch(tmp_path: Path) -> None:
     assert (repository / "adding.py").read_text() == "def add(a, b):\n    return a + b\n"
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S2-17")
 async def test_failing_work_is_fixed_with_the_failure_shown_to_the_model(tmp_path: Path) -> None:
     repository = project(tmp_path)
@@ -361,6 +362,7 @@ async def test_the_timeout_of_the_run_cuts_off_an_endless_verify_command(tmp_pat
     assert git(repository, "show", f"{result['changes']['branch']}:adding.py").endswith("a + b\n")
 
 
+@pytest.mark.slow
 async def test_many_changed_files_and_a_long_failure_fit_into_an_answer(tmp_path: Path) -> None:
     project(tmp_path)
     many = "for i in $(seq 1 400); do echo x > a-rather-long-name-of-a-file-$i.txt; done; seq 1 9 > test_odd.py"

@@ -78,6 +78,7 @@ async def gone(folder: Path) -> None:
             await anyio.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("N-06")
 async def test_a_reviewer_runs_the_tests_of_a_project_and_leaves_the_checkout_byte_identical(
     tmp_path: Path, home: Path
@@ -101,6 +102,7 @@ async def test_a_reviewer_runs_the_tests_of_a_project_and_leaves_the_checkout_by
     assert tree(project) == before and git(project, "status", "--porcelain") == status
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("N-06")
 async def test_a_command_cannot_access_the_home_folder_the_data_root_or_the_network(tmp_path: Path, home: Path) -> None:
     checkout(tmp_path / "workspace", PROJECT)
@@ -116,6 +118,7 @@ async def test_a_command_cannot_access_the_home_folder_the_data_root_or_the_netw
     assert "Network is unreachable" in seen.output or "Operation not permitted" in seen.output
 
 
+@pytest.mark.slow
 async def test_runs_the_tests_of_a_project_whose_python_is_installed_by_uv_below_the_home(
     tmp_path: Path, home: Path
 ) -> None:

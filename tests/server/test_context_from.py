@@ -186,6 +186,7 @@ async def test_the_tool_suffices_on_its_own_and_the_approval_can_remove_it(tmp_p
 # -- refused at the proposal ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S3-15")
 async def test_the_proposal_rejects_unreadable_results_by_id(tmp_path: Path) -> None:
     gate = Gate()

@@ -173,6 +173,7 @@ async def test_an_expired_proposal_is_not_offered(tmp_path: Path) -> None:
 # -- who may decide ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_under_the_policy_human_only_the_right_pin_starts_it_and_the_pin_is_never_shown(tmp_path: Path) -> None:
     async with open_lab(tmp_path, [hand_over()], config=NO_WORKER + PRICED) as lab:
         pin_of(lab).set(PIN)
@@ -383,6 +384,7 @@ async def test_c_withdraws_a_proposal(tmp_path: Path) -> None:
         assert (await lab.run(proposal.subagent_id)).state == "cancelled"
 
 
+@pytest.mark.slow
 async def test_a_key_that_does_not_fit_the_run_says_why(tmp_path: Path) -> None:
     async with proposed(tmp_path) as (_lab, _proposal, app, pilot):
         await pilot.press("s")

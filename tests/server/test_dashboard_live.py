@@ -205,6 +205,7 @@ async def test_arrows_pages_home_and_end_select_and_the_list_scrolls_with_them(t
             assert "run00" in selected(app)
 
 
+@pytest.mark.slow
 async def test_a_filter_finds_runs_by_text_state_and_role_until_it_is_removed(tmp_path: Path) -> None:
     async with everything(tmp_path) as (lab, _gate), live_app(lab, 100, 30) as (app, pilot):
 

@@ -609,6 +609,7 @@ async def test_the_form_may_lower_the_new_cap_and_nothing_else(tmp_path: Path, e
         assert (await result_of(at, run))["status"] in ("success", "cost_exceeded")
 
 
+@pytest.mark.slow
 async def test_under_a_pin_that_was_set_meanwhile_the_host_shows_no_form(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(), works) as at:
         run = await at.propose(**CAP)

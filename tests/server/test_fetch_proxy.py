@@ -16,6 +16,7 @@ SENT = base64.b64encode(f"ava:{PASSWORD}".encode()).decode()
 PAGE = f"<html><body><p>The blue door costs nine euros. You sent: Basic {SENT} and {PASSWORD}.</p></body></html>"
 
 
+@pytest.mark.slow
 async def test_fetches_use_the_configured_proxy_and_model_calls_do_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

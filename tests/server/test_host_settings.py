@@ -233,6 +233,7 @@ async def test_a_server_with_an_unfilled_limit_reports_it_at_each_call(tmp_path:
             assert 'AVA_LIMITS__RUNNING is "$RUNNING"; allowed is' in answer["content"][0]["text"]
 
 
+@pytest.mark.slow
 async def test_the_server_uses_a_daily_cap_from_the_environment_and_reports_an_invalid_one(tmp_path: Path) -> None:
     async with serving(tmp_path / "data", cwd=tmp_path, env={"AVA_DAILY_USD": "$5.00"}) as wire:
         answer = await wire.tool_result("check_subagent")

@@ -130,6 +130,7 @@ async def bench(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncGenera
         assert not [record for record in caplog.records if record.exc_info], "a traceback went to stderr"
 
 
+@pytest.mark.slow
 async def test_each_bad_argument_error_names_field_value_and_next_step(bench: Bench) -> None:
     sentences: dict[str, str] = {}
     for case in CASES:
@@ -293,6 +294,7 @@ async def test_each_endpoint_error_has_a_sentence_with_endpoint_value_and_next_s
     assert not (await bench.call("check_subagent", {})).is_error
 
 
+@pytest.mark.slow
 async def test_notes_odd_figures_and_characters_and_the_run_continues(bench: Bench) -> None:
     for name, (_step, state) in STRANGE.items():
         run, answer = await finished(bench, task=f"case: {name}")

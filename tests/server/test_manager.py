@@ -94,6 +94,7 @@ async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: P
             assert (await lab.ended(run_id)).state == "success"
 
 
+@pytest.mark.slow
 async def test_users_take_turns_even_if_one_queued_many_runs_first(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(7)]
     script = [Say("done", gate=gate) for gate in gates]
@@ -185,6 +186,7 @@ async def test_a_stale_generation_can_neither_write_nor_spend(tmp_path: Path) ->
 # -- owners that are gone -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_takes_over_the_run_of_a_killed_owner_without_repeating_model_calls(tmp_path: Path) -> None:
     gate = Gate()
     script: Script = [NOTE, Say("lost", gate=gate), hand_over()]

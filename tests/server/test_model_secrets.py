@@ -59,6 +59,7 @@ async def leaks(lab: Lab, run_id: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 async def test_keys_that_a_model_writes_are_only_in_the_providers_message(tmp_path: Path) -> None:
     script: list[Step] = [
         Say(f"first {BOTH}", calls=[("scratchpad", {"note": BOTH})], reasoning=f"thought {BOTH}"),
@@ -118,6 +119,7 @@ async def test_every_other_ending_hides_keys_too(tmp_path: Path, ending: str) ->
         assert "[redacted:" in json.dumps(await lab.result(run_id))
 
 
+@pytest.mark.slow
 async def test_a_coder_can_write_a_key_into_a_file_and_its_diff_and_commit_message_show_none(tmp_path: Path) -> None:
     found = find_sandbox("auto", tmp_path / "state")
     if isinstance(found, Unavailable):

@@ -474,6 +474,7 @@ STORIES: Mapping[str, dict[str, Step]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S5-13")
 @pytest.mark.parametrize("instead", STORIES.values(), ids=STORIES)
 async def test_a_kill_during_planning_gives_the_same_plan_without_repeated_calls(

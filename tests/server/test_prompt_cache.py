@@ -112,6 +112,7 @@ def whole_files(text: str) -> list[int]:
     return [n for n in numbers if all(f"file {n} line {line} says twelve cents\n" in text for line in range(LINES))]
 
 
+@pytest.mark.slow
 async def test_with_cache_markers_each_request_reads_all_of_the_previous_one(
     tmp_path: Path,
 ) -> None:

@@ -133,6 +133,7 @@ async def test_lists_the_roles_and_the_runs_of_this_user(shelf: Shelf) -> None:
     assert "ava://runs/{id}/transcript" in forms
 
 
+@pytest.mark.slow
 async def test_new_runs_do_not_shift_the_pages_of_a_long_list(tmp_path: Path) -> None:
     async with connect(tmp_path) as (client, _server):
 

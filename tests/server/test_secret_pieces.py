@@ -115,6 +115,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["run_bash", "python_exec"])
 async def test_a_command_shows_no_part_of_a_private_key_in_the_workspace(tmp_path: Path, tool: str) -> None:
     found = find_sandbox("auto", tmp_path / "state")

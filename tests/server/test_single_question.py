@@ -56,6 +56,7 @@ async def hello(wire: Wire, capabilities: Mapping[str, Any], name: str = CODEX_N
     return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "capabilities", "asked"),
     [
@@ -82,6 +83,7 @@ async def test_the_hints_stay_in_the_modern_era(tmp_path: Path) -> None:
         assert asks(await hints(at))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["legacy", "auto"])
 async def test_the_hints_stay_over_http(tmp_path: Path, mode: str) -> None:
     """There, a gateway may show the list of one client to another, and hosts share a server."""
@@ -124,6 +126,7 @@ async def test_without_the_hints_each_policy_asks_the_person_or_refuses(tmp_path
         await at.nothing_started()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["says hello again", "calls as in the modern era"])
 async def test_a_connection_that_got_no_hints_starts_nothing_once_it_cannot_ask(tmp_path: Path, how: str) -> None:
     root = made(tmp_path / "data", config_toml=PRICED)

@@ -75,6 +75,7 @@ def test_a_run_is_a_span_that_contains_spans_of_model_and_tool_calls(made: Play)
     assert all(span["attributes"]["ava.run.id"] == all_of_it.told["run"] for span in all_of_it.spans)
 
 
+@pytest.mark.slow
 def test_spans_have_the_attributes_of_the_semantic_conventions(made: Play) -> None:
     all_of_it = made(traced.whole_run)
     run = all_of_it.one("invoke_agent researcher")["attributes"]
@@ -142,6 +143,7 @@ def test_concurrent_runs_are_separate_traces(made: Play) -> None:
         assert {span["attributes"]["ava.run.id"] for span in below} == {run["attributes"]["ava.run.id"]}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_another_span_of_the_same_run(made: Play) -> None:
     all_of_it = made(traced.taken_up)
     first, second = all_of_it.named("invoke_agent researcher")
@@ -177,6 +179,7 @@ async def test_creates_no_spans_without_an_sdk(tmp_path: Path) -> None:
             assert not trace.get_current_span().is_recording()
 
 
+@pytest.mark.slow
 def test_the_server_does_not_import_an_sdk() -> None:
     ask = (
         "import sys, ava_server.service.runtime, ava_server.mcp_server.app; "

@@ -134,6 +134,7 @@ class Reader:
         return reads(turn, usage=usage) if turn < self.files else Say(calls=[DONE], reasoning="done", usage=usage)
 
 
+@pytest.mark.slow
 async def test_does_not_send_back_thinking_that_follows_trimmed_results(
     tmp_path: Path,
 ) -> None:
@@ -219,6 +220,7 @@ REFUSED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["claude-sonnet-5-5", "claude-opus-4-7", "claude-haiku-4-5"])
 async def test_drops_thinking_that_the_api_rejects_and_continues_the_run(tmp_path: Path, name: str) -> None:
     no = Fail(400, {"type": "error", "error": {"type": "invalid_request_error", "message": REFUSED}})

@@ -192,6 +192,7 @@ async def bench(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncGenerato
 # -- every tool, every outcome --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_each_tool_says_the_same_as_text_and_as_data_from_proposal_to_log(bench: Bench) -> None:
     made = await bench.propose("plain what does it cost?", name="prices", task_id="job-7", rationale="you asked")
     listed = await bench.call("check_subagent")
@@ -253,6 +254,7 @@ async def test_an_unread_result_stays_in_the_notices_until_someone_reads_it(benc
 # -- untrusted ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["planted", "refused", "form"])
 async def test_subagent_text_appears_only_under_the_untrusted_keys(bench: Bench, task: str) -> None:
     made = await bench.propose(f"{task} it")

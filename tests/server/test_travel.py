@@ -39,6 +39,8 @@ psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import running_server  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _confined(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -94,6 +94,7 @@ def test_a_value_that_cannot_be_is_refused_and_the_file_stays(
     assert (root / "config.toml").read_text() == FILE
 
 
+@pytest.mark.slow
 async def test_says_when_running_processes_have_the_old_value_and_when_a_variable_overrides_it(root: Path) -> None:
     async with serving_http(root):
         assert "restart the hosts, or `ava serve`" in config(root, "set", "limits.running", "5")

@@ -44,6 +44,7 @@ def test_limits_are_set_kept_and_removed_with_the_tokens(tmp_path: Path, name: s
     assert "ben" in user(tmp_path, "list") and name not in user(tmp_path, "list")
 
 
+@pytest.mark.slow
 async def test_a_running_server_refuses_a_removed_user(tmp_path: Path) -> None:
     text = token(tmp_path / "data", "ana", "read")
     async with serving_http(tmp_path / "data") as server:

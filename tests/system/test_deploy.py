@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +22,7 @@ from support.certificates import issue
 from support.deployed import FOLDER, behind, free_port, tool
 from support.http_server import BOTH, HELLO, bearer, serving_http, token
 
+from ava_server.config.settings import load_settings
 from ava_server.core.shutdown import EXIT_WITHIN_S
 
 AVA_SERVICES = ("server-1", "server-2", "worker-1", "worker-2")
@@ -203,3 +205,10 @@ async def test_a_client_reaches_the_server_through_the_proxy_and_the_metrics_sta
             assert (await server.get("/metrics", text)).status_code == 200
             foreign = {**given, "headers": {**headers, "Origin": "https://evil.example"}}
             assert (await http.post(f"{base}/mcp", json=HELLO, **foreign)).status_code == 403
+
+
+@pytest.mark.parametrize("folder", ["compose", "kubernetes"])
+def test_the_settings_of_servers_and_workers_are_valid(tmp_path: Path, folder: str) -> None:
+    shutil.copy(FOLDER / folder / "config.toml", tmp_path / "config.toml")
+    settings = load_settings(tmp_path, env={"AVA_DATABASE_URL": "postgresql://ava@db/ava"})
+    assert settings.runs_on == "workers" and not settings.mirrors

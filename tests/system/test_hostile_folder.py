@@ -25,6 +25,7 @@ def set_trap(folder: Path, *modules: str) -> Path:
     return caught
 
 
+@pytest.mark.slow
 def test_what_hosts_start_imports_nothing_from_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

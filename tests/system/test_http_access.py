@@ -157,6 +157,7 @@ async def test_a_scope_allows_only_what_it_names(tmp_path: Path, mode: str, scop
                     await read()
 
 
+@pytest.mark.slow
 async def test_refuses_dns_rebinding_requests(tmp_path: Path) -> None:
     """DNS rebinding: the browser calls us by the attacker's name, and says so."""
     root = made(tmp_path / "data")

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="signals as PO
 DONE = Say(calls=[("submit_result", {"summary": "all is said", "output": "marmalade"})])
 
 
+@pytest.mark.slow
 @pytest.mark.requirement("S1-33")
 async def test_only_an_audit_token_can_read_the_metrics_of_all_users(tmp_path: Path) -> None:
     root = made(tmp_path / "data")

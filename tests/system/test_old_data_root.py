@@ -109,6 +109,7 @@ def test_log_verifies_and_runs_and_money_are_unchanged(old: OldRoot) -> None:
             assert (then is None and now is None) or now | written(then) == now, name
 
 
+@pytest.mark.slow
 async def test_host_reads_every_run_and_finds_words(old: OldRoot) -> None:
     """Without a model and the folder, the server cannot continue the unfinished runs."""
     runs = old.facts["runs"]

@@ -187,6 +187,7 @@ async def test_initialize_is_answered_and_the_server_can_end_while_the_store_is_
         other.close()
 
 
+@pytest.mark.slow
 async def test_a_call_made_before_the_store_is_open_is_answered_once_it_is(root: Path) -> None:
     other = WriteLock(made(root) / "write.lock")
     try:

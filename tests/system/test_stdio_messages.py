@@ -153,6 +153,7 @@ async def test_messages_can_come_from_a_file_and_answers_can_go_to_one(root: Pat
     assert answers[0]["result"]["serverInfo"]["name"] == "ava"
 
 
+@pytest.mark.slow
 async def test_ends_at_once_without_a_host(root: Path) -> None:
     with anyio.fail_after(10):
         done = await anyio.run_process(AVA, stdin=subprocess.DEVNULL, env=environment(root), check=False)
@@ -183,6 +184,7 @@ async def test_serves_a_host_that_closed_its_reading_end_until_stdin_closes(root
         assert await wire.exited() == 0
 
 
+@pytest.mark.slow
 async def test_a_cancellation_after_the_answer_changes_nothing(root: Path) -> None:
     async with serving(root) as wire:
         for _ in range(5):

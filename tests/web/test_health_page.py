@@ -101,6 +101,7 @@ def test_hostile_errors_are_text(ana: Visitor) -> None:
     assert "<img" not in page and "\u202e" not in page and "&lt;img src=x onerror=alert(1)&gt;" in page
 
 
+@pytest.mark.slow
 def test_the_user_of_this_machine_sees_where_the_data_is(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data", "enabled = false") as here:
         page = here.signed_in().get("/health").text

@@ -75,6 +75,7 @@ def test_opens_the_page_on_this_machine(tmp_path: Path) -> None:
     assert cookie is not None and (session := sessions(root).find(cookie)) is not None and session.terminal
 
 
+@pytest.mark.slow
 def test_asks_for_the_pin_where_one_is_set(tmp_path: Path) -> None:
     root = made(tmp_path / "data")
     store(root)

@@ -275,6 +275,7 @@ def test_with_a_pin_a_passkey_and_the_pin_both_approve(there: There) -> None:
     assert visitor.decide(two["pending_id"], "approve", pin=PIN).status_code == 303
 
 
+@pytest.mark.slow
 def test_a_passkey_is_asked_for_where_the_policy_is_human_without_a_pin(tmp_path: Path) -> None:
     with open_pages(tmp_path / "data", f'approval = "human"\n{PAID}') as there:
         visitor, proposed = there.signed_in(), there.host.propose()
@@ -509,6 +510,7 @@ def test_the_pin_adds_no_passkey_over_http(team: Armed) -> None:
     assert 'name="pin"' not in team.visitor.get("/passkeys").text.partition("Add a passkey")[2]
 
 
+@pytest.mark.slow
 def test_an_address_with_numbers_has_no_passkeys_and_says_so(tmp_path: Path) -> None:
     with open_team(tmp_path / "data") as there:
         visitor = there.with_token(token(there.root, "ana", "read", "approve", name="ana-phone"))

@@ -94,6 +94,7 @@ def log() -> Log:
 STEPS = st.lists(st.one_of(st.none(), st.integers(0, 1_000)), max_size=12)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     first=STEPS, later=st.lists(STEPS, max_size=4), size=st.integers(1, 4), order=st.sampled_from(["newest", "oldest"])

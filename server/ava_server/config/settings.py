@@ -344,6 +344,11 @@ class Settings(Configured):
         return (*self.workspace.allow, *self.roots_in_file)
 
     @property
+    def mirrors(self) -> bool:
+        """Whether the JSONL mirror is written: not with Postgres, where each data root would write all of it."""
+        return self.mirror and not self.database_url
+
+    @property
     def proposal_lifetime_s(self) -> int:
         """Seconds that a proposal waits under the configured policy."""
         return self.lifetime_under(self.approval)

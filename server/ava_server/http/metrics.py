@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from prometheus_client.metrics_core import (
 )
 
 from ava_audit.rows import UNENDED, Bucket
+from ava_audit.store.instances import LiveInstance
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.totals import (
     NO_COUNT,
@@ -116,8 +117,16 @@ def bounded(seen: Iterable[tuple[int, str]], most: int) -> Callable[[str], str]:
 class Families:
     """The metrics, as the library collects them. Blocks."""
 
-    def __init__(self, log: LogState, runtime: Runtime, now_us: int, open_sessions: int | None) -> None:
+    def __init__(
+        self,
+        log: LogState,
+        runtime: Runtime,
+        live: Sequence[LiveInstance],
+        now_us: int,
+        open_sessions: int | None,
+    ) -> None:
         self._log = log
+        self._live = live
         self._runtime = runtime
         self._tally = runtime.tally
         self._now_us = now_us
@@ -153,7 +162,7 @@ class Families:
         yield _gauge("ava_data_root_free_bytes", "Free space on the disk of the data root.", (), free_bytes)
         yield _gauge("ava_log_head", "The number of the log's newest entry.", (), log.head)
         lag = {("index",): log.head - log.indexed}
-        if settings.mirror:
+        if settings.mirrors:
             lag["mirror",] = log.head - log.mirrored
         yield _gauge("ava_log_lag_entries", "Entries not yet in the text index or the mirror.", ("copy",), lag)
         text = "1 while this process cannot use the log to look for work."
@@ -177,6 +186,9 @@ class Families:
             " person is asked."
         )
         yield _gauge("ava_runs", text, ("state",), states)
+        kinds = Counter((one.told.kind,) for one in self._live)
+        text = "Live processes on the log: servers, workers and commands."
+        yield _gauge("ava_instances", text, ("kind",), {("server",): 0, ("worker",): 0, **kinds})
         oldest = {("awaiting_approval",): self._age(now.waiting), ("queued",): self._age(now.queued)}
         yield _gauge("ava_runs_oldest_seconds", "How long the oldest of them has waited.", ("state",), oldest)
         yield _gauge("ava_model_calls_in_flight", "Model calls that are not settled.", (), now.in_flight)
@@ -331,7 +343,8 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
             partial(_read_log, now_us=now_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
         )
         runtime.tally.add(_with_tool_labels(log.news, runtime))
-        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, now_us, open_sessions))
+        live = await anyio.to_thread.run_sync(runtime.instances.live)
+        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, now_us, open_sessions))
 
 
 def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogState:

@@ -379,8 +379,7 @@ async def maintain_data_root(
     """
     own = (settings.paths.artifacts, settings.paths.scratch)  # these have a folder for each run
     retention = Retention(settings.retention_days, own)
-    mirror = settings.mirror and not settings.database_url  # several data roots share that log, and each would write it
-    await run_maintenance(store, settings.data_root, mirror=mirror, retention=retention, sweep=sweep)
+    await run_maintenance(store, settings.data_root, mirror=settings.mirrors, retention=retention, sweep=sweep)
 
 
 def refuse_recursion() -> str | None:

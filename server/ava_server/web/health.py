@@ -85,7 +85,7 @@ class Health:
         counts, _runs = current_runs(view, user, runtime.instances.alive, at_us, served=lambda: True, most=0)
         head = view.head()
         lags = {"text index": head - view.progress("words")}
-        if runtime.settings.mirror:
+        if runtime.settings.mirrors:
             lags["JSONL mirror"] = head - view.progress("mirror")
         budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
         return LogState(

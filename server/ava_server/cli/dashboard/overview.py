@@ -209,7 +209,7 @@ class OverviewReader:
                 database_bytes=sizes["database"],
                 wal_bytes=sizes.get("write_ahead_log", 0),
                 index_lag=head - view.progress("words"),
-                mirror_lag=head - view.progress("mirror") if self.settings.mirror else None,
+                mirror_lag=head - view.progress("mirror") if self.settings.mirrors else None,
                 partial=found.partial,
             ),
             steps_of=selected,

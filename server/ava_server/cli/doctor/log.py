@@ -88,7 +88,7 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
         text += "; a process died while writing, and the last entries are shown after the next start"
     yield Finding("log", "note" if snapshot.partial else "ok", text)
     lags = {"text index": head - snapshot.view.progress("words")}
-    if setup.settings is None or setup.settings.mirror:
+    if setup.settings is None or setup.settings.mirrors:
         lags["JSONL mirror"] = head - snapshot.view.progress("mirror")
     yield state.upkeep(lags)
 
