@@ -241,8 +241,8 @@ class LockMembership:
 
     def remove(self) -> None:
         """Release the lock, and remove its files."""
-        self.announce("")
         self._held.remove()
+        self.announce("")
 
 
 class LockedInstances:
@@ -310,8 +310,8 @@ class LockedInstances:
             try:
                 held = try_hold(path)
                 if held is not None:
-                    path.with_suffix(_ADDRESS).unlink(missing_ok=True)
                     held.remove()
+                    path.with_suffix(_ADDRESS).unlink(missing_ok=True)
             except OSError:  # not removable: another user's file, a folder, ...
                 continue
 
