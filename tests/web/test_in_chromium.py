@@ -66,7 +66,8 @@ def paths(there: There) -> list[str]:
     return [
         *(path for path, _name in NAVIGATION), f"/subagents/{run['subagent_id']}", f"/proposals/{run['pending_id']}",
         f"/proposals/{ids[0]}", f"/proposals?id={ids[0]}&id={ids[1]}", f"/subagents/{proposed[0]['subagent_id']}",
-        "/subagents/S-0dd0dd",
+        f"/subagents/{run['subagent_id']}?order=oldest", f"/subagents/{run['subagent_id']}/costs", "/passkeys",
+        "/passkeys/new?code=x", "/events?q=cost", "/subagents/S-0dd0dd",
     ]  # fmt: skip
 
 

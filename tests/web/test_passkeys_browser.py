@@ -97,7 +97,7 @@ def test_a_person_adds_a_passkey_approves_rejects_and_signs_in_with_it(tmp_path:
         used = browser.passkeys[0]["signCount"]
         browser.go(f"/proposals/{two['pending_id']}")
         browser.press("Reject")
-        browser.page.get_by_text("Rejected.").wait_for()
+        browser.page.get_by_text("Rejected. It cannot start any more.").wait_for()
         assert there.state(two) == "rejected" and browser.passkeys[0]["signCount"] == used
         browser.press("Sign out")
         browser.page.get_by_text("You are signed out.").wait_for()

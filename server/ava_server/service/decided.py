@@ -15,10 +15,10 @@ from ava_server.budget.run_config import RunConfig
 CHANNELS: Mapping[str, str] = {
     "host_call": "by the host's call (host_call); the log has no answer of a person",
     "elicitation": "by a person, asked by the server through the host (elicitation)",
-    "terminal": "by a person at the terminal (terminal)",
+    "terminal": "by a person at the terminal",
     "auto": "by the policy auto, without a question",
-    "http": "by a person over HTTP (http)",
-    "browser": "by a person in the browser (browser)",
+    "http": "by a person over HTTP",
+    "browser": "by a person in the browser",
 }
 """How a decision came, by its channel."""
 
