@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -47,6 +48,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if os.environ.get(SEED):
         config.hook.pytest_deselected(items=[item for item in items if _is_slow(item)])
         items[:] = [item for item in items if not _is_slow(item)]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note a failure at once in the file that AVA_TEST_FAILURES names: a run of hours may be cut short."""
+    place = os.environ.get("AVA_TEST_FAILURES")
+    if place and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        with Path(place).open("a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n\n")
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -79,10 +79,7 @@ async def test_a_person_at_a_terminal_raises_the_cap_and_the_server_goes_on(tmp_
         gone = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id))
         assert gone[0] != 0 and "no longer waits" in gone[1]
         shown = await anyio.to_thread.run_sync(ava, root, "show", run_id)
-        assert (
-            "Request for more approved" in shown.stdout
-            and "by a person at the terminal: at most $" in shown.stdout
-        )
+        assert "Request for more approved" in shown.stdout and "by a person at the terminal: at most $" in shown.stdout
         cost = await anyio.to_thread.run_sync(ava, root, "show", run_id, "--cost")
         assert "raised to $" in cost.stdout and "by a person near the cap" in " ".join(cost.stdout.split())
 
