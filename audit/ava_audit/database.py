@@ -136,6 +136,7 @@ class Database(Protocol):
 
     def sizes(self) -> dict[str, int]:
         """Return bytes on the disk: of the `database`, and of its `write_ahead_log` if that is its own."""
+        ...
 
     def empty_log(self, rewrite: bool, /) -> bool:
         """Move the write-ahead log into the database; False if a reader still needs a part of it.

@@ -212,12 +212,12 @@ class PostgresBackend:
         """
         connection = SessionConnection(self._conninfo, CONNECT_S)
         try:
-            while True:
+            held = False
+            while not held:
                 with anyio.CancelScope(shield=True):  # a process that ends at once still does what is left to do
                     held = await anyio.to_thread.run_sync(_try_lock, connection)
-                if held:
-                    break
-                await anyio.sleep(MAINTAIN_AFTER_S)
+                if not held:
+                    await anyio.sleep(MAINTAIN_AFTER_S)
             yield
         finally:
             with anyio.CancelScope(shield=True):

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -67,7 +67,8 @@ class PostgresBlobs:
             blob = Blob(sha256, os.fstat(file.fileno()).st_size)
 
             def work(conn: psycopg.Connection[Any]) -> None:
-                conn.execute(f"SET LOCAL lock_timeout = '{SAME_S}s'; SET LOCAL statement_timeout = '{SAME_S}s'")
+                for name in ("lock_timeout", "statement_timeout"):
+                    conn.execute("SELECT set_config(%s, %s, true)", (name, f"{SAME_S}s"))
                 conn.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (sha256,))
                 if not _lock(conn, sha256):
                     _insert(conn, blob, file)
@@ -173,7 +174,7 @@ class PostgresBlobs:
         )
 
     @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+    def _connected(self) -> Generator[psycopg.Connection[Any]]:
         with contextlib.closing(dial(self._conninfo, readonly=False, channel=None)) as conn:
             (log_id,) = conn.execute("SELECT log_id FROM meta").fetchone() or ("",)
             if self._place.log_id not in (None, log_id):
@@ -189,7 +190,7 @@ def _lock(conn: psycopg.Connection[Any], sha256: str) -> bool:
 
 def _take_turn(conn: psycopg.Connection[Any]) -> None:
     """Wait for others that remove uses: of two that remove the last ones at once, neither would see a free blob."""
-    conn.execute(f"SET LOCAL lock_timeout = '{REMOVAL_S}s'")
+    conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{REMOVAL_S}s",))
     conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('ava.blob_uses', 0))")
 
 

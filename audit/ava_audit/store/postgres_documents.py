@@ -97,7 +97,7 @@ class PostgresDocuments:
         def store(conn: psycopg.Connection[Any]) -> tuple[int, str]:
             conn.execute("BEGIN")
             try:
-                conn.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")
+                conn.execute("SELECT set_config('lock_timeout', %s, true)", (f"{LOCK_WAIT_S}s",))
                 sql = "INSERT INTO documents (name, version, text) VALUES (%s, 0, '') ON CONFLICT (name) DO NOTHING"
                 conn.execute(sql, (name,))
                 sql = "SELECT version, text FROM documents WHERE name = %s FOR UPDATE"

@@ -16,7 +16,7 @@ from ava_audit.database import Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
 from ava_audit.store.connection import DAMAGED, SqliteDatabase, connect, is_damaged
-from ava_audit.store.instances import Instances
+from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
 
@@ -139,7 +139,7 @@ class SqliteBackend:
         assert self._location is not None
         self._location.check()
 
-    def instances(self, folder: Path, _lease_s: float = 0.0) -> Instances:
+    def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         """Return the live processes on the data root, by their lock files."""
         return LockedInstances(folder)
 

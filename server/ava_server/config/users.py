@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import ValidationError
 
@@ -77,7 +77,7 @@ def change_users(root: DataRoot, changes: Mapping[Place, Any]) -> list[Any]:
     if removed := {place: None for place, value in changes.items() if value is None and _in(tables, place)}:
         for place, value in zip(removed, change_settings(root.config, removed), strict=True):
             at = list(changes).index(place)
-            before[at] = merged(value, before[at] or {}) if isinstance(value, dict) else value
+            before[at] = merged(cast("dict[str, Any]", value), before[at] or {}) if isinstance(value, dict) else value
     return before
 
 
@@ -118,5 +118,5 @@ def _in(tables: Mapping[str, Any], place: Place) -> bool:
     for name in place:
         if not isinstance(found, Mapping) or name not in found:
             return False
-        found = found[name]
+        found = cast("Mapping[str, Any]", found)[name]
     return True

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +112,7 @@ class SharedDocuments:
             self._known = {**self._known, name: self._database.change(name, edit)}
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self) -> Generator[None]:
         """Answer from memory meanwhile; somebody has to call `look_again` before and all the time."""
         self._keepers += 1
         try:
@@ -127,7 +127,7 @@ class SharedDocuments:
                     self._looking.release()
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[None]:
+    def _connection(self) -> Generator[None]:
         """Use the database alone; the connection is closed at the end, unless somebody keeps it."""
         with self._looking, _translated():
             self._users += 1
@@ -259,7 +259,7 @@ async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_S
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def _translated() -> Generator[None]:
     """Turn errors of the log's database into those of settings."""
     from ava_audit.errors import AuditError
 
