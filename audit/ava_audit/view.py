@@ -94,6 +94,11 @@ class View:
             values.append(ended_since_us)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
+    def runs_with_entries_after(self, seq: int) -> list[RunRow]:
+        """Return the runs, in any state, that an entry after `seq` belongs to."""
+        found = "SELECT DISTINCT run_id FROM events WHERE seq > ? AND run_id IS NOT NULL"
+        return self._runs(f"id IN ({found})", seq)
+
     def newest_runs(
         self,
         group: RunGroup | None,
@@ -269,6 +274,11 @@ class View:
         """Return the newest `seq` of an entry of one of these types, 0 without one."""
         sql = "SELECT coalesce(max(seq), 0) FROM events WHERE type = ?"
         return max((int(self._one(sql, name)[0]) for name in types), default=0)
+
+    def any_after(self, seq: int, types: Sequence[str]) -> bool:
+        """Tell whether there is an entry after `seq` of one of these types."""
+        sql = f"SELECT 1 FROM events WHERE seq > ? AND type IN ({placeholders(types)}) LIMIT 1"  # noqa: S608
+        return next(self.select(sql, seq, *types), None) is not None
 
     def is_erased(self, run_id: str) -> bool:
         """Tell whether a run's content was erased."""
