@@ -27,10 +27,9 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from support.postgres import PostgresServer, running_server  # noqa: E402
-
 from scale_parts import delivering, logs, many, peer_pgqueuer, statements  # noqa: E402
 from scale_parts.figures import Figures  # noqa: E402
+from support.postgres import PostgresServer, running_server  # noqa: E402
 
 KINDS = ("SQLite", "Postgres")
 WORKERS = 3
@@ -57,14 +56,13 @@ def main() -> None:
             server.empty_databases()
         if name in peers(chosen):
             with_pgqueuer(server, peers(chosen)[name], figures)
-        print(f"{name} is done, load {os.getloadavg()[0]:.1f}", flush=True)
-    figures.show()
+        figures.show(name)
 
 
 def options() -> argparse.Namespace:
     """Return what was given on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default="writing,many,delivery,takeover,drain,idle")
+    parser.add_argument("--only", default="delivery,takeover,drain,idle,writing,many")
     parser.add_argument("--entries", type=int, default=20_000, help="written by 100 tasks, and searched")
     parser.add_argument("--repeat", type=int, default=3, help="of writing and searching")
     parser.add_argument("--many", type=int, default=100_000, help="entries that are generated and searched")
@@ -87,12 +85,12 @@ def parts(chosen: argparse.Namespace) -> dict[str, Part]:
             await delivering.idle(folder, server, figures)
 
     return {
-        "writing": partial(_with, logs.measure, chosen.entries),
-        "many": partial(_with, many.searches, chosen.many),
         "delivery": partial(_with, delivering.delivery, chosen.runs),
         "takeover": delivering.takeover,
         "drain": drain,
         "idle": idle,
+        "writing": partial(_with, logs.measure, chosen.entries),
+        "many": partial(_with, many.searches, chosen.many),
     }
 
 

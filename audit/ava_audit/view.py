@@ -353,6 +353,11 @@ class View:
         """The column of the text index that is an entry's `seq`."""
         return self._db.words_key
 
+    @property
+    def words_in_order(self) -> bool:
+        """Whether the text index finds entries in the order of the log."""
+        return self._db.words_in_order
+
     def words_condition(self, query: IndexQuery) -> tuple[str, list[object]]:
         """Return the SQL condition for a query of the text index, and its values."""
         return self._db.words_condition(query)

@@ -28,12 +28,14 @@ class Figures:
         self.note(f"{name}, p50 ms", column, statistics.median(ordered) * 1_000)
         self.note(f"{name}, p99 ms", column, ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))] * 1_000)
 
-    def show(self) -> None:
-        """Print the medians, with the lowest and highest values where there are several."""
-        print(f"\nLoad of the machine meanwhile: {min(self.loads):.1f} to {max(self.loads):.1f}\n")
-        print(f"{'':44}" + "".join(f"{column:>30}" for column in COLUMNS))
+    def show(self, part: str) -> None:
+        """Print the medians since the last time, with the lowest and highest values where there are several."""
+        print(f"\n{part}, load {min(self.loads):.1f} to {max(self.loads):.1f}")
+        print(f"{'':50}" + "".join(f"{column:>30}" for column in COLUMNS))
         for name, found in self.rows.items():
-            print(f"{name:44}" + "".join(f"{shown(found.get(column, [])):>30}" for column in COLUMNS))
+            print(f"{name:50}" + "".join(f"{shown(found.get(column, [])):>30}" for column in COLUMNS), flush=True)
+        self.rows.clear()
+        self.loads.clear()
 
 
 def shown(values: Sequence[float]) -> str:

@@ -145,7 +145,7 @@ class Fleet:
         """Wait until no run waits or is running."""
         unended = "SELECT count(*) FROM runs WHERE state IN ('queued', 'running')"
         with anyio.fail_after(within_s):
-            while await anyio.to_thread.run_sync(self.count, unended):
+            while await anyio.to_thread.run_sync(self.count, unended):  # noqa: ASYNC110 - in other processes
                 await anyio.sleep(0.25)
 
     def count(self, sql: str) -> int:

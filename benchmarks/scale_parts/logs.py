@@ -31,7 +31,6 @@ QUERIES = {
 
 async def measure(entries: int, kind: str, root: Path, server: PostgresServer, figures: Figures) -> None:
     """Write and search one log, and note the figures under its kind."""
-
     async with Store.open(root, server.database(root) if kind == "Postgres" else "") as log:
         for producers in PRODUCERS:
             count = entries if producers > 1 else max(entries // 20, 200)

@@ -31,8 +31,8 @@ _HEADER = "seq, ts_us, session_id, agent_id, user_id, type, v, parent_agent_id, 
 _POOL = "CREATE TEMP TABLE pool (number bigint PRIMARY KEY, agent text, content text, {})"
 _SQLITE = f"""
 BEGIN;
-CREATE TEMP TABLE numbers AS WITH RECURSIVE n (seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM n WHERE seq < {{entries}})
-    SELECT seq FROM n;
+CREATE TEMP TABLE numbers AS
+    WITH RECURSIVE n (seq) AS (SELECT 1 UNION ALL SELECT seq + 1 FROM n WHERE seq < {{entries}}) SELECT seq FROM n;
 INSERT INTO events ({_HEADER})
     SELECT seq, seq * 1000, 'sess-1', agent, 'ben', 'UserMessage', 1, 'ava', content, x'00', x'00'
     FROM numbers JOIN pool ON number = seq % {POOL} ORDER BY seq;
@@ -40,7 +40,7 @@ INSERT INTO words (rowid, agent, session, user, marks, text)
     SELECT seq, name, session, user, marks, text FROM numbers JOIN pool ON number = seq % {POOL} ORDER BY seq;
 INSERT INTO progress (name, seq) VALUES ('words', {{entries}});
 COMMIT;
-"""  # noqa: S608
+"""
 _POSTGRES = f"""
 DROP INDEX words_keys;
 INSERT INTO events ({_HEADER})
@@ -51,7 +51,7 @@ INSERT INTO words (entry, keys, text)
 CREATE INDEX words_keys ON words USING gin (keys) WITH (gin_pending_list_limit = 128);
 INSERT INTO progress (name, seq) VALUES ('words', {{entries}});
 ANALYZE;
-"""  # noqa: S608
+"""
 
 
 async def searches(entries: int, kind: str, root: Path, server: PostgresServer, figures: Figures) -> None:

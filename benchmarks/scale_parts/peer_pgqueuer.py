@@ -1,4 +1,4 @@
-"""Delivery alone by pgqueuer, a job queue in Postgres, on the same server: a job is a text, and its handler does nothing.
+"""Delivery alone by pgqueuer, a job queue in Postgres, on the same server: the handler of a job does nothing.
 
 As a program, it is one of its workers: `python peer_pgqueuer.py URL` prints how long each job has waited, in seconds,
 and when its handler was called.
@@ -22,7 +22,7 @@ from anyio.abc import Process
 if __name__ == "__main__":  # a worker: this folder is the first place where Python looks for modules
     sys.path[0] = str(Path(__file__).parents[1])
 
-from scale_parts.figures import Figures, note_rates  # noqa: E402
+from scale_parts.figures import Figures, note_rates
 
 if TYPE_CHECKING:
     from pgqueuer import Queries

@@ -49,6 +49,7 @@ class PostgresDatabase:
     """
 
     words_key = "words.entry"
+    words_in_order = False
 
     def __init__(self, conninfo: Mapping[str, Any], place: Place, *, readonly: bool = False) -> None:
         self._conninfo = conninfo
