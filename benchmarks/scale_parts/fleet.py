@@ -21,7 +21,7 @@ from support.stdio import AVA, Stderr, Wire, environment, made, serving, until, 
 
 LEASE_S = 3
 WORKER = (*AVA[:-1], "worker", "--stay")
-AT_ONCE = 20
+AT_ONCE = 5
 """Requests that a host sends before it waits for their answers."""
 START_S = 60.0
 CONFIG = """
