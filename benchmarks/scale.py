@@ -1,9 +1,13 @@
 """The log in the embedded database beside the log on a Postgres server, both durable, on this machine.
 
-    python benchmarks/scale.py [--entries 20000] [--repeat 3]
+    python benchmarks/scale.py [--only writing,delivery,…] [--entries 20000] [--repeat 3] [--many 100000]
+                               [--runs 60] [--waiting 1000]
 
-Each repetition writes and searches both, one after the other, in folders and databases of their own. The Postgres
-server is one of this run: Debian's `postgresql`, reached over its socket, fsync on.
+Servers and workers are processes of their own; with Postgres, each worker has a data root of its own, as on another
+machine. The Postgres server is one of this run: Debian's `postgresql`, reached over its socket, fsync on. Delivery is
+also measured with pgqueuer, a job queue on the same Postgres server, if it is there (`pip install pgqueuer`).
+
+Statements are counted by pg_stat_statements, without BEGIN, COMMIT and ROLLBACK.
 """
 
 from __future__ import annotations
@@ -11,13 +15,11 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import random
 import sqlite3
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -25,109 +27,100 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from support.log import run_who, said, write  # noqa: E402
+from scale_parts import delivering, logs, many, peer_pgqueuer, statements  # noqa: E402
+from scale_parts.figures import Figures  # noqa: E402
 from support.postgres import PostgresServer, running_server  # noqa: E402
 
-from ava_audit.maintenance import index_new_entries  # noqa: E402
-from ava_audit.search import LogQuery, search  # noqa: E402
-from ava_audit.store.store import Store  # noqa: E402
-
 KINDS = ("SQLite", "Postgres")
-PRODUCERS = (1, 100)
-LOOKS = 25
-WORDS = [f"{a}{b}{c}" for a in ("or", "ta", "wel", "mi") for b in ("bi", "so", "ra", "nek") for c in ("n", "lo", "st")]
-QUERIES = {
-    "rare word": LogQuery(search="zeppelin"),
-    "word in a third": LogQuery(search="otter"),
-    "two adjacent words": LogQuery(search='"otter charges"'),
-    "word and run": LogQuery(search="otter", agents=("S-000007",)),
-    "run, newest 50": LogQuery(agents=("S-000007",)),
-}
-
-Figures = dict[str, dict[str, list[float]]]
+WORKERS = 3
+Part = Callable[[str, Path, PostgresServer, Figures], Awaitable[None]]
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--entries", type=int, default=20_000, help="written by 100 tasks, and searched")
-    options.add_argument("--repeat", type=int, default=3)
-    chosen = options.parse_args()
+    chosen = options()
     server, figures = running_server(), Figures()
-    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+    statements.enable(server)
     print(
-        f"{platform.system()}, {os.cpu_count()} cores, {load}, Python {platform.python_version()}, "
-        f"SQLite {sqlite3.sqlite_version}, Postgres in {server.bin}; {chosen.entries:,} entries of about 1 kB"
+        f"{platform.system()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python"
+        f" {platform.python_version()}, SQLite {sqlite3.sqlite_version}, Postgres in {server.bin};"
+        f" {chosen.entries:,} entries of about 1 kB, medians of {chosen.repeat}",
+        flush=True,
     )
-    for number in range(chosen.repeat):
-        for kind in KINDS:
-            with tempfile.TemporaryDirectory() as folder:
-                anyio.run(measure, kind, Path(folder), server, chosen.entries, number, figures)
-        server.empty_databases()
-    print(f"\nMedian of {chosen.repeat} (lowest to highest)\n")
-    print(f"{'':34}" + "".join(f"{kind:>34}" for kind in KINDS))
-    for name, found in figures.items():
-        print(f"{name:34}" + "".join(f"{shown(found[kind]):>34}" for kind in KINDS))
+    for name, part in parts(chosen).items():
+        if name not in chosen.only.split(","):
+            continue
+        for _ in range(chosen.repeat if name == "writing" else 1):
+            for kind in KINDS:
+                with tempfile.TemporaryDirectory() as folder:
+                    anyio.run(part, kind, Path(folder), server, figures)
+            server.empty_databases()
+        if name in peers(chosen):
+            with_pgqueuer(server, peers(chosen)[name], figures)
+        figures.show(name)
 
 
-def shown(values: list[float]) -> str:
-    return f"{statistics.median(values):,.2f} ({min(values):,.2f} to {max(values):,.2f})"
+def options() -> argparse.Namespace:
+    """Return what was given on the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="delivery,takeover,drain,idle,writing,many")
+    parser.add_argument("--entries", type=int, default=20_000, help="written by 100 tasks, and searched")
+    parser.add_argument("--repeat", type=int, default=3, help="of writing and searching")
+    parser.add_argument("--many", type=int, default=100_000, help="entries that are generated and searched")
+    parser.add_argument("--runs", type=int, default=60, help="delivered one by one, and cancelled")
+    parser.add_argument("--waiting", type=int, default=1_000, help=f"runs that wait for {WORKERS} workers")
+    return parser.parse_args()
 
 
-async def measure(kind: str, root: Path, server: PostgresServer, entries: int, seed: int, figures: Figures) -> None:
-    """Write and search one log, and note the figures under its kind."""
+def parts(chosen: argparse.Namespace) -> dict[str, Part]:
+    """Return what is measured with each log."""
 
-    def note(name: str, value: float) -> None:
-        figures.setdefault(name, {}).setdefault(kind, []).append(value)
+    async def drain(kind: str, folder: Path, server: PostgresServer, figures: Figures) -> None:
+        for runs, workers in ((chosen.waiting // 5, 1), (chosen.waiting, WORKERS)):
+            root = folder / str(workers)
+            root.mkdir()
+            await delivering.drain(kind, root, server, runs, workers, figures)
 
-    async with Store.open(root, server.database(root) if kind == "Postgres" else "") as log:
-        for producers in PRODUCERS:
-            count = entries if producers > 1 else max(entries // 20, 200)
-            began = time.perf_counter()
-            took = await produce(log, producers, texts(count, seed))
-            note(f"entries/s, {producers} at once", count / (time.perf_counter() - began))
-            note(f"acknowledged after ms p50, {producers}", statistics.median(took) * 1_000)
-            note(f"acknowledged after ms p99, {producers}", statistics.quantiles(took, n=100)[98] * 1_000)
-        began = time.perf_counter()
-        await index_new_entries(log)
-        note("indexed entries/s", log.head / (time.perf_counter() - began))
-        for name, query in QUERIES.items():
-            await search(log, query)
-            looks: list[float] = []
-            for _ in range(LOOKS):
-                began = time.perf_counter()
-                await search(log, query)
-                looks.append(time.perf_counter() - began)
-            note(f"search ms p50, {name}", statistics.median(looks) * 1_000)
+    async def idle(kind: str, folder: Path, server: PostgresServer, figures: Figures) -> None:
+        if kind == "Postgres":
+            await delivering.idle(folder, server, figures)
+
+    return {
+        "delivery": partial(_with, delivering.delivery, chosen.runs),
+        "takeover": delivering.takeover,
+        "drain": drain,
+        "idle": idle,
+        "writing": partial(_with, logs.measure, chosen.entries),
+        "many": partial(_with, many.searches, chosen.many),
+    }
 
 
-def texts(count: int, seed: int) -> list[str]:
-    dice = random.Random(seed)
-    made: list[str] = []
-    for number in range(count):
-        words = dice.choices(WORDS, k=150)
-        if number % 3 == 0:
-            words[40:42] = ["otter", "charges" if number % 300 == 0 else "swims"]
-        if number % 5_000 == 99:
-            words[7] = "zeppelin"
-        made.append(" ".join(words))
-    return made
+async def _with(part: Callable[..., Awaitable[None]], size: int, *given: object) -> None:
+    await part(size, *given)
 
 
-async def produce(log: Store, producers: int, given: Iterable[str]) -> list[float]:
-    """Write texts by some tasks, each waiting for its acknowledgement; return how long each waited in seconds."""
-    left, took = iter(given), list[float]()
+def peers(chosen: argparse.Namespace) -> dict[str, Callable[[str, Figures, Callable[[], int]], Awaitable[None]]]:
+    """Return what is measured with pgqueuer."""
+    return {
+        "delivery": partial(peer_pgqueuer.delivery, chosen.runs),
+        "drain": partial(peer_pgqueuer.drains, {1: chosen.waiting // 5, WORKERS: chosen.waiting}),
+        "idle": peer_pgqueuer.idle,
+    }
 
-    async def one(name: int) -> None:
-        who = run_who(f"S-{name:06d}")
-        for text in left:
-            began = time.perf_counter()
-            await write(log, said(text, who))
-            took.append(time.perf_counter() - began)
 
-    async with anyio.create_task_group() as tasks:
-        for name in range(producers):
-            tasks.start_soon(one, name)
-    return took
+def with_pgqueuer(
+    server: PostgresServer, part: Callable[[str, Figures, Callable[[], int]], Awaitable[None]], figures: Figures
+) -> None:
+    """Measure pgqueuer in a database of its own, if it is installed."""
+    if not peer_pgqueuer.version():
+        print(f"pgqueuer is not measured, because it is not installed: {peer_pgqueuer.INSTALL}")
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        url = server.database(Path(folder))
+        anyio.run(peer_pgqueuer.install, url)
+        name = url.rpartition("/")[2]
+        anyio.run(part, url, figures, partial(statements.counted, server, name))
+        anyio.run(peer_pgqueuer.uninstall, url)
+    server.empty_databases()
 
 
 if __name__ == "__main__":

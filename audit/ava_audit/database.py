@@ -181,6 +181,11 @@ class Database(Protocol):
         """The column of `words` that is an entry's `seq`."""
         ...
 
+    @property
+    def words_in_order(self) -> bool:
+        """Whether the text index finds entries in the order of the log, so that the first ones cost little."""
+        ...
+
 
 class Busy(Exception):
     """Raised when a transaction cannot begin yet, or was lost before its end; the text says why."""

@@ -32,6 +32,12 @@ SEARCH_S = 30.0
 """A longer search has met a stuck disk: the slowest measured one takes well under a second."""
 _FEW = 1_000
 """Counting so many entries of a time range takes a tenth of a millisecond."""
+ALWAYS = "1 = 1"
+"""The condition of a query without conditions on `events`."""
+NEAR = 1_000
+"""Newest entries that are compared one by one where the text index is not in the order of the log."""
+FREQUENT = 5
+"""Entries found among those, from which on it costs less to compare more than to ask the index for all."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class Conditions:
 
     def __init__(self, query: LogQuery) -> None:
         types = type_filter(query.types)
-        parts, self.values = ["1 = 1"], list[Any]()
+        parts, self.values = [ALWAYS], list[Any]()
         for column, wanted in (
             ("agent_id", query.agents),
             ("user_id", query.users),
@@ -218,10 +224,48 @@ def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:
         if high > indexed:
             rows += _tail(view, conditions, max(low, indexed), high, wanted)
         if len(rows) < wanted:
-            rows += _select(view, conditions, low, min(high, indexed), wanted - len(rows), use_index=True)
+            rows += _indexed(view, conditions, low, min(high, indexed), wanted - len(rows))
     entries = tuple(entry_of(row) for row in rows[: query.limit])
     more = len(rows) > query.limit and bool(entries)
     return Page(entries, entries[-1].seq if more else None, head)
+
+
+def _indexed(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> list[Any]:
+    """Return the newest matching entries of the text index.
+
+    An index that is not in the order of the log finds all entries with a word before the newest of them are known, and
+    a database cannot know how rare a word is. So the newest entries are compared one by one: what is frequent is found
+    there, and only the rest is asked of the index.
+    """
+    if view.words_in_order or not conditions.index_query:
+        return [*_select(view, conditions, low, high, wanted, use_index=True)]
+    rows: list[Any] = []
+    slice_ = NEAR
+    while high > low and len(rows) < wanted:
+        start = max(low, high - slice_)
+        found = [*_select(view, conditions, start, high, wanted - len(rows), use_index=True)]
+        rows += found
+        if len(rows) < wanted and len(found) * NEAR < FREQUENT * slice_:
+            return [*rows, *_rarely(view, conditions, low, start, wanted - len(rows))]
+        high, slice_ = start, 2 * slice_
+    return rows
+
+
+def _rarely(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> Iterator[Any]:
+    """Yield the newest matching entries, found all by the text index."""
+    assert conditions.index_query is not None
+    key, (matching, values) = view.words_key, view.words_condition(conditions.index_query)
+    # Without "+ 0", Postgres may read all entries in their order until it has found enough.
+    found = f"SELECT {key} AS seq FROM words WHERE {matching} AND {key} > ? AND {key} <= ?"  # noqa: S608
+    most, few = [*values, low, high], f"ORDER BY {key} + 0 DESC LIMIT ?"
+    if conditions.where == ALWAYS:
+        sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found} {few}) ORDER BY seq DESC"  # noqa: S608
+        return view.select(sql, *most, wanted)
+    sql = (
+        f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found}) AND {conditions.where}"  # noqa: S608
+        " ORDER BY seq + 0 DESC LIMIT ?"
+    )
+    return view.select(sql, *most, *conditions.values, wanted)
 
 
 def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:

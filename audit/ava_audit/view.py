@@ -94,6 +94,11 @@ class View:
             values.append(ended_since_us)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
+    def runs_with_entries_after(self, seq: int) -> list[RunRow]:
+        """Return the runs, in any state, that an entry after `seq` belongs to."""
+        found = "SELECT DISTINCT run_id FROM events WHERE seq > ? AND run_id IS NOT NULL"
+        return self._runs(f"id IN ({found})", seq)
+
     def newest_runs(
         self,
         group: RunGroup | None,
@@ -270,6 +275,11 @@ class View:
         sql = "SELECT coalesce(max(seq), 0) FROM events WHERE type = ?"
         return max((int(self._one(sql, name)[0]) for name in types), default=0)
 
+    def any_after(self, seq: int, types: Sequence[str]) -> bool:
+        """Tell whether there is an entry after `seq` of one of these types."""
+        sql = f"SELECT 1 FROM events WHERE seq > ? AND type IN ({placeholders(types)}) LIMIT 1"  # noqa: S608
+        return next(self.select(sql, seq, *types), None) is not None
+
     def is_erased(self, run_id: str) -> bool:
         """Tell whether a run's content was erased."""
         found = self.select("SELECT 1 FROM events WHERE run_id = ? AND type = 'LogErased' LIMIT 1", run_id)
@@ -342,6 +352,11 @@ class View:
     def words_key(self) -> str:
         """The column of the text index that is an entry's `seq`."""
         return self._db.words_key
+
+    @property
+    def words_in_order(self) -> bool:
+        """Whether the text index finds entries in the order of the log."""
+        return self._db.words_in_order
 
     def words_condition(self, query: IndexQuery) -> tuple[str, list[object]]:
         """Return the SQL condition for a query of the text index, and its values."""

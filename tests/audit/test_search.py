@@ -73,6 +73,34 @@ async def test_returns_newest_entries_first_and_pages_with_a_cursor(log: Store, 
         assert rest == [6, 5, 4, 3, 2, 1]
 
 
+@pytest.mark.parametrize("limit", [1, 3, 50])
+@pytest.mark.parametrize("every", [1, 2, 5, 9, 30])
+async def test_finds_frequent_and_rare_words_alike_newest_first(
+    log: Store, every: int, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ava_audit.search.NEAR", 4)
+    monkeypatch.setattr("ava_audit.search.FREQUENT", 2)
+    who = [run_who(f"S-00000{number}") for number in range(2)]
+    texts = [f"{'otter' if number % every == 0 else 'heron'} {number}" for number in range(60)]
+    await write(log, *(said(text, who[number % 2]) for number, text in enumerate(texts)))
+    await index_new_entries(log)
+    wanted = [number + 1 for number in range(60) if number % every == 0][::-1]
+    query = LogQuery(search="otter", limit=limit)
+    assert await all_seqs(log, query) == wanted
+    of_one = dataclasses.replace(query, agents=(who[1].agent_id,))
+    assert await all_seqs(log, of_one) == [seq for seq in wanted if seq % 2 == 0]
+
+
+async def all_seqs(log: Store, query: LogQuery) -> list[int]:
+    """The entries of all pages."""
+    page = await search(log, query)
+    seqs = [entry.seq for entry in page.entries]
+    while page.next is not None:
+        page = await search(log, dataclasses.replace(query, before_seq=page.next, upto_seq=page.upto))
+        seqs += [entry.seq for entry in page.entries]
+    return seqs
+
+
 async def test_the_page_with_the_last_entry_has_no_next_cursor(log: Store) -> None:
     with anyio.fail_after(5):
         await fill(log, "indexed", "a", "b", "c")

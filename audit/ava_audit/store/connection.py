@@ -19,6 +19,7 @@ class SqliteDatabase(sqlite3.Connection):
 
     lost = False
     words_key = "words.rowid"
+    words_in_order = True
 
     def stream(self, sql: str, values: Values = (), /) -> Iterable[Any]:
         """Yield the rows of a SELECT; SQLite always does so one by one."""

@@ -49,6 +49,7 @@ class PostgresDatabase:
     """
 
     words_key = "words.entry"
+    words_in_order = False
 
     def __init__(self, conninfo: Mapping[str, Any], place: Place, *, readonly: bool = False) -> None:
         self._conninfo = conninfo
@@ -212,7 +213,7 @@ class PostgresDatabase:
         """
         assert self._conn is not None
         if head is not None:
-            self._conn.execute(f"SELECT pg_notify('{CHANNEL}', '')")
+            self._conn.execute(f"SELECT pg_notify('{CHANNEL}', '{head[0]}')")
         try:
             done = self._conn.execute(cast("LiteralString", COMMIT))
             self._leave()
@@ -311,15 +312,15 @@ class PostgresDatabase:
             psycopg.Error: The server cannot be asked.
             LogMoved: It is another log than before.
         """
-        while True:
-            conn = self.open()
-            heard, known = _drain(conn), self._place.head
-            log_id, head = conn.execute(
-                "SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta"
-            ).fetchone() or ("", 0)
-            self._place.check(log_id, head, known)
-            if not heard or not _drain(conn):
-                return int(head)
+        replaced, conn = self.lost, self.open()
+        heard, known = _drain(conn), self._place.head
+        if heard and not replaced:  # the same database as before: only its commits are told here
+            return max(heard)
+        log_id, head = conn.execute(
+            "SELECT log_id, (SELECT coalesce(max(seq), 0) FROM events) FROM meta"
+        ).fetchone() or ("", 0)
+        self._place.check(log_id, head, known)
+        return max([int(head), *_drain(conn)])
 
     # -- the text index -----------------------------------------------------------------------------------------------
 
@@ -347,8 +348,9 @@ class PostgresDatabase:
         return self._tokenizer
 
 
-def _drain(conn: psycopg.Connection[Any]) -> int:
-    return sum(1 for _notice in conn.notifies(timeout=0))
+def _drain(conn: psycopg.Connection[Any]) -> list[int]:
+    """Return the heads that other processes have told of."""
+    return [int(notice.payload) for notice in conn.notifies(timeout=0) if notice.payload.isdecimal()]
 
 
 def _cancel(conn: psycopg.Connection[Any]) -> None:

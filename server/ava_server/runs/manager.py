@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,7 +21,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
-from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
+from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.instances import Instances
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
@@ -46,6 +48,7 @@ from ava_server.runs.lifecycle import (
 )
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.result import RunResult
+from ava_server.runs.unended import Unended, read_unended
 
 if TYPE_CHECKING:
     from ava_server.runs.setup import RunSetup
@@ -60,7 +63,9 @@ NEWS = (
 )  # fmt: skip
 """The types of entries that may give a manager something to do."""
 SETTLE_S = 0.05
-"""Seconds: commits come in bursts and are looked at together. This process wakes its own manager at once."""
+"""Seconds from one look to the next: a commit is looked at once, and those that follow it together."""
+SPREAD = 8
+"""Of so many of the oldest runs, workers that share a log take any one first, so that they rarely try the same run."""
 GRACE_S = 1.0
 """Seconds for which only the instance that approved a run claims it."""
 LEAVE_EVERY_S = 0.1
@@ -116,6 +121,7 @@ class Manager:
         where: The machine, which is named where a run cannot be taken here; empty if there is only one.
         elsewhere: Leave all runs to workers, which may be on other machines.
         grace_s: How long another process has to claim what it approved.
+        spread: Of so many of the oldest runs, any one is taken first.
 
     Attributes:
         waiting_for: By run, why this instance cannot take it.
@@ -138,6 +144,7 @@ class Manager:
         where: str = "",
         elsewhere: bool = False,
         grace_s: float = GRACE_S,
+        spread: int = 1,
     ) -> None:
         self.instance = instance
         self.waiting_for: dict[str, str] = {}
@@ -163,6 +170,9 @@ class Manager:
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
         self._woken = anyio.Event()
+        self._spread = spread
+        self._unended: Unended | None = None
+        self._looked_s = float("-inf")
 
     def limit(self, slots: Slots) -> None:
         """Change how many runs may be running; those that run go on."""
@@ -223,6 +233,7 @@ class Manager:
                         log.warning("looking for runs: %s", error)
                     self.out_of_reach = str(error)
                     self._note_idle(busy=bool(self._owned))
+                self._looked_s = anyio.current_time()
                 with anyio.move_on_after(LOOK_EVERY_S):
                     await self._wait_for_news(seen, woken)
             self._note_idle(busy=False)
@@ -235,13 +246,14 @@ class Manager:
     async def _wait_for_news(self, seen: int, woken: anyio.Event) -> None:
         async def on_commit(seen: int) -> None:
             while True:
-                head = await self._store.wait_for_entry_after(seen)
-                await anyio.sleep(SETTLE_S)
+                await self._store.wait_for_entry_after(seen)
+                await anyio.sleep_until(self._looked_s + SETTLE_S)
+                head, self._looked_s = self._store.head, anyio.current_time()
                 try:
-                    newest = await self._store.read(lambda view: view.newest(NEWS))
+                    news = await self._store.read(partial(View.any_after, seq=seen, types=NEWS))
                 except AuditError:  # the next look reports it
-                    newest = head
-                if newest > seen:
+                    news = True
+                if news:
                     waiting.cancel_scope.cancel()
                     return
                 seen = head
@@ -257,8 +269,9 @@ class Manager:
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
-        rows, groups = await self._store.read(_unended)
-        self._forget_ended(rows)
+        found = self._unended = await self._store.read(partial(read_unended, known=self._unended))
+        rows, groups = [*found.runs.values()], found.groups
+        self._forget_ended(found.runs.keys())
         for row in rows:
             await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and (self._serves(row) or row.id in self._adopted)]
@@ -320,6 +333,10 @@ class Manager:
         in_line: dict[str, deque[RunRow]] = {}
         for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
             in_line.setdefault(row.user_id, deque()).append(row)
+        if self._spread > 1:
+            for line in in_line.values():
+                oldest = [line.popleft() for _ in range(min(self._spread, len(line)))]
+                line.extendleft(random.sample(oldest, len(oldest)))
         self._full.clear()
         while in_line:
             user = min(in_line, key=lambda user: (count[user], in_line[user][0].queued_us or 0))
@@ -409,9 +426,8 @@ class Manager:
         except Exception:  # not even what was approved can be read: it is left to a program that can read it
             log.exception("%s cannot be ended", run_id)
 
-    def _forget_ended(self, rows: list[RunRow]) -> None:
-        """Forget runs that have ended."""
-        ids = {row.id for row in rows}
+    def _forget_ended(self, ids: Set[str]) -> None:
+        """Forget all runs but those that have not ended."""
         for noted in (self.waiting_for, self._notes):
             for run_id in noted.keys() - ids:
                 del noted[run_id]
@@ -454,14 +470,14 @@ class Manager:
             return False
         self.waiting_for.pop(row.id, None)
         self._store.set_live(row.id, "Starting")  # in place of what it waited for
-        run = await self._store.read(lambda view: view.run(row.id))
+        run, entries = await self._store.read(lambda view: (view.run(row.id), view.entries(row.id)))
         claimed = (RUNNING, self.instance, got.generation + 1)
         if (
             run is None or (run.state, run.instance, run.generation) != claimed
         ):  # another instance has taken it meanwhile
             return False
         history = History(run.id)
-        history.add_all(await self._store.read(lambda view: view.entries(row.id)))
+        history.add_all(entries)
         try:
             context = await self._setup.prepare(run, history)
         except FolderReplaced as error:
@@ -537,9 +553,3 @@ def _replaced(error: FolderReplaced) -> RunResult:
         error_message=str(error),
         what_to_do="Nothing was read there. Find out who replaced the folder and why; then propose the run again.",
     )
-
-
-def _unended(view: View) -> tuple[list[RunRow], dict[str, GroupRow]]:
-    rows = view.runs(states=(QUEUED, RUNNING), limit=-1)
-    groups = {row.group_id: view.group(row.group_id) for row in rows if row.group_id is not None}
-    return rows, {group_id: group for group_id, group in groups.items() if group is not None}

@@ -301,6 +301,8 @@ class RunSetup:
         Raises:
             ConfigNotSupported: It cannot.
         """
+        if run.generation == 0:  # it has never been claimed
+            return
         entry = await self._resources.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
         if entry is None or not isinstance(entry.fact, RunStarted):
             return

@@ -43,7 +43,7 @@ from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortag
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
-from ava_server.runs.manager import GRACE_S, Manager
+from ava_server.runs.manager import GRACE_S, SPREAD, Manager
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
@@ -364,6 +364,7 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
         where=socket.gethostname() if driver == "this worker" and settings.database_url else "",
         elsewhere=driver == "worker" and settings.runs_on == "workers",
         grace_s=0.0 if driver == "this worker" else GRACE_S,
+        spread=SPREAD if driver == "this worker" and settings.database_url else 1,
     )
 
 

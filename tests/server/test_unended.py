@@ -1,0 +1,70 @@
+"""What a manager knows of unended runs: reading only what has changed gives the same as reading everything."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.log import Life, write
+
+from ava_audit.events import Event
+from ava_audit.rows import QUEUED, RUNNING
+from ava_audit.store.store import Store
+from ava_server.runs import unended
+from ava_server.runs.unended import Unended, read_unended
+
+
+def steps(number: int, group: str | None) -> Iterator[Event]:
+    """The life of a run, with a pause and a second claim in between."""
+    life = Life(f"S-{number:06d}", user=f"user-{number % 3}")
+    yield from (life.proposed(), life.task(), life.decided(group, 100_000 if group else None), life.claimed())
+    yield life.reserved()
+    yield life.settled()
+    yield life.paused(until_us=1)
+    yield life.claimed()
+    yield from (*life.tool(), life.answered(), *life.ended())
+
+
+def mixed(dice: random.Random) -> Iterator[Event]:
+    """The steps of some lives in turns, each life in its own order."""
+    lives = [steps(number, "G-1" if number in (2, 3) else None) for number in range(8)]
+    while lives:
+        life = dice.choice(lives)
+        event = next(life, None)
+        if event is None:
+            lives.remove(life)
+        else:
+            yield event
+
+
+@pytest.mark.parametrize("most", [unended.MOST_NEW, 2])
+@pytest.mark.parametrize("seed", range(3))
+async def test_reading_what_has_changed_gives_the_same_as_reading_everything(
+    tmp_path: Path, seed: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unended, "MOST_NEW", most)
+    dice, known, seen = random.Random(seed), None, set[str]()
+    async with Store.open(tmp_path) as log:
+        for event in mixed(dice):
+            await write(log, event)
+            if dice.random() < 0.5:  # otherwise several entries come together
+                known = await log.read(partial(read_unended, known=known))
+                assert same(known, await log.read(read_unended))
+                seen |= {row.state for row in known.runs.values()}
+        known = await log.read(partial(read_unended, known=known))
+    assert not known.runs and not known.groups
+    assert seen == {QUEUED, RUNNING}
+
+
+async def test_without_a_new_entry_nothing_is_read_again(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as log:
+        await write(log, *Life("S-000001").begun())
+        known = await log.read(read_unended)
+        assert await log.read(partial(read_unended, known=known)) is known
+
+
+def same(one: Unended, other: Unended) -> bool:
+    return (one.head, dict(one.runs), dict(one.groups)) == (other.head, dict(other.runs), dict(other.groups))
