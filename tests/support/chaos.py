@@ -275,8 +275,9 @@ class Chaos:
                 await self._shut_down()
             finally:
                 self._kill_all()
-            self.counts["calls of hosts that failed"] = hosts.failed
+            self.counts["calls of hosts that failed"] = hosts.failures.total()
             self.counts.update({f"model server: {what}": number for what, number in model.steps.items()})
+            print(hosts.failures.most_common(15))
             return models, hosts
 
     async def _all_end(self, hosts: Hosts) -> None:

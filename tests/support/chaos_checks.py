@@ -39,6 +39,7 @@ class Sums:
 
     Attributes:
         faults: What must not be.
+        lines: The entries of each run, for a person who reads a fault.
         calls: The reserved calls by the hash of their request, and how each was settled.
     """
 
@@ -53,6 +54,7 @@ class Sums:
     approved: dict[str, int] = field(default_factory=dict[str, int])
     results: Counter[str] = field(default_factory=Counter[str])
     ended: dict[str, str] = field(default_factory=dict[str, str])
+    lines: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     _claims: dict[str, int] = field(default_factory=dict[str, int])
     _flight: dict[str, CostReserved] = field(default_factory=dict[str, CostReserved])
     _wraps: dict[str, CostReserved] = field(default_factory=dict[str, CostReserved])
@@ -61,6 +63,8 @@ class Sums:
     def add(self, entry: Entry) -> None:
         """Add the next entry."""
         fact, run = entry.fact, str(entry.run_id)
+        line = f"{entry.seq} {entry.ts_us / 1e6:.2f} {fact!r}"
+        self.lines.setdefault(run, []).append(f"{line[:200]} generation {entry.generation} cost {entry.cost_micros}")
         if entry.generation is not None and entry.generation != self._claims.get(run):
             self.faults.append(f"entry {entry.seq} of {run} is by generation {entry.generation}, not the owner's")
         if entry.generation is not None and run in self.ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,7 +37,7 @@ class Hosts:
 
     Attributes:
         approved: The runs that a server said were approved.
-        failed: Calls without a usable answer.
+        failures: How calls ended that had no usable answer.
         refused: Calls that Ava refused.
     """
 
@@ -47,7 +48,7 @@ class Hosts:
         self._random = random.Random(seed + 1)
         self._tokens = tokens
         self.approved: set[str] = set()
-        self.failed = 0
+        self.failures: Counter[str] = Counter()
         self.refused = 0
 
     async def start_runs(self, number: int, until: float) -> None:
@@ -58,9 +59,9 @@ class Hosts:
                 run = await self._start(USERS[user], f"number {number} {made}")
                 made += 1
                 await self._attend(run, USERS[user], min(until, time.monotonic() + 20))
-            except CallFailed:
-                self.failed += 1
-                await anyio.sleep(0.2)
+            except CallFailed as error:
+                self.failures[str(error)[:70]] += 1
+                await anyio.sleep(0.5)
             except PermissionError:  # refused, mostly because the user's day is used up
                 self.refused += 1
                 user = number * USERS_EACH + (user + 1) % USERS_EACH
@@ -72,8 +73,8 @@ class Hosts:
         approval = {"pending_ids": [proposed["pending_id"]], "approving": [proposed["approval_line"]]}
         try:
             answer = await self.call(user, "confirm_spawn", **approval)
-        except CallFailed:  # it may have been written: a host asks again, perhaps at the other server
-            self.failed += 1
+        except CallFailed as error:  # it may have been written: a host asks again, perhaps at the other server
+            self.failures[str(error)[:70]] += 1
             answer = await self.call(user, "confirm_spawn", **approval)
         if answer.get("status") == "approved":
             self.approved.add(proposed["subagent_id"])
@@ -99,8 +100,8 @@ class Hosts:
         """Cancel a run; it may have ended, or no server may answer."""
         try:
             await self.call(user, "cancel_subagent", subagent_id=run)
-        except (CallFailed, PermissionError):
-            self.failed += 1
+        except (CallFailed, PermissionError) as error:
+            self.failures[str(error)[:70]] += 1
 
     async def waits_for_a_person(self, run: str, user: str) -> bool:
         """Tell whether a run continues only when a person resumes it."""

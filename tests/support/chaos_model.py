@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from collections import Counter
@@ -44,6 +45,6 @@ class Model:
         if chance < 0.10:
             return Raw(events(Say("half", calls))[:3], EVENTS, chunked=True, cut=True)
         most = int(request.get("max_tokens") or request.get("max_completion_tokens") or 100)
-        size = sum(len(str(message)) for message in messages)
+        size = len(json.dumps(request))
         usage = {"prompt_tokens": max(100, size // 10), "completion_tokens": self._random.randint(10, most)}
         return Say("I look.", calls, usage={**usage, "total_tokens": sum(usage.values())}, gate=gate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import anyio.to_thread
@@ -31,6 +32,8 @@ async def play_and_check(plan: Plan, folder: Path, postgres: PostgresServer) -> 
     sums.finish(hosts.approved)
     chaos.faults += [*sums.faults, *compare_calls(sums, models.requests, models.answered)]
     await check_requests(root, models.requests)
+    faulty = set(re.findall("S-[0-9a-f]+", " ".join(chaos.faults)))
+    chaos.faults += ["\n".join(sums.lines.get(run, [])) for run in sorted(faulty)[:3]]
     report = await anyio.to_thread.run_sync(verify, root)
     chaos.faults += [f"ava verify: {fault}" for fault in report.faults]
     if not report.projections:
