@@ -107,6 +107,17 @@ async def test_a_stopped_process_is_dead_after_its_lease_and_alive_when_it_wakes
         await until(lambda: there.alive(name), within_s=LEASE_S + 2)
 
 
+async def test_a_process_that_has_just_joined_is_alive_for_everybody_who_looked_before(
+    here: Instances, there: Instances
+) -> None:
+    first = here.join()
+    assert there.alive(first.name)
+    second = here.join()
+    assert there.alive(second.name), "it may have claimed a run by now"
+    first.remove()
+    second.remove()
+
+
 async def test_a_process_that_leaves_is_dead_at_once(tmp_path: Path, here: Instances, there: Instances) -> None:
     own = here.join(Announcement("worker", "http://10.0.0.1:8642", {"providers": ["anthropic"]}))
     (seen,) = there.live()

@@ -407,6 +407,32 @@ async def test_the_fate_of_a_commit_whose_answer_was_lost_is_found_out(
     assert checked(tmp_path, url, monkeypatch).ok
 
 
+async def test_a_commit_whose_connection_the_server_ends_right_after_it_is_not_repeated(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave: Callable[[postgres.PostgresDatabase], None] = postgres.PostgresDatabase._leave
+    ended: list[int] = []
+
+    def ending(db: postgres.PostgresDatabase) -> None:
+        if db._pipeline is not None and not ended:
+            ended.append(1)
+            with asking(url) as other:
+                while other.execute("SELECT count(*) FROM ava.events").fetchone() != (2,):
+                    time.sleep(0.01)
+                cut(url)
+                while other.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() != (0,):
+                    time.sleep(0.01)
+        leave(db)
+
+    with anyio.fail_after(MEANWHILE_S):
+        async with store.Store.open(tmp_path, url) as log:
+            await write(log, said("before"))
+            monkeypatch.setattr(postgres.PostgresDatabase, "_leave", ending)
+            await write(log, said("once"))
+            assert ended and await log.read(all_texts) == ["before", "once"]
+    assert checked(tmp_path, url, monkeypatch).ok
+
+
 async def test_a_commit_whose_fate_nobody_can_tell_is_reported_as_unknown(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

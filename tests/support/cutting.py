@@ -14,6 +14,7 @@ from typing import Any
 from ava_audit.entries import Entry
 from ava_audit.events import Event, Fence
 from ava_audit.store.store import Outcome, Store
+from support.databases import write_config
 from support.model_server import ModelServer
 from support.runtime import Lab, open_lab
 
@@ -29,6 +30,7 @@ async def all_entries(store: Store) -> list[Entry]:
 async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServer, **more: Any) -> AsyncGenerator[Lab]:
     """Write entries into a new data root, and open a runtime on it that goes on with what they leave unfinished."""
     (folder / "data").mkdir(parents=True, mode=0o700)
+    write_config(folder / "data", "")
     async with Store.open(folder / "data") as store:
         for entry in entries:
             await store.do(lambda _view, _now, entry=entry: Outcome(None, (as_event(entry),)))  # type: ignore[misc]

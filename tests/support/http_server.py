@@ -41,7 +41,7 @@ HELLO: dict[str, Any] = {
     "params": {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}},
 }  # fmt: skip
 """The first request of the handshake era."""
-_READY = re.compile(r"Serving (MCP clients at \S+/mcp, on \S+ port (?P<port>\d+)|the pages at (?P<pages>\S+?))[,.]\s")
+READY = re.compile(r"Serving (MCP clients at \S+/mcp, on \S+ port (?P<port>\d+)|the pages at (?P<pages>\S+?))[,.]\s")
 """What the server says when it listens."""
 
 
@@ -152,7 +152,7 @@ async def serving_http(
             out = BufferedByteReceiveStream(child.stdout)
             with anyio.fail_after(30):
                 said = ""
-                while not (match := _READY.search(said)):
+                while not (match := READY.search(said)):
                     try:
                         said += (await out.receive_until(b"\n", 10_000)).decode()
                     except anyio.IncompleteRead:

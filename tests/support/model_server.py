@@ -118,6 +118,7 @@ class ModelServer:
 
     Attributes:
         requests: What was asked, in order.
+        answered: The requests that got a whole good answer, as far as the server can tell.
         connections: How many there were.
         open: How many there are.
         refused: Why requests were refused that the API of their path would refuse.
@@ -128,6 +129,7 @@ class ModelServer:
         self._scheme = scheme
         self._lock = threading.Lock()
         self.requests: list[Received] = []
+        self.answered: list[Received] = []
         self.connections = 0
         self.open = 0
         self.refused: list[str] = []
@@ -238,7 +240,10 @@ async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: a
             step = replace(step, usage=counted(body))
         if step.gate is not None and not await _held(step.gate, reader):
             return
-        if not await _answer(step, received.path.partition("?")[0], json.loads(body or b"{}"), reader, writer):
+        usable = await _answer(step, received.path.partition("?")[0], json.loads(body or b"{}"), reader, writer)
+        if isinstance(step, Say):
+            server.answered.append(received)
+        if not usable:
             return
 
 

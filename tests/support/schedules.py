@@ -90,6 +90,9 @@ SETTLEMENTS = (
 """How a call is settled; how often each stands here is how often it comes."""
 MOST_RUNS = 14
 ASK_S, HARD_CAP = 600, 40_000
+STORES = 3
+LEASE_S = 3_600.0
+"""Instances of these schedules do not renew their leases; those that are to die give them back."""
 played: Counter[str] = Counter()
 """How often each kind of step was taken in this process."""
 came: Counter[str] = Counter()
@@ -139,7 +142,7 @@ def look(view: View) -> Seen:
 
 
 class Processes(RuleBasedStateMachine):
-    """Several processes and two users on one data root, through two stores on one file; the rules are a test's."""
+    """Several processes and two users on one data root, through three stores on one log; the rules are a test's."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,9 +153,11 @@ class Processes(RuleBasedStateMachine):
         write_config(self.root, "")
         self.portal = self.stack.enter_context(start_blocking_portal())
         self.stores = [
-            self.stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root))) for _ in range(2)
+            self.stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root)))
+            for _ in range(STORES)
         ]
-        self.locks = self.stores[0].instances(self.root / "instances")
+        self.locks = self.stores[0].instances(self.root / "instances", LEASE_S)
+        self.stack.callback(self.locks.close)
         self.instances: list[Instance] = []
         self.owners: dict[str, Owner] = {}
         self.stale: list[Owner] = []
@@ -172,7 +177,7 @@ class Processes(RuleBasedStateMachine):
 
     def do(self, kind: str, command: Command[T], store: Store | None = None) -> T:
         self.begin(kind)
-        return self.portal.call((store or self.stores[self.made % 2]).do, self.at(command))
+        return self.portal.call((store or self.stores[self.made % STORES]).do, self.at(command))
 
     def moving(
         self,
@@ -289,7 +294,7 @@ class Processes(RuleBasedStateMachine):
     def joins(self) -> None:
         self.begin("join")
         own = self.locks.join()
-        self.instances.append(Instance(own.name, own, self.stores[len(self.instances) % 2]))
+        self.instances.append(Instance(own.name, own, self.stores[len(self.instances) % STORES]))
 
     def dies(self, instance: Instance) -> None:
         """Its lock is free. What it had in flight stays so, until somebody takes its runs over."""
@@ -601,7 +606,7 @@ class Processes(RuleBasedStateMachine):
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        seen = self.portal.call(self.stores[self.made % 2].read, look)
+        seen = self.portal.call(self.stores[self.made % STORES].read, look)
         self.ledger.check_accounts(seen.buckets)
         for was, written in self.acts:
             compare(was, written, seen.runs[was.run.id])

@@ -32,6 +32,8 @@ SCRIPT = (
     Say("I save it.", calls=[("save_artifact", {"name": "a.csv", "content": "otter,12"})]),
     Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})]),
 )
+LEASE_S = 300
+"""With the log in Postgres, a stopped process owns its runs for longer than any of these tests."""
 
 
 def script(request: dict[str, Any]) -> Step:
@@ -43,7 +45,7 @@ async def approved(tmp: Path, server: ModelServer, **more: Any) -> str:
     """A run that is approved, and that nobody has claimed."""
     (tmp / "workspace").mkdir(parents=True)
     (tmp / "workspace" / "a.md").write_text("Otter charges twelve cents.\n")
-    async with open_lab(tmp, server=server, config=PRICED, runs=False, check=False) as lab:
+    async with open_lab(tmp, server=server, config=f"lease_s = {LEASE_S}\n{PRICED}", runs=False, check=False) as lab:
         return await lab.start(**more)
 
 

@@ -6,12 +6,13 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import anyio
 import pytest
 from anyio.abc import Process
-from support.model_server import Gate, Say, Step, running_model_server
+from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
 from support.runtime import PRICED
 from support.stdio import AVA, Stderr, assert_intact, environment, logged, made, serving, state_of, until, using
 
@@ -119,6 +120,104 @@ async def test_another_worker_takes_over_within_the_lease_and_two_seconds(
     assert one != other and (start, takeover) == ("start", "takeover")
     assert len(logged(root, "RunEnded", run=run)) == 1
     assert_intact(root)
+
+
+@dataclass
+class TakenOver:
+    """A run that `live` has taken over from `woken`, which was stopped until the block begins.
+
+    `live` waits for an answer of the model, which `finish` lets go.
+    """
+
+    run: str
+    root: Path
+    woken: Process
+    models: ModelServer
+    gate: Gate
+
+    async def keeps_its_owner(self) -> None:
+        """For longer than a lease, the run stays with its owner, and the model is asked nothing more."""
+        await anyio.sleep(LEASE_S + 1)
+        assert [reason for _owner, reason in claims(self.root, self.run)] == ["start", "takeover"]
+        assert state_of(self.root, self.run) == "running"
+        assert len(self.models.requests) == 2, "one call of each owner"
+
+    async def finish(self) -> None:
+        """Let the owner end the run, and compare who has written what."""
+        self.gate.released.set()
+        await until(lambda: state_of(self.root, self.run) == "success", within_s=20)
+        (one, _start), (other, _takeover) = claims(self.root, self.run)
+        assert one != other
+        (ended,) = logged(self.root, "SubagentComplete", run=self.run)
+        assert "twelve cents" in str(ended.content), "the result of the owner"
+        settled = [entry.content["settlement"] for entry in logged(self.root, "CostUpdate", run=self.run)]
+        assert settled == ["unknown", "billed", "billed"], "each call once: nobody knows what the first one cost"
+        assert len(self.models.requests) == 3
+        assert_intact(self.root)
+
+
+@asynccontextmanager
+async def taken_over(root: Path, tmp: Path, url: str, late: Step) -> AsyncGenerator[TakenOver]:
+    """A worker is stopped during a call and loses its run; then `late` answers its call, and it wakes up."""
+    first, second = Gate(), Gate()
+    script: list[Step] = [replace(late, gate=first), replace(NOTE, gate=second), DONE]  # type: ignore[type-var]
+    with running_model_server(script) as models:
+        async with (
+            serving(root, env=using(models.base_url)) as host,
+            working(machine(tmp, "woken", url), url, models.base_url) as woken,
+        ):
+            run = await host.start_run(workspace=None)
+            await until(first.arrived.is_set, within_s=20)
+            async with working(machine(tmp, "live", url), url, models.base_url):
+                woken.send_signal(signal.SIGSTOP)
+                await until(second.arrived.is_set, within_s=LEASE_S + 15)
+                first.released.set()
+                woken.send_signal(signal.SIGCONT)
+                yield TakenOver(run, root, woken, models, second)
+
+
+def leases(root: Path) -> list[int]:
+    """The pids of the workers whose leases have not expired."""
+    from support.log import looking
+
+    with looking(root) as db:
+        sql = "SELECT pid FROM leases WHERE kind = 'worker' AND renewed_at + lease_ms * interval '1 ms' > now()"
+        return [pid for (pid,) in db.execute(sql).fetchall()]
+
+
+async def test_a_worker_that_wakes_up_cannot_complete_a_run_that_was_taken_over(
+    root: Path, tmp_path: Path, url: str
+) -> None:
+    done = Say(calls=[("submit_result", {"summary": "late", "output": "of the worker that was stopped"})])
+    async with taken_over(root, tmp_path, url, done) as taken:
+        await taken.keeps_its_owner()
+        assert taken.woken.returncode is None
+        await taken.finish()
+
+
+async def test_a_worker_that_wakes_up_and_renews_its_lease_does_not_get_its_run_back(
+    root: Path, tmp_path: Path, url: str
+) -> None:
+    async with taken_over(root, tmp_path, url, NOTE) as taken:
+        await until(lambda: taken.woken.pid in leases(root), within_s=LEASE_S + 2)
+        await taken.keeps_its_owner()
+        assert taken.woken.pid in leases(root), "it goes on to renew it, for other runs"
+        await taken.finish()
+
+
+async def test_a_worker_that_wakes_up_does_not_repeat_its_failed_call(root: Path, tmp_path: Path, url: str) -> None:
+    async with taken_over(root, tmp_path, url, Fail(500)) as taken:
+        await taken.keeps_its_owner()
+        await taken.finish()
+
+
+async def test_a_worker_that_wakes_up_and_dies_takes_no_run_with_it(root: Path, tmp_path: Path, url: str) -> None:
+    async with taken_over(root, tmp_path, url, NOTE) as taken:
+        await until(lambda: taken.woken.pid in leases(root), within_s=LEASE_S + 2)
+        taken.woken.kill()
+        await taken.woken.wait()
+        await taken.keeps_its_owner()
+        await taken.finish()
 
 
 async def test_a_worker_that_is_stopped_hands_its_runs_over_and_loses_no_answer(

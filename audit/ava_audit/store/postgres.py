@@ -217,16 +217,18 @@ class PostgresDatabase:
         try:
             done = self._conn.execute(cast("LiteralString", COMMIT))
             self._leave()
+        except psycopg.Error as error:
+            if not self.lost and _is_refusal(error):
+                raise
+            self._conn.close()
+            self._settle(head, error)
+        else:
             if done.statusmessage != "COMMIT":
                 raise psycopg.errors.InFailedSqlTransaction("the transaction had failed before its end")
-        except psycopg.OperationalError as error:
-            if not self.lost:
-                raise
-            self._settle(head, error)
         if head is not None:
             self._seen = self._place.head = head[0]
 
-    def _settle(self, head: tuple[int, bytes] | None, error: psycopg.OperationalError) -> None:
+    def _settle(self, head: tuple[int, bytes] | None, error: psycopg.Error) -> None:
         """Find out whether a commit was done whose answer was lost; return if it was.
 
         The lock is free once the server has ended the lost transaction, one way or the other.
@@ -346,6 +348,14 @@ class PostgresDatabase:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer()
         return self._tokenizer
+
+
+def _is_refusal(error: psycopg.Error) -> bool:
+    """Tell whether an error says that a commit was not done.
+
+    A server that ends a connection says so (`FATAL`) after what it has done, before the connection counts as lost.
+    """
+    return isinstance(error, psycopg.errors.PipelineAborted) or error.diag.severity_nonlocalized == "ERROR"
 
 
 def _drain(conn: psycopg.Connection[Any]) -> list[int]:

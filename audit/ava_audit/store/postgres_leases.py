@@ -204,6 +204,8 @@ class LeasedInstances:
         """Tell whether an instance lives: its lease has not expired, and its process did not end on this machine."""
         try:
             expires = self._all().get(name)
+            if expires is None:  # it may have joined, and claimed a run, since the leases were read
+                expires = self._all(known_s=0).get(name)
         except (psycopg.Error, OSError) as error:
             log.debug("cannot read the leases: %s", first_line(error))
             return True
@@ -256,10 +258,10 @@ class LeasedInstances:
         """Close the connection."""
         self._connection.close()
 
-    def _all(self) -> dict[str, float]:
-        """Return when each lease expires, on this process's monotonic clock."""
+    def _all(self, known_s: float = KNOWN_S) -> dict[str, float]:
+        """Return when each lease expires, on this process's monotonic clock, as it was read within some seconds."""
         with self._lock:
-            if time.monotonic() - self._read_s > KNOWN_S:
+            if time.monotonic() - self._read_s > known_s:
                 rows = self._connection.run(f"SELECT name, {_LEFT_MS} FROM leases")  # noqa: S608
                 self._read_s = time.monotonic()
                 self._expires = {name: self._read_s + left / 1000 for name, left in rows}

@@ -1,0 +1,49 @@
+"""Everything that can fail fails at random, while hosts start runs on three workers and two servers.
+
+    python benchmarks/chaos.py SECONDS [--seed 1] [--day-cents 100000]
+
+The log is in a Postgres server of its own. It prints what was done and what was wrong, and exits with 1 if anything was. It is the code of
+`tests/system/test_chaos.py`, for as long as you like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import anyio
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
+
+from support.chaos import Plan  # noqa: E402
+from support.chaos_run import play_and_check  # noqa: E402
+from support.postgres import running_server  # noqa: E402
+
+
+def main() -> int:
+    """Play, and print what was seen."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("seconds", type=float)
+    options.add_argument("--seed", type=int, default=int(time.time()))
+    options.add_argument("--day-cents", type=int, default=100_000, help="the cap of the installation's day")
+    chosen = options.parse_args()
+    plan = Plan(chosen.seconds, chosen.seed, day_cents=chosen.day_cents)
+    print(f"{platform.system()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, seed {plan.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ava-chaos-") as folder:
+        chaos = anyio.run(play_and_check, plan, Path(folder), running_server())
+        for name, number in sorted(chaos.counts.items()):
+            print(f"{number:8,} {name}")
+        print(f"{len(chaos.faults):8,} faults")
+        for fault in chaos.faults[:50]:
+            print(f"FAULT {fault}")
+    return 1 if chaos.faults else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

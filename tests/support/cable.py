@@ -1,0 +1,135 @@
+"""Cables between processes and a server: each passes a connection's bytes on, and can be unplugged for a while.
+
+with running_cables(5432, 5) as cables:
+    ... cables[0].port ...
+    cables[0].unplug("to server")
+    cables[0].plug_in(reset=False)   # what was on its way arrives late, as after a retransmission
+
+To both ends, an unplugged cable is silence: new connections get no answer, and no end is told that the other has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+Way = Literal["to server", "from server"]
+WAYS: tuple[Way, ...] = ("to server", "from server")
+
+
+class Cable:
+    """One process's way to the server.
+
+    Attributes:
+        port: Where the process connects.
+        open: Connections that exist now.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.port = 0
+        self.open = 0
+        self._loop = loop
+        self._flows = {way: asyncio.Event() for way in WAYS}
+        self._ends: set[asyncio.StreamWriter] = set()
+        for flows in self._flows.values():
+            flows.set()
+
+    def unplug(self, *ways: Way) -> None:
+        """Hold what is sent these ways; both, if none is named."""
+        for way in ways or WAYS:
+            self._loop.call_soon_threadsafe(self._flows[way].clear)
+
+    def plug_in(self, *, reset: bool) -> None:
+        """Let bytes pass again: those that were held too, or with `reset`, only those of new connections."""
+        self._loop.call_soon_threadsafe(self._plug_in, reset)
+
+    def _plug_in(self, reset: bool) -> None:
+        if reset:
+            for end in self._ends:
+                end.transport.abort()
+        for flows in self._flows.values():
+            flows.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server_port: int) -> None:
+        """Pass on the bytes of one connection, in both directions."""
+        self.open += 1
+        ends = [writer]
+        self._ends.add(writer)
+        try:
+            await self._flows["to server"].wait()
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server_port)
+            ends.append(far_writer)
+            self._ends.add(far_writer)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._pass_on(reader, far_writer, "to server"))
+                tasks.create_task(self._pass_on(far_reader, writer, "from server"))
+        except* (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.open -= 1
+            for end in ends:
+                self._ends.discard(end)
+                end.transport.abort()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+        flows = self._flows[way]
+        while data := await reader.read(65_536):
+            await flows.wait()
+            writer.write(data)
+            await writer.drain()
+        await flows.wait()
+        if writer.can_write_eof():
+            with suppress(OSError):
+                writer.write_eof()
+
+
+@contextmanager
+def running_cables(server_port: int, count: int) -> Generator[list[Cable]]:
+    """Run cables to a port of this machine, in a thread, until the block ends."""
+    cables: list[Cable] = []
+    ready = threading.Event()
+    stop: list[Callable[[], object]] = []
+
+    async def run() -> None:
+        done, loop = asyncio.Event(), asyncio.get_running_loop()
+        stop.append(lambda: loop.call_soon_threadsafe(done.set))
+        tasks: set[asyncio.Task[None]] = set()
+        listening = []
+        for _ in range(count):
+            cable = Cable(loop)
+
+            async def connected(
+                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cable: Cable = cable
+            ) -> None:
+                task = asyncio.current_task()
+                assert task is not None
+                tasks.add(task)
+                try:
+                    with suppress(asyncio.CancelledError):
+                        await cable.serve(reader, writer, server_port)
+                finally:
+                    tasks.discard(task)
+
+            listening.append(await asyncio.start_server(connected, "127.0.0.1", 0))
+            cable.port = listening[-1].sockets[0].getsockname()[1]
+            cables.append(cable)
+        ready.set()
+        await done.wait()
+        for each in listening:
+            each.close()
+        for task in tuple(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),), name="cables")
+    thread.start()
+    assert ready.wait(5), "the cables did not start"
+    try:
+        yield cables
+    finally:
+        stop[0]()
+        thread.join(5)
+        assert not thread.is_alive(), "the cables did not stop"

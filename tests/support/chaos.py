@@ -1,0 +1,337 @@
+"""Servers and workers on one Postgres log, while whatever can fail fails at random: machines, network and database.
+
+Each process has a data root and a cable to the database of its own, as on a machine of its own; its way to the model
+provider is never cut, so a process that has lost the database could still spend. `chaos_checks.py` compares the log
+with what the model server and the hosts have seen.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+import anyio.to_thread
+import psycopg
+
+from support.cable import WAYS, Cable, running_cables
+from support.chaos_hosts import USERS, Hosts
+from support.chaos_model import Model
+from support.http_server import COMMAND, READY, token
+from support.model_server import ModelServer, running_model_server
+from support.postgres import PostgresServer
+from support.processes import environment_of, lives
+from support.runtime import PRICED
+from support.stdio import AVA, environment, made, using
+
+Kind = Literal["worker", "server"]
+READY_WORKER = "takes subagents from the Postgres database"
+UP_S, DOWN_S, END_S = 40.0, 60.0, 240.0
+"""Deadlines: a process starts, a process stops after SIGTERM, and all runs have ended after the last fault."""
+LOW_USERS, LOW_CENTS, USER_CENTS = USERS[::2], 60, 300
+"""Whose day cap is lower than everybody's, and both."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is played, and for how long.
+
+    Attributes:
+        seconds: How long hosts start runs while things fail.
+        seed: Where chance begins. Processes have their own timing, so it repeats the faults, not the run.
+        pause_s: The least and the most time between two faults.
+        day_cents: The cap of the installation's day.
+    """
+
+    seconds: float
+    seed: int
+    workers: int = 3
+    servers: int = 2
+    lease_s: int = 3
+    pause_s: tuple[float, float] = (0.5, 2.5)
+    day_cents: int = 100_000
+
+    @property
+    def config(self) -> str:
+        limits = (
+            "[limits]\nrunning = 12\nrunning_per_user = 3\nspawns_per_hour = 100000\nextension_wait_s = 0\n"
+            f"max_cost_cents = 200\nuser_daily_cents = {USER_CENTS}\ninstallation_daily_cents = {self.day_cents}\n"
+        )
+        low = "".join(f"[users.{user}]\ndaily_cents = {LOW_CENTS}\nrunning = 2\n" for user in LOW_USERS)
+        return f"lease_s = {self.lease_s}\n{limits}{low}" + PRICED.replace("custom:test", "custom:scripted")
+
+
+@dataclass
+class Member:
+    """A server or a worker, on a machine of its own; it is started again whenever it has ended."""
+
+    name: str
+    kind: Kind
+    root: Path
+    cable: Cable
+    url: str
+    env: dict[str, str]
+    process: subprocess.Popen[bytes] | None = None
+    address: str = ""
+    up: bool = False
+    busy: bool = False
+    killed: bool = False
+
+    @property
+    def output(self) -> Path:
+        return self.root.with_suffix(".log")
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.killed = self.killed or number == signal.SIGKILL
+
+    async def start(self) -> bool:
+        """Start it; False where it has ended at once, e.g. because the database is out of reach."""
+        self.output.touch()
+        begin = self.output.stat().st_size
+        command = [*AVA[:-1], "worker", "--database-url", self.url] if self.kind == "worker" else [AVA[0], *COMMAND]
+        self.killed, self.up, self.address = False, False, ""
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(  # noqa: ASYNC220 - the fork takes a moment
+                command, env=self.env, cwd=self.root.parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+        end = time.monotonic() + UP_S
+        while time.monotonic() < end and self.runs:
+            text = self.output.read_bytes()[begin:].decode("utf-8", "replace")
+            if self.kind == "worker" and READY_WORKER in text:
+                self.up = True
+            elif self.kind == "server" and (found := READY.search(text)):
+                self.up, self.address = True, f"http://127.0.0.1:{found['port']}"
+            if self.up:
+                return True
+            await anyio.sleep(0.1)
+        if self.runs:
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+        return False
+
+
+@dataclass
+class Chaos:
+    """A run of everything; `faults` says what was wrong, `counts` what was done."""
+
+    plan: Plan
+    folder: Path
+    postgres: PostgresServer
+    faults: list[str] = field(default_factory=list[str])
+    counts: Counter[str] = field(default_factory=Counter[str])
+    members: list[Member] = field(default_factory=list[Member])
+    tokens: dict[tuple[Path, str], str] = field(default_factory=dict[tuple[Path, str], str])
+    ending: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.plan.seed)
+        self.direct = self.postgres.database(self.folder)
+
+    # -- members ------------------------------------------------------------------------------------------------------
+
+    def make_members(self, cables: list[Cable], models: ModelServer) -> None:
+        """Make each machine's data root, with the same limits and tokens on all."""
+        database = self.direct.rpartition("/")[2]
+        kinds: list[Kind] = ["worker"] * self.plan.workers + ["server"] * self.plan.servers
+        for number, (kind, cable) in enumerate(zip(kinds, cables, strict=True)):
+            url = f"postgresql://ava@127.0.0.1:{cable.port}/{database}"
+            # The last server also runs what it has approved.
+            runs_on = "here" if number == len(kinds) - 1 else "workers"
+            root = made(self.folder / f"{kind}-{number}", config_toml=f'runs_on = "{runs_on}"\n{self.plan.config}')
+            env = environment(root, AVA_DATABASE_URL=url, PGPASSWORD=self.postgres.password, PYTHONUNBUFFERED="1")
+            member = Member(root.name, kind, root, cable, url, {**env, **using(models.base_url)})
+            if kind == "server":
+                self.tokens |= {(root, user): token(root, user) for user in USERS}
+            self.members.append(member)
+
+    async def keep_up(self, member: Member) -> None:
+        """Start a member again whenever it has ended, as a supervisor does."""
+        while not self.ending:
+            if member.runs:
+                await anyio.sleep(0.1)
+                continue
+            if member.process is not None:
+                self._note_end(member)
+                await anyio.sleep(self.random.uniform(0.1, 2.0))
+            started = await member.start()
+            self.counts["starts" if started else "failed starts"] += 1
+
+    def _note_end(self, member: Member) -> None:
+        assert member.process is not None
+        code = member.process.wait()
+        if member.up and not member.killed:
+            self.faults.append(f"{member.name} ended by itself with {code}: {member.output.read_text()[-1500:]}")
+
+    # -- faults -------------------------------------------------------------------------------------------------------
+
+    def pick(self) -> Member | None:
+        """A member that runs and that no other fault is at work on."""
+        free = [member for member in self.members if member.runs and member.up and not member.busy]
+        return self.random.choice(free) if free else None
+
+    async def kill(self, member: Member) -> None:
+        member.signal(signal.SIGKILL)
+        self.counts[f"kill -9 of a {member.kind}"] += 1
+
+    async def stop(self, member: Member) -> None:
+        """Stop it for longer than its lease; it wakes up, or is killed in its sleep."""
+        member.signal(signal.SIGSTOP)
+        self.counts["SIGSTOP for longer than the lease"] += 1
+        await anyio.sleep(self.random.uniform(self.plan.lease_s + 0.5, 2 * self.plan.lease_s + 2))
+        if self.random.random() < 0.2:
+            member.signal(signal.SIGKILL)
+            self.counts["killed while stopped"] += 1
+        else:
+            member.signal(signal.SIGCONT)
+
+    async def unplug(self, member: Member) -> None:
+        """Cut it off from the database, both ways or one; what it had sent arrives late or never."""
+        ways = self.random.choice([WAYS, WAYS, WAYS[:1], WAYS[1:]])
+        member.cable.unplug(*ways)
+        self.counts["network unplugged" if ways == WAYS else f"network unplugged {ways[0]}"] += 1
+        await anyio.sleep(self.random.uniform(1, 2 * self.plan.lease_s + 3))
+        member.cable.plug_in(reset=self.random.random() < 0.5)
+
+    async def cut_connections(self) -> None:
+        """End all connections to the database."""
+        sql = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
+        found = await anyio.to_thread.run_sync(self.ask, f"{sql} AND pid <> pg_backend_pid()")
+        self.counts["all connections cut"] += 1
+        self.counts["connections cut"] += found[0][0]
+
+    async def restart_database(self, how: signal.Signals) -> None:
+        """Stop the database, fast or as in a crash, and start it some time later."""
+        await anyio.to_thread.run_sync(self.postgres.stop, how)
+        self.counts[f"Postgres stopped with {how.name}"] += 1
+        await anyio.sleep(self.random.uniform(0, 3))
+        self.postgres.start()  # in this thread: the server ends with the thread that started it
+
+    async def on(self, member: Member, fault: Callable[[Member], Awaitable[None]]) -> None:
+        member.busy = True
+        try:
+            await fault(member)
+        finally:
+            member.busy = False
+
+    async def play_faults(self, tasks: anyio.abc.TaskGroup) -> None:
+        """One fault after another; those of a member last while others begin."""
+        end = time.monotonic() + self.plan.seconds
+        while time.monotonic() < end:
+            await anyio.sleep(self.random.uniform(*self.plan.pause_s))
+            chance = self.random.random()
+            if chance < 0.08:
+                await self.restart_database(self.random.choice([signal.SIGINT, signal.SIGQUIT]))
+            elif chance < 0.2:
+                await self.cut_connections()
+            elif (member := self.pick()) is not None:
+                fault = self.random.choice([self.kill, self.kill, self.stop, self.stop, self.unplug, self.unplug])
+                tasks.start_soon(self.on, member, fault)
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def ask(self, sql: str) -> list[Any]:
+        """Ask the database, without a cable. Blocking."""
+        with psycopg.connect(self.direct, autocommit=True, connect_timeout=5) as conn:
+            return conn.execute(sql.encode()).fetchall()
+
+    async def unended(self) -> dict[str, str]:
+        """The runs that are still to end, and the users that they belong to."""
+        sql = "SELECT id, user_id FROM ava.runs WHERE state IN ('queued', 'running')"
+        return dict(await anyio.to_thread.run_sync(self.ask, sql))
+
+    async def play(self) -> tuple[ModelServer, Hosts]:
+        """Play the plan, let everything end, and stop all members."""
+        model = Model(self.plan.seed)
+        count = self.plan.workers + self.plan.servers
+        with running_model_server(model) as models, running_cables(self.postgres.port, count) as cables:
+            self.make_members(cables, models)
+            for member in self.members:  # one after another: the first one makes the tables
+                assert await member.start(), member.output.read_text()
+            hosts = Hosts(self.members, self.tokens, self.plan.seed)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for member in self.members:
+                        tasks.start_soon(self.keep_up, member)
+                    async with anyio.create_task_group() as faults, anyio.create_task_group() as busy:
+                        for number in range(hosts.count):
+                            busy.start_soon(hosts.start_runs, number, time.monotonic() + self.plan.seconds)
+                        await self.play_faults(faults)
+                    await self._all_end(hosts)
+                    self.ending = True
+                await self._shut_down()
+            finally:
+                self._kill_all()
+            self.counts["calls of hosts that failed"] = hosts.failures.total()
+            self.counts.update({f"model server: {what}": number for what, number in model.steps.items()})
+            print(hosts.failures.most_common(15))
+            return models, hosts
+
+    async def _all_end(self, hosts: Hosts) -> None:
+        """Wait until all runs have ended; what waits for a person is cancelled by its user after a while."""
+        began = time.monotonic()
+        while (left := await self.unended()) and time.monotonic() - began < END_S:
+            if time.monotonic() - began > 30:
+                for run, user in left.items():
+                    if await hosts.waits_for_a_person(run, user):
+                        self.counts["waited for a person, and cancelled"] += 1
+                        await hosts.cancel(run, user)
+            await anyio.sleep(0.5)
+        self.counts["seconds until all runs had ended"] = round(time.monotonic() - began)
+        for run in left:
+            words = await anyio.to_thread.run_sync(self.ask, f"SELECT text FROM ava.live WHERE run_id = '{run}'")
+            self.faults.append(f"{run} did not end within {END_S:g} s: {words}")
+
+    async def _shut_down(self) -> None:
+        """Stop all members as a person does, and look for what they leave."""
+        for member in self.members:
+            if member.runs:
+                member.signal(signal.SIGTERM)
+        end = time.monotonic() + DOWN_S
+        for member in self.members:
+            while member.runs and time.monotonic() < end:
+                await anyio.sleep(0.05)
+            if member.runs or member.process is None or member.process.returncode != 0:
+                code = None if member.process is None else member.process.returncode
+                self.faults.append(f"{member.name} did not stop in time or failed: {code}")
+        left = [pid for pid in _of_folder(self.folder) if lives(pid)]
+        self.faults += [f"process {pid} was left behind" for pid in left]
+        sql = "SELECT name, kind FROM ava.leases WHERE renewed_at + lease_ms * interval '1 ms' > clock_timestamp()"
+        await anyio.sleep(self.plan.lease_s)  # those of killed processes expire
+        self.faults += [f"the lease of {lease} is left" for lease in await anyio.to_thread.run_sync(self.ask, sql)]
+        for member in self.members:
+            if "Traceback" in (text := member.output.read_text("utf-8", "replace")):
+                self.faults.append(f"{member.name} wrote a traceback:\n{text[text.index('Traceback') :][:3000]}")
+
+    def _kill_all(self) -> None:
+        for member in self.members:
+            if member.runs and member.process is not None:
+                member.signal(signal.SIGKILL)
+                member.process.wait()
+
+
+def _of_folder(folder: Path) -> list[int]:
+    """The processes whose data root is in a folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                root = environment_of(int(entry.name)).get("AVA_DATA_ROOT", "")
+            except OSError:
+                continue
+            if root.startswith(f"{folder}/"):
+                found.append(int(entry.name))
+    return found
