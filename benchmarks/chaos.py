@@ -2,8 +2,8 @@
 
     python benchmarks/chaos.py SECONDS [--seed 1] [--day-cents 100000]
 
-The log is in a Postgres server of its own. It prints what was done and what was wrong, and exits with 1 if anything was. It is the code of
-`tests/system/test_chaos.py`, for as long as you like.
+The log is in a Postgres server of its own. It prints what was done and what was wrong, and exits with 1 if anything
+was. It is the code of `tests/system/test_chaos.py`, for as long as you like.
 """
 
 from __future__ import annotations

@@ -146,7 +146,9 @@ class Chaos:
     def make_members(self, cables: list[Cable], models: ModelServer) -> None:
         """Make each machine's data root, with the same limits and tokens on all."""
         database = self.direct.rpartition("/")[2]
-        kinds: list[Kind] = ["worker"] * self.plan.workers + ["server"] * self.plan.servers
+        worker: list[Kind] = ["worker"]
+        server: list[Kind] = ["server"]
+        kinds = worker * self.plan.workers + server * self.plan.servers
         for number, (kind, cable) in enumerate(zip(kinds, cables, strict=True)):
             url = f"postgresql://ava@127.0.0.1:{cable.port}/{database}"
             # The last server also runs what it has approved.
@@ -302,7 +304,7 @@ class Chaos:
                 member.signal(signal.SIGTERM)
         end = time.monotonic() + DOWN_S
         for member in self.members:
-            while member.runs and time.monotonic() < end:
+            while member.runs and time.monotonic() < end:  # noqa: ASYNC110 - it ends in another process
                 await anyio.sleep(0.05)
             if member.runs or member.process is None or member.process.returncode != 0:
                 code = None if member.process is None else member.process.returncode

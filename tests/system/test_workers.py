@@ -160,7 +160,7 @@ class TakenOver:
 async def taken_over(root: Path, tmp: Path, url: str, late: Step) -> AsyncGenerator[TakenOver]:
     """A worker is stopped during a call and loses its run; then `late` answers its call, and it wakes up."""
     first, second = Gate(), Gate()
-    script: list[Step] = [replace(late, gate=first), replace(NOTE, gate=second), DONE]  # type: ignore[type-var]
+    script: list[Step] = [replace(late, gate=first), replace(NOTE, gate=second), DONE]
     with running_model_server(script) as models:
         async with (
             serving(root, env=using(models.base_url)) as host,
