@@ -146,7 +146,8 @@ class Chaos:
     def make_members(self, cables: list[Cable], models: ModelServer) -> None:
         """Make each machine's data root, with the same limits and tokens on all."""
         database = self.direct.rpartition("/")[2]
-        kinds: list[Kind] = ["worker"] * self.plan.workers + ["server"] * self.plan.servers
+        kinds: list[Kind] = ["worker" for _ in range(self.plan.workers)]
+        kinds += ["server" for _ in range(self.plan.servers)]
         for number, (kind, cable) in enumerate(zip(kinds, cables, strict=True)):
             url = f"postgresql://ava@127.0.0.1:{cable.port}/{database}"
             # The last server also runs what it has approved.
