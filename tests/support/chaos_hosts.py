@@ -106,7 +106,7 @@ class Hosts:
     async def waits_for_a_person(self, run: str, user: str) -> bool:
         """Tell whether a run continues only when a person resumes it."""
         try:
-            return "ava resume" in str(await self.call(user, "check_subagent", subagent_id=run))
+            return "resume" in str(await self.call(user, "check_subagent", subagent_id=run))
         except (CallFailed, PermissionError):
             return False
 
