@@ -303,6 +303,30 @@ async def test_a_held_lock_fails_commands_but_not_reads(
             assert await log.read(all_texts) == ["after"]
 
 
+async def test_a_process_that_stops_inside_a_transaction_keeps_others_from_writing_for_a_moment_only(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "HELD_S", 1.0)
+    inside, wake = threading.Event(), threading.Event()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+
+    def stopping(_view: View, _now: int) -> Outcome[None]:
+        inside.set()
+        assert wake.wait(MEANWHILE_S)
+        return Outcome(None, (said("stopped"),))
+
+    with anyio.fail_after(MEANWHILE_S):
+        async with store.Store.open(tmp_path / "one", url) as one, store.Store.open(tmp_path / "two", url) as two:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(one.do, stopping)
+                assert await anyio.to_thread.run_sync(inside.wait, MEANWHILE_S)
+                await write(two, said("other"))
+                wake.set()
+            assert await two.read(all_texts) == ["other", "stopped"]
+    assert checked(tmp_path / "two", url, monkeypatch).ok
+
+
 async def test_cancelling_the_caller_interrupts_a_read(url: str, tmp_path: Path) -> None:
     def sleep(view: View) -> None:
         list(view.select("SELECT pg_sleep(30)"))

@@ -146,9 +146,8 @@ class Chaos:
     def make_members(self, cables: list[Cable], models: ModelServer) -> None:
         """Make each machine's data root, with the same limits and tokens on all."""
         database = self.direct.rpartition("/")[2]
-        worker: list[Kind] = ["worker"]
-        server: list[Kind] = ["server"]
-        kinds = worker * self.plan.workers + server * self.plan.servers
+        kinds: list[Kind] = ["worker" for _ in range(self.plan.workers)]
+        kinds += ["server" for _ in range(self.plan.servers)]
         for number, (kind, cable) in enumerate(zip(kinds, cables, strict=True)):
             url = f"postgresql://ava@127.0.0.1:{cable.port}/{database}"
             # The last server also runs what it has approved.
@@ -278,8 +277,8 @@ class Chaos:
             finally:
                 self._kill_all()
             self.counts["calls of hosts that failed"] = hosts.failures.total()
+            self.counts.update({f"calls that failed: {why}": number for why, number in hosts.failures.most_common(8)})
             self.counts.update({f"model server: {what}": number for what, number in model.steps.items()})
-            print(hosts.failures.most_common(15))
             return models, hosts
 
     async def _all_end(self, hosts: Hosts) -> None:
@@ -304,7 +303,7 @@ class Chaos:
                 member.signal(signal.SIGTERM)
         end = time.monotonic() + DOWN_S
         for member in self.members:
-            while member.runs and time.monotonic() < end:  # noqa: ASYNC110 - it ends in another process
+            while member.runs and time.monotonic() < end:  # noqa: ASYNC110 - it is another process
                 await anyio.sleep(0.05)
             if member.runs or member.process is None or member.process.returncode != 0:
                 code = None if member.process is None else member.process.returncode

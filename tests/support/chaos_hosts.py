@@ -38,7 +38,7 @@ class Hosts:
     Attributes:
         approved: The runs that a server said were approved.
         failures: How calls ended that had no usable answer.
-        refused: Calls that Ava refused.
+        refused: How often Ava refused a call, or a run reached a cap, and the host went on as its next user.
     """
 
     count = HOSTS
@@ -92,6 +92,8 @@ class Hosts:
             await self.call(user, "message_subagent", subagent_id=run, message="Hurry.")
         while time.monotonic() < until:
             answer = await self.call(user, "check_subagent", subagent_id=run, wait_seconds=5)
+            if answer["status"] == "cost_exceeded":
+                raise PermissionError("the run or its user's day has no money left")
             if answer["status"] not in ("running", "queued", "interrupted"):
                 return
             await anyio.sleep(0.2)
@@ -106,7 +108,7 @@ class Hosts:
     async def waits_for_a_person(self, run: str, user: str) -> bool:
         """Tell whether a run continues only when a person resumes it."""
         try:
-            return "ava resume" in str(await self.call(user, "check_subagent", subagent_id=run))
+            return "resume" in str(await self.call(user, "check_subagent", subagent_id=run))
         except (CallFailed, PermissionError):
             return False
 

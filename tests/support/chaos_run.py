@@ -41,7 +41,7 @@ async def play_and_check(plan: Plan, folder: Path, postgres: PostgresServer) -> 
     chaos.counts.update(sums.counts)
     chaos.counts["runs approved"] = len(sums.approved)
     chaos.counts["runs that hosts know were approved"] = len(hosts.approved)
-    chaos.counts["refusals by Ava"] = hosts.refused
+    chaos.counts["caps that hosts met"] = hosts.refused
     for kind, prefix in (("user days", "user:"), ("installation days", "all:"), ("runs", "S-")):
         full = [scope for name, scope in sums.scopes.items() if name.startswith(prefix)]
         chaos.counts[f"{kind} with calls"] = len(full)

@@ -145,7 +145,7 @@ class TakenOver:
     async def finish(self) -> None:
         """Let the owner end the run, and compare who has written what."""
         self.gate.released.set()
-        await until(lambda: state_of(self.root, self.run) == "success", within_s=20)
+        await until(lambda: state_of(self.root, self.run) == "success", within_s=40)
         (one, _start), (other, _takeover) = claims(self.root, self.run)
         assert one != other
         (ended,) = logged(self.root, "SubagentComplete", run=self.run)
@@ -167,10 +167,10 @@ async def taken_over(root: Path, tmp: Path, url: str, late: Step) -> AsyncGenera
             working(machine(tmp, "woken", url), url, models.base_url) as woken,
         ):
             run = await host.start_run(workspace=None)
-            await until(first.arrived.is_set, within_s=20)
+            await until(first.arrived.is_set, within_s=40)
             async with working(machine(tmp, "live", url), url, models.base_url):
                 woken.send_signal(signal.SIGSTOP)
-                await until(second.arrived.is_set, within_s=LEASE_S + 15)
+                await until(second.arrived.is_set, within_s=LEASE_S + 40)
                 first.released.set()
                 woken.send_signal(signal.SIGCONT)
                 yield TakenOver(run, root, woken, models, second)

@@ -31,6 +31,15 @@ COMMIT = "COMMIT"
 """The statement that ends a transaction."""
 FETCHED = 50
 """Rows that a stream fetches at once; a row may have 2 MB."""
+HELD_S = 10.0
+"""How long a process that was stopped or unplugged inside a transaction keeps the others from writing."""
+_END_STUCK = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity JOIN pg_locks USING (pid)
+WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = %s AND datname = current_database()
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND wait_event IN ('ClientRead', 'ClientWrite')
+    AND greatest(state_change, query_start) < clock_timestamp() - %s * interval '1 second'
+"""
 PAUSE_S = 0.2
 """Between two attempts to connect."""
 SETTLE_S = 20.0
@@ -185,6 +194,8 @@ class PostgresDatabase:
                 raise
             if self.lost:
                 time.sleep(PAUSE_S)
+            elif isinstance(error, psycopg.errors.LockNotAvailable):
+                self._end_stuck_writer()
             raise Busy(f"the Postgres server is not available ({first_line(error)})") from error
         except BaseException:
             self.rollback()
@@ -192,6 +203,15 @@ class PostgresDatabase:
         if head != self._seen:
             self._changes += 1
         self._seen = self._place.head = head
+
+    def _end_stuck_writer(self) -> None:
+        """End the session of a writer that has sent nothing for a while: its process was stopped, or has no network.
+
+        No timeout of the server covers it, because between the statements of a pipeline it counts as active.
+        """
+        with contextlib.suppress(psycopg.Error):  # it is another user's, or gone by now
+            if self.open().execute(_END_STUCK, (LOCK, HELD_S)).fetchall():
+                log.warning("a writer that was silent for %g s was disconnected, so that others can write", HELD_S)
 
     def begin_bulk(self) -> None:
         """Begin a transaction that writes much and reads much of what it wrote, and may take long.

@@ -1,0 +1,27 @@
+"""Workers, servers, network and database fail at random: no run is lost, nothing is paid twice, no cap is exceeded.
+
+It takes about two minutes. For longer, and with all figures: `python benchmarks/chaos.py 600`.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("psycopg", reason="the driver is not installed")
+
+from support.chaos import Plan
+from support.chaos_run import play_and_check
+from support.postgres import running_server
+
+pytestmark = pytest.mark.slow
+
+
+async def test_whatever_fails_every_approved_run_ends_once_and_every_call_is_counted_once(tmp_path: Path) -> None:
+    plan = Plan(seconds=40, seed=int(time.time()), day_cents=600)
+    chaos = await play_and_check(plan, tmp_path, running_server())
+    assert not chaos.faults, "\n".join([f"seed {plan.seed}", *chaos.faults])
+    assert chaos.counts["runs approved"] > 0 and chaos.counts["requests answered"] > 0
+    assert chaos.counts["starts"] > 0 and chaos.counts["claims: start"] > 0
