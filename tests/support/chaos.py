@@ -156,7 +156,9 @@ class Chaos:
             env = environment(root, AVA_DATABASE_URL=url, PGPASSWORD=self.postgres.password, PYTHONUNBUFFERED="1")
             member = Member(root.name, kind, root, cable, url, {**env, **using(models.base_url)})
             if kind == "server":
-                self.tokens |= {(root, user): token(root, user) for user in USERS}
+                # All servers share the tokens that the first one has taken into the database.
+                shared = {user: text for (_root, user), text in self.tokens.items()}
+                self.tokens |= {(root, user): shared.get(user) or token(root, user) for user in USERS}
             self.members.append(member)
 
     async def keep_up(self, member: Member) -> None:
