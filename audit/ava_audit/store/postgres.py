@@ -233,7 +233,7 @@ class PostgresDatabase:
         """
         assert self._conn is not None
         if head is not None:
-            self._conn.execute(f"SELECT pg_notify('{CHANNEL}', '{head[0]}')")
+            self._conn.execute(cast("LiteralString", f"SELECT pg_notify('{CHANNEL}', '{head[0]}')"))
         try:
             done = self._conn.execute(cast("LiteralString", COMMIT))
             self._leave()

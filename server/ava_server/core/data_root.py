@@ -233,9 +233,15 @@ def has_log(root: DataRoot) -> bool:
 
 def in_postgres(root: DataRoot) -> bool:
     """Tell whether the log of this data root is in Postgres."""
+    from ava_audit.errors import DataRootRefused
     from ava_audit.store.backend import MARK, database_url
 
-    return bool(database_url(root.path)) or (root.path / MARK).exists()
+    if (root.path / MARK).exists():
+        return True
+    try:
+        return bool(database_url(root.path))
+    except DataRootRefused:  # reading the settings reports this
+        return False
 
 
 def _refuse_unmakeable(path: Path) -> None:

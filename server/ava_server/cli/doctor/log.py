@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
-from ava_audit.store.backend import backend_of
+from ava_audit.store.backend import backend_at, backend_of
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.units import micros_from_cents
 from ava_audit.view import View
@@ -78,7 +78,7 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
             "log", "note", f"{path} has schema {snapshot.schema}; the next start brings it to {SCHEMA_VERSION}"
         )
         return
-    if faults := schema_faults(backend_of(path.parent).schema_changes(snapshot.db)):
+    if faults := schema_faults(backend_at(path).schema_changes(snapshot.db)):
         for fault in faults:
             yield Finding("log", "fault", fault.text, _BROKEN)
         return
