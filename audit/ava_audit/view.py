@@ -70,6 +70,7 @@ class View:
         user: str | None = None,
         states: Iterable[str] | None = None,
         ended_since_us: int | None = None,
+        paused_at_us: int | None = None,
         limit: int = 1000,
     ) -> list[RunRow]:
         """Return runs, oldest first.
@@ -78,6 +79,7 @@ class View:
             user: Only this user's.
             states: Only in these states.
             ended_since_us: Only those that ended at or after this time.
+            paused_at_us: Only those that nobody may start at this time.
             limit: At most so many, the newest ones; -1 means all.
         """
         where = ["1 = 1"]
@@ -92,7 +94,20 @@ class View:
         if ended_since_us is not None:
             where.append("ended_us >= ?")
             values.append(ended_since_us)
+        if paused_at_us is not None:
+            where.append("not_before_us > ?")
+            values.append(paused_at_us)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
+
+    def queued_before(self, run: RunRow, now_us: int) -> int:
+        """Return how many queued runs, of all users, may start now and were queued before this one."""
+        sql = (
+            "SELECT count(*) FROM runs WHERE state = 'queued' AND (not_before_us IS NULL OR not_before_us <= ?)"
+            " AND (coalesce(queued_us, 0) < ? OR coalesce(queued_us, 0) = ? AND id < ?)"
+        )
+        queued_us = run.queued_us or 0
+        ((count,),) = self.select(sql, now_us, queued_us, queued_us, run.id)
+        return int(count)
 
     def runs_with_entries_after(self, seq: int) -> list[RunRow]:
         """Return the runs, in any state, that an entry after `seq` belongs to."""

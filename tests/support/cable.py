@@ -1,6 +1,6 @@
 """Cables between processes and a server: each passes a connection's bytes on, and can be unplugged for a while.
 
-with running_cables(5432, 5) as cables:
+with running_cables(5432, ["127.0.0.1"] * 5) as cables:
     ... cables[0].port ...
     cables[0].unplug("to server")
     cables[0].plug_in(reset=False)   # what was on its way arrives late, as after a retransmission
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
 
@@ -87,8 +87,8 @@ class Cable:
 
 
 @contextmanager
-def running_cables(server_port: int, count: int) -> Generator[list[Cable]]:
-    """Run cables to a port of this machine, in a thread, until the block ends."""
+def running_cables(server_port: int, hosts: Sequence[str]) -> Generator[list[Cable]]:
+    """Run cables to a port of this machine, in a thread, until the block ends: one from each of some addresses."""
     cables: list[Cable] = []
     ready = threading.Event()
     stop: list[Callable[[], object]] = []
@@ -98,7 +98,7 @@ def running_cables(server_port: int, count: int) -> Generator[list[Cable]]:
         stop.append(lambda: loop.call_soon_threadsafe(done.set))
         tasks: set[asyncio.Task[None]] = set()
         listening = []
-        for _ in range(count):
+        for host in hosts:
             cable = Cable(loop)
 
             async def connected(
@@ -113,7 +113,7 @@ def running_cables(server_port: int, count: int) -> Generator[list[Cable]]:
                 finally:
                     tasks.discard(task)
 
-            listening.append(await asyncio.start_server(connected, "127.0.0.1", 0))
+            listening.append(await asyncio.start_server(connected, host, 0))
             cable.port = listening[-1].sockets[0].getsockname()[1]
             cables.append(cable)
         ready.set()

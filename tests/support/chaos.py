@@ -1,7 +1,8 @@
 """Servers and workers on one Postgres log, while whatever can fail fails at random: machines, network and database.
 
-Each process has a data root and a cable to the database of its own, as on a machine of its own; its way to the model
-provider is never cut, so a process that has lost the database could still spend. `chaos_checks.py` compares the log
+Each process has a data root and a cable to the database of its own, as on a machine of its own; where it can be, each
+worker is in a network namespace of its own. Its way to the model provider is never cut, so a process that has lost the
+database could still spend. `chaos_checks.py` compares the log
 with what the model server and the hosts have seen.
 """
 
@@ -14,6 +15,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +29,7 @@ from support.chaos_hosts import USERS, Hosts
 from support.chaos_model import Model
 from support.http_server import COMMAND, READY, token
 from support.model_server import ModelServer, running_model_server
+from support.namespaces import NetworkNamespace, missing, network_namespaces
 from support.postgres import PostgresServer
 from support.processes import environment_of, lives
 from support.runtime import PRICED
@@ -79,6 +82,7 @@ class Member:
     cable: Cable
     url: str
     env: dict[str, str]
+    namespace: NetworkNamespace | None = None
     process: subprocess.Popen[bytes] | None = None
     address: str = ""
     up: bool = False
@@ -103,6 +107,8 @@ class Member:
         self.output.touch()
         begin = self.output.stat().st_size
         command = [*AVA[:-1], "worker", "--database-url", self.url] if self.kind == "worker" else [AVA[0], *COMMAND]
+        if self.namespace is not None:
+            command = [*self.namespace.command, *command]
         self.killed, self.up, self.address = False, False, ""
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(  # noqa: ASYNC220 - the fork takes a moment
@@ -143,18 +149,26 @@ class Chaos:
 
     # -- members ------------------------------------------------------------------------------------------------------
 
-    def make_members(self, cables: list[Cable], models: ModelServer) -> None:
-        """Make each machine's data root, with the same limits and tokens on all."""
+    def make_members(self, namespaces: list[NetworkNamespace], cables: list[Cable], models: list[str]) -> None:
+        """Make each machine's data root, with the same limits and tokens on all.
+
+        Args:
+            namespaces: Those of the workers, if they have any.
+            cables: Each one's way to the database.
+            models: Each one's address of the model provider.
+        """
         database = self.direct.rpartition("/")[2]
         kinds: list[Kind] = ["worker" for _ in range(self.plan.workers)]
         kinds += ["server" for _ in range(self.plan.servers)]
-        for number, (kind, cable) in enumerate(zip(kinds, cables, strict=True)):
-            url = f"postgresql://ava@127.0.0.1:{cable.port}/{database}"
+        places = [*namespaces, *(None for _ in kinds[len(namespaces) :])]
+        for number, (kind, cable, place, model) in enumerate(zip(kinds, cables, places, models, strict=True)):
+            near = "127.0.0.1" if place is None else place.to_database
+            url = f"postgresql://ava@{near}:{cable.port}/{database}"
             # The last server also runs what it has approved.
             runs_on = "here" if number == len(kinds) - 1 else "workers"
             root = made(self.folder / f"{kind}-{number}", config_toml=f'runs_on = "{runs_on}"\n{self.plan.config}')
             env = environment(root, AVA_DATABASE_URL=url, PGPASSWORD=self.postgres.password, PYTHONUNBUFFERED="1")
-            member = Member(root.name, kind, root, cable, url, {**env, **using(models.base_url)})
+            member = Member(root.name, kind, root, cable, url, {**env, **using(model)}, place)
             if kind == "server":
                 # All servers share the tokens that the first one has taken into the database.
                 shared = {user: text for (_root, user), text in self.tokens.items()}
@@ -204,10 +218,18 @@ class Chaos:
     async def unplug(self, member: Member) -> None:
         """Cut it off from the database, both ways or one; what it had sent arrives late or never."""
         ways = self.random.choice([WAYS, WAYS, WAYS[:1], WAYS[1:]])
-        member.cable.unplug(*ways)
-        self.counts["network unplugged" if ways == WAYS else f"network unplugged {ways[0]}"] += 1
+        link = member.namespace if ways == WAYS else None
+        if link is not None:
+            await anyio.to_thread.run_sync(link.unplug)
+        else:
+            member.cable.unplug(*ways)
+        what = "network namespace unplugged" if link is not None else "network unplugged"
+        self.counts[what if ways == WAYS else f"{what} {ways[0]}"] += 1
         await anyio.sleep(self.random.uniform(1, 2 * self.plan.lease_s + 3))
-        member.cable.plug_in(reset=self.random.random() < 0.5)
+        if link is not None:
+            await anyio.to_thread.run_sync(link.plug_in)
+        else:
+            member.cable.plug_in(reset=self.random.random() < 0.5)
 
     async def cut_connections(self) -> None:
         """End all connections to the database."""
@@ -259,9 +281,17 @@ class Chaos:
     async def play(self) -> tuple[ModelServer, Hosts]:
         """Play the plan, let everything end, and stop all members."""
         model = Model(self.plan.seed)
-        count = self.plan.workers + self.plan.servers
-        with running_model_server(model) as models, running_cables(self.postgres.port, count) as cables:
-            self.make_members(cables, models)
+        with ExitStack() as running:
+            models = running.enter_context(running_model_server(model))
+            namespaces = [] if missing() else running.enter_context(network_namespaces(self.plan.workers))
+            others = self.plan.workers + self.plan.servers - len(namespaces)
+            ways = [*(each.to_database for each in namespaces), *["127.0.0.1"] * others]
+            cables = running.enter_context(running_cables(self.postgres.port, ways))
+            relays = running.enter_context(running_cables(models.port, [each.to_all_else for each in namespaces]))
+            addresses = [
+                f"http://{each.to_all_else}:{relay.port}/v1" for each, relay in zip(namespaces, relays, strict=True)
+            ]
+            self.make_members(namespaces, cables, [*addresses, *[models.base_url] * others])
             for member in self.members:  # one after another: the first one makes the tables
                 assert await member.start(), member.output.read_text()
             hosts = Hosts(self.members, self.tokens, self.plan.seed)

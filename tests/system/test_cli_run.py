@@ -63,7 +63,7 @@ def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path
     assert done.stdout.splitlines()[0] == f"Data root: {root}"
     assert "The transcription price of Otter is twelve cents a minute." in done.stdout
     assert "✓ quote found word for word" in done.stdout
-    assert "notes.md:3" in done.stdout
+    assert "source: notes.md:1" in done.stdout
     assert "## Output" not in done.stdout, "the offline reader's output only repeats the findings"
     assert "Ava wants to start a researcher" in done.stderr
     assert f"can read {workspace}" in done.stderr

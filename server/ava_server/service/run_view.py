@@ -546,10 +546,7 @@ def _wait(
     blocker = clean(blocker)[0] if is_served else ""  # what a server that is gone said is no longer true
     if state == INTERRUPTED:
         return Wait("owner", run, blocker=blocker, served=is_served)
-    rows = (row for row in view.runs(states=(QUEUED,), limit=-1) if not paused(row, now_us))
-    queue = [row.id for row in sorted(rows, key=lambda row: (row.queued_us or 0, row.id))]
-    before = queue.index(run.id) if run.id in queue else 0  # it may have started since its row was read
-    return Wait("queue", run, position=1 + before, blocker=blocker, served=is_served)
+    return Wait("queue", run, position=1 + view.queued_before(run, now_us), blocker=blocker, served=is_served)
 
 
 def _activity(view: View, run: RunRow, manager: Manager | None) -> str:

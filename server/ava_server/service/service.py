@@ -158,7 +158,8 @@ class Service:
         now_us = time.time_ns() // 1000
 
         def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
-            asks = [row for row in view.runs(user=self._session.user, states=(QUEUED,)) if awaited(row, now_us)]
+            held_up = view.runs(user=self._session.user, states=(QUEUED,), paused_at_us=now_us)
+            asks = [row for row in held_up if awaited(row, now_us)]
             running = view.runs(user=self._session.user, states=(RUNNING,))
             silent = [row for row in running if waits_for_resume(view, row, now_us)]
             return asks, silent, view.unfetched(self._session.user)

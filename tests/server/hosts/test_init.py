@@ -145,7 +145,7 @@ async def test_without_a_model_the_proposal_says_how_to_add_one_and_a_new_key_wo
     root, folder = tmp_path / "data", tmp_path / "folder"
     folder.mkdir()
     (folder / "notes.md").write_text("The ferry leaves at six.\n")
-    asked = {"role": "code_reviewer", "task": "When does the ferry leave?", "workspace": str(folder)}
+    asked = {"role": "researcher", "task": "When does the ferry leave?", "workspace": str(folder)}
     with anyio.fail_after(60):
         async with connected(root, cwd=tmp_path, name="claude-ai") as host:
 
