@@ -95,7 +95,7 @@ class Backend(Protocol):
         """Open a connection that only reads a log, to verify it. Blocking.
 
         Raises:
-            StoreUnavailable: There is no log, or of an older schema.
+            StoreUnavailable: There is no log, or its schema is older.
             SchemaNewer: A newer program has migrated it.
         """
         ...

@@ -155,7 +155,7 @@ class PostgresBackend:
         elif known != log_id:
             raise DataRootRefused(
                 f"{self.place} has another log than the one that {self._root} has used until now: give the address of"
-                f" that one, or use another data root. To join this log for good, remove {mark}"
+                f" that one, or use another data root. To use this log from now on, remove {mark}"
             )
         self._place.check(log_id, head, head)
 
@@ -171,7 +171,7 @@ class PostgresBackend:
         """Open a connection that only reads a log, to verify it.
 
         Raises:
-            StoreUnavailable: There is no log, or of an older schema.
+            StoreUnavailable: There is no log, or its schema is older.
             SchemaNewer: A newer program has migrated it.
         """
         with self._opened() as (db, _conn):

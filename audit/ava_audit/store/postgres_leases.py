@@ -35,7 +35,7 @@ RENEWALS = 4
 KNOWN_S = 0.3
 """How long what was read about other processes is used again."""
 FORGET_AFTER_S = 600
-"""How long the row of a dead process stays, for whoever looks at the table."""
+"""How long the row of a dead process stays, for people who look at the table."""
 _RENEW = """
 INSERT INTO leases (name, kind, host, pid, address, offers, lease_ms, renewed_at)
 VALUES (%(name)s, %(kind)s, %(host)s, %(pid)s, %(address)s, %(offers)s, %(lease_ms)s, clock_timestamp())

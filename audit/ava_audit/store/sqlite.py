@@ -83,7 +83,7 @@ class SqliteBackend:
         """Open a connection that only reads a log, to verify it.
 
         Raises:
-            StoreUnavailable: There is no log, or of an older schema.
+            StoreUnavailable: There is no log, or its schema is older.
             SchemaNewer: A newer program has migrated it.
         """
         path = self.path
@@ -201,7 +201,7 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
     try:
         target.touch(mode=0o600, exist_ok=False)
         with contextlib.closing(connect(path, readonly=True)) as db, contextlib.closing(connect(target)) as copy:
-            db.execute("BEGIN")  # one snapshot, so that a commit meanwhile does not begin the copy anew
+            db.execute("BEGIN")  # one snapshot, so that a commit meanwhile does not restart the copy
             db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             db.backup(copy, pages=COPIED_PAGES, progress=progress)
         fd = os.open(target, os.O_RDONLY)
