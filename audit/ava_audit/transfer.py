@@ -1,7 +1,7 @@
 """Moving a whole log from one database to another: every entry with its content and hashes, as lines of JSON.
 
-The file is what the mirror writes for the entries of a log, in their order and without a gap. Nothing is computed again:
-an import checks each line and the chain, stores what the lines say, and rebuilds the tables that follow from it.
+The file is what the mirror writes for the entries of a log, in their order and without a gap. Nothing is computed
+again: an import checks each line and the chain, stores what the lines say, and rebuilds the tables that follow from it.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ noticed. `store.py` and `writer.py` know nothing else about it.
 from __future__ import annotations
 
 import os
+import stat
 import tomllib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -214,9 +215,11 @@ def database_url(root: Path) -> str:
         return given.strip()
     path = root / "config.toml"
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise DataRootRefused(f"{path} is not a regular file; `ava doctor` tells more")
         found = tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError) as error:
-        raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava config` tells more") from None
+        raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
     return found.strip() if isinstance(found, str) else ""
