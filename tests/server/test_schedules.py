@@ -12,7 +12,8 @@ from typing import get_args
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from support.schedules import DAY_CAPS, DAY_US, MOST_RUNS, SETTLEMENTS, USERS, Processes, came, played
+from support.schedules import DAY_CAPS, DAY_US, MOST_RUNS, PROCESSES, SETTLEMENTS, USERS, Processes, came, played
+from support.store_process import store_processes
 
 from ava_audit.events import Ending
 from ava_server.budget.caps import CapName, Slots
@@ -252,7 +253,8 @@ QUICK = settings(max_examples=15, stateful_step_count=40, deadline=None)
 def test_no_schedule_exceeds_a_cap_or_gives_a_run_two_owners() -> None:
     long = settings.get_current_profile_name() == "long"
     Schedule.TestCase.settings = settings() if long else QUICK
-    Schedule.TestCase("runTest").runTest()
+    with store_processes(PROCESSES) as Schedule.running:
+        Schedule.TestCase("runTest").runTest()
     if long:
         print(f"{played.total():,} steps: {dict(played.most_common())}; of these {dict(came.most_common())}")
         assert played.total() >= 10_000

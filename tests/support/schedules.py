@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar, cast
 from unittest.mock import patch
 
 import pytest
@@ -34,6 +34,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import RunRow
+from ava_audit.store.backend import backend_of
 from ava_audit.store.instances import Membership
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
@@ -74,6 +75,7 @@ from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
 from support.databases import write_config
 from support.ledger import Call, Ledger, Run
+from support.store_process import ProcessStore, StoreProcess
 from support.transitions import Before, before, compare, facts_of
 
 T = TypeVar("T")
@@ -90,7 +92,9 @@ SETTLEMENTS = (
 """How a call is settled; how often each stands here is how often it comes."""
 MOST_RUNS = 14
 ASK_S, HARD_CAP = 600, 40_000
-STORES = 3
+PROCESSES = 3
+UNITS = {"max_cost_cents": 100}
+"""The runs of these schedules cost less than a cent each, and caps are proposed in whole cents."""
 LEASE_S = 3_600.0
 """Instances of these schedules do not renew their leases; those that are to die give them back."""
 played: Counter[str] = Counter()
@@ -124,7 +128,7 @@ class Instance:
 
     name: str
     lock: Membership
-    store: Store
+    store: ProcessStore
     alive: bool = True
 
 
@@ -141,22 +145,54 @@ def look(view: View) -> Seen:
     return Seen({scope: (spent, held) for scope, spent, held in buckets}, {run.id: run for run in view.runs()})
 
 
+@dataclass(frozen=True)
+class Watched(Generic[T]):
+    """The value of a command, what it did to some runs, and how these were before."""
+
+    value: T
+    acts: list[tuple[Before, list[type[Fact]]]]
+
+
+def _at(now_us: int, command: Command[T]) -> Command[T]:
+    return lambda view, _now_us: command(view, now_us)
+
+
+def _watched(
+    cause: Cause, command: Command[T], runs: list[str], gone: frozenset[str], instance: str | None
+) -> Command[Watched[T]]:
+    def watched(view: View, now_us: int) -> Outcome[Watched[T]]:
+        was = [before(view, run_id, cause, now_us, gone, instance) for run_id in runs]
+        outcome = command(view, now_us)
+        acts = [(each, facts_of(each.run.id, outcome.events)) for each in was]
+        return Outcome(Watched(outcome.value, acts), outcome.events)
+
+    return watched
+
+
+def _set_units() -> None:
+    cast("dict[str, int]", extension.UNITS).update(UNITS)
+
+
 class Processes(RuleBasedStateMachine):
-    """Several processes and two users on one data root, through three stores on one log; the rules are a test's."""
+    """Several processes and two users on one data root; the rules are a test's.
+
+    `running` has the processes, each with the log open. An instance is a lock or a lease, and one of the processes.
+    """
+
+    running: ClassVar[list[StoreProcess]] = []
 
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
-        # The runs of these schedules cost less than a cent each, and caps are proposed in whole cents.
-        self.stack.enter_context(patch.dict(extension.UNITS, max_cost_cents=100))
+        self.stack.enter_context(patch.dict(extension.UNITS, UNITS))
         self.root = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         write_config(self.root, "")
         self.portal = self.stack.enter_context(start_blocking_portal())
-        self.stores = [
-            self.stack.enter_context(self.portal.wrap_async_context_manager(Store.open(self.root)))
-            for _ in range(STORES)
-        ]
-        self.locks = self.stores[0].instances(self.root / "instances", LEASE_S)
+        self.stores = [self.portal.call(process.open, self.root) for process in self.running]
+        for process in self.running:
+            self.stack.callback(self.portal.call, process.close)
+            self.portal.call(process.call, _set_units)
+        self.locks = backend_of(self.root).instances(self.root / "instances", LEASE_S)
         self.stack.callback(self.locks.close)
         self.instances: list[Instance] = []
         self.owners: dict[str, Owner] = {}
@@ -173,11 +209,18 @@ class Processes(RuleBasedStateMachine):
 
     def at(self, command: Command[T]) -> Command[T]:
         """The command at the machine's time of day."""
-        return lambda view, _now_us: command(view, self.now_us)
+        return _at(self.now_us, command)
 
-    def do(self, kind: str, command: Command[T], store: Store | None = None) -> T:
+    def do(self, kind: str, command: Command[T], store: ProcessStore | None = None) -> T:
         self.begin(kind)
-        return self.portal.call((store or self.stores[self.made % STORES]).do, self.at(command))
+        return self.noted(self.portal.call((store or self.stores[self.made % len(self.stores)]).do, self.at(command)))
+
+    def noted(self, value: T) -> T:
+        """The value of a command; what it did to watched runs is kept for `check`."""
+        while isinstance(value, Watched):
+            self.acts += value.acts
+            value = value.value
+        return value
 
     def moving(
         self,
@@ -189,13 +232,7 @@ class Processes(RuleBasedStateMachine):
     ) -> Command[T]:
         """The command; what it does to these runs is compared with the table of transitions by `check`."""
 
-        def watched(view: View, now_us: int) -> Outcome[T]:
-            was = [before(view, run.id, cause, now_us, gone, instance) for run in runs]
-            outcome = command(view, now_us)
-            self.acts += [(each, facts_of(each.run.id, outcome.events)) for each in was]
-            return outcome
-
-        return watched
+        return cast("Command[T]", _watched(cause, command, [run.id for run in runs], gone, instance))
 
     def begin(self, kind: str) -> None:
         played[kind] += 1
@@ -294,7 +331,7 @@ class Processes(RuleBasedStateMachine):
     def joins(self) -> None:
         self.begin("join")
         own = self.locks.join()
-        self.instances.append(Instance(own.name, own, self.stores[len(self.instances) % STORES]))
+        self.instances.append(Instance(own.name, own, self.stores[len(self.instances) % len(self.stores)]))
 
     def dies(self, instance: Instance) -> None:
         """Its lock is free. What it had in flight stays so, until somebody takes its runs over."""
@@ -324,7 +361,10 @@ class Processes(RuleBasedStateMachine):
         agent = Who("sess-1", run.id, run.user, "ava")
         turn = self.stale[-1].turn if self.stale and self.stale[-1].run_id == run.id else row.turns
         self.owners[run.id] = Owner(
-            run.id, RunLog(instance.store, row, agent, History(run.id)), instance.name, max(turn, row.turns)
+            run.id,
+            RunLog(cast("Store", instance.store), row, agent, History(run.id)),
+            instance.name,
+            max(turn, row.turns),
         )
 
     def dispossess(self, run: Run) -> None:
@@ -383,7 +423,7 @@ class Processes(RuleBasedStateMachine):
         nobody = run.state == "queued" or (run.state == "running" and run.instance in gone)
         command = self.moving("abandon", end_overdue(run.id, gone), run, gone=gone)
         self.begin("abandon")
-        done = self.portal.call(self.stores[0].do, lambda view, _now_us: command(view, now_us))
+        done = self.noted(self.portal.call(self.stores[0].do, _at(now_us, command)))
         assert done is (nobody and now_us - since_us >= DAY_US)
         if done:
             came["abandoned"] += 1
@@ -480,7 +520,7 @@ class Processes(RuleBasedStateMachine):
         until_us = self.now_us + seconds * 1_000_000
         fact = RunPaused(not_before_us=until_us, why="the provider's limit", active_us=1)
         command = self.moving("pause", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
-        assert self.portal.call(owner.log.do, self.at(command)) is not run.cancel_asked
+        assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             run.state, run.instance, run.not_before_us = "queued", None, until_us
             self.dispossess(run)
@@ -498,12 +538,12 @@ class Processes(RuleBasedStateMachine):
         self.begin("ask")
         short = Shortage("max_cost_cents", step, 1.0)
         self.made += 1
-        number = f"E-{self.made:08x}"
+        number, limits, now_us = f"E-{self.made:08x}", self.extensions(), self.now_us
 
         def query(view: View) -> ExtensionAsked | None:
             row = view.run(run.id)
             assert row is not None
-            return extension_request(view, row, short, self.extensions(), number, self.now_us)
+            return extension_request(view, row, short, limits, number, now_us)
 
         fact = self.portal.call(owner.log.read, query)
         if fact is None:
@@ -512,7 +552,7 @@ class Processes(RuleBasedStateMachine):
         assert run.cap < fact.proposed <= min(HARD_CAP, self.ledger.room(run, self.now_us))
         assert fact.proposed >= run.cost + step, "less would help nothing"
         command = self.moving("ask", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
-        assert self.portal.call(owner.log.do, self.at(command)) is not run.cancel_asked
+        assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             came["asks"] += 1
             run.state, run.instance, run.not_before_us = "queued", None, fact.expires_us
@@ -545,7 +585,7 @@ class Processes(RuleBasedStateMachine):
         expires_us = self.now_us + ASK_S * 1_000_000
         fact = QuestionAsked(question_id=f"Q-{self.made:08x}", call_id="c1", expires_us=expires_us, active_us=1)
         command = self.moving("question", pause(owner.log.fence, owner.log.who, fact), run, instance=owner.instance)
-        assert self.portal.call(owner.log.do, self.at(command)) is not run.cancel_asked
+        assert self.noted(self.portal.call(owner.log.do, self.at(command))) is not run.cancel_asked
         if not run.cancel_asked:
             came["asks a question"] += 1
             run.state, run.instance, run.not_before_us = "queued", None, expires_us
@@ -569,13 +609,15 @@ class Processes(RuleBasedStateMachine):
         run = self.ledger.runs[owner.run_id]
         self.begin(f"end: {status}")
         events = tuple(self.ending(owner, status))
-        command = self.moving("end", lambda _view, _now_us: Outcome(None, events), run, instance=owner.instance)
-        self.portal.call(owner.log.do, self.at(command))
+        command: Command[None] = lambda _view, _now_us: Outcome(None, events)  # noqa: E731
+        command = self.moving("end", command, run, instance=owner.instance)
+        self.noted(self.portal.call(owner.log.do, self.at(command)))
         self.ledger.end(run, status)
         self.dispossess(run)
 
     def ending(self, owner: Owner, status: Ending) -> list[Event]:
-        row = self.portal.call(owner.log.read, lambda view: view.run(owner.run_id))
+        run_id = owner.run_id
+        row = self.portal.call(owner.log.read, lambda view: view.run(run_id))
         assert row is not None
         ended = RunResult(status, status)
         result = build_result(row, owner.log.history, ended, [], 1.0)
@@ -606,7 +648,7 @@ class Processes(RuleBasedStateMachine):
     # -- what must hold ------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        seen = self.portal.call(self.stores[self.made % STORES].read, look)
+        seen = self.portal.call(self.stores[self.made % len(self.stores)].read, look)
         self.ledger.check_accounts(seen.buckets)
         for was, written in self.acts:
             compare(was, written, seen.runs[was.run.id])
