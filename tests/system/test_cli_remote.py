@@ -265,7 +265,7 @@ async def test_a_shown_result_counts_as_fetched_and_a_look_does_not(tmp_path: Pa
 async def test_commands_of_a_data_root_refuse_another_server_and_say_where_they_work(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         url, elsewhere = there.server.base, tmp_path / "elsewhere"
-        for args in (("erase", there.ended), ("verify",), ("run", "custom", "x"), ("resume", there.works), ("roles",),
+        for args in (("erase", there.ended), ("verify",), ("run", "custom", "x"), ("roles",),
                      ("logs", "export", "-o", "-"), ("key", "list"), ("config", "list"), ("doctor",)):  # fmt: skip
             name = " ".join(args[:2]) if args[1:2] == ("export",) else args[0]
             for words in (("--url", url, *args), (*args, "--url", url), (*args, f"--url={url}")):

@@ -74,11 +74,17 @@ def ui(tmp_path: Path) -> Generator[Ui]:
 
 
 def end(there: Ui) -> None:
-    """End the server, if one runs."""
-    if there.path.exists() and pages_server(there.root).port() is not None:
-        with suppress(OSError):
+    """End the server, if one runs; of two that began at once, the other one follows it for a moment."""
+
+    def gone() -> bool:
+        if pages_server(there.root).port() is None:
+            return True
+        with suppress(OSError, IndexError, ValueError):  # its record is being written
             os.kill(there.process, signal.SIGTERM)
-        until(lambda: pages_server(there.root).port() is None)
+        return False
+
+    if there.path.exists():
+        until(gone)
 
 
 def until(found: Callable[[], object], within_s: float = 30) -> None:
