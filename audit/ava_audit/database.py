@@ -172,8 +172,14 @@ class Database(Protocol):
         """Remove what is left of forgotten words in the index, a few pages at a time; False if nothing is left."""
         ...
 
-    def words_condition(self, query: IndexQuery, /) -> tuple[str, list[object]]:
-        """Return the SQL condition on `words` for a query of the text index, and its values."""
+    def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
+        """Return the SQL condition on `words` for a query of the text index, and its values.
+
+        Args:
+            query: The query.
+            near: Leave out entries far from this range (after the first `seq`, up to the second), so that the index
+                need not find them.
+        """
         ...
 
     @property

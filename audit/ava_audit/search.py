@@ -34,10 +34,12 @@ _FEW = 1_000
 """Counting so many entries of a time range takes a tenth of a millisecond."""
 ALWAYS = "1 = 1"
 """The condition of a query without conditions on `events`."""
-NEAR = 1_000
+NEAR = 400
 """Newest entries that are compared one by one where the text index is not in the order of the log."""
-FREQUENT = 5
-"""Entries found among those, from which on it costs less to compare more than to ask the index for all."""
+BLOCK = 16_384
+"""Of how many entries before those the index is asked first."""
+RARE = 5
+"""Entries found among those, up to which the index is asked for all the rest."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,8 @@ class Conditions:
     Attributes:
         where: SQL conditions on `events`; true if there are none.
         values: Their values.
+        rest: Those of them that are compared even with the index.
+        rest_values: Their values.
         index_query: All conditions as a query of the log's text index.
         text_query: Type, text and severity alone, for an index of entries that meet `where`.
         impossible: No entry can match, e.g. a search text without any word.
@@ -172,7 +176,10 @@ class Conditions:
 
     def __init__(self, query: LogQuery) -> None:
         types = type_filter(query.types)
-        parts, self.values = [ALWAYS], list[Any]()
+        # A run belongs to one user and one session: asking the index for these too would only cost time.
+        runs_only = bool(query.agents) and all(map(_is_run, query.agents))
+        ids = replace(query, users=(), sessions=()) if runs_only else query
+        every, rest = list[tuple[str, list[Any]]](), list[tuple[str, list[Any]]]()
         for column, wanted in (
             ("agent_id", query.agents),
             ("user_id", query.users),
@@ -180,20 +187,21 @@ class Conditions:
             ("run_id", query.runs),
         ):
             if wanted:
-                parts.append(f"{column} IN ({placeholders(wanted)})")
                 # No id has a lone surrogate or NUL, which databases do not accept: the replacement matches nothing.
-                self.values += [value.encode("utf-8", "replace").decode().replace("\0", "?") for value in wanted]
-        if query.without:
-            parts.append(f"type NOT IN ({placeholders(query.without)})")
-            self.values += query.without
-        for condition, time_us in (("+ts_us >= ?", query.since_us), ("+ts_us < ?", query.until_us)):
-            if time_us is not None:
-                parts.append(condition)
-                self.values.append(time_us)
-        self.where = " AND ".join(parts)
-        # A run belongs to one user and one session: asking the index for these too would only cost time.
-        runs_only = bool(query.agents) and all(map(_is_run, query.agents))
-        ids = replace(query, users=(), sessions=()) if runs_only else query
+                values = [value.encode("utf-8", "replace").decode().replace("\0", "?") for value in wanted]
+                every.append((f"{column} IN ({placeholders(wanted)})", values))
+                # Who may read an entry is compared as it is stored: an index may have hashes.
+                rest += [] if column == "agent_id" else every[-1:]
+        for condition, given in (
+            (f"type NOT IN ({placeholders(query.without)})", [*query.without]),
+            ("+ts_us >= ?", [] if query.since_us is None else [query.since_us]),
+            ("+ts_us < ?", [] if query.until_us is None else [query.until_us]),
+        ):
+            if given:
+                every.append((condition, given))
+                rest.append((condition, given))
+        self.where, self.values = _joined(every)
+        self.rest, self.rest_values = _joined(rest)
         text = match_expression(types=types, level=query.level, search=query.search)
         self.impossible = text.impossible
         self.text_query = text.expression
@@ -201,6 +209,11 @@ class Conditions:
             agents=ids.agents, users=ids.users, sessions=ids.sessions, types=types, level=query.level,
             search=query.search,
 )  # fmt: skip
+
+
+def _joined(parts: Sequence[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
+    """Return conditions as one, with all their values."""
+    return " AND ".join([ALWAYS, *(part for part, _ in parts)]), [value for _, values in parts for value in values]
 
 
 async def _read(store: Store, query: Query[T]) -> T:
@@ -234,38 +247,37 @@ def _indexed(view: View, conditions: Conditions, low: int, high: int, wanted: in
     """Return the newest matching entries of the text index.
 
     An index that is not in the order of the log finds all entries with a word before the newest of them are known, and
-    a database cannot know how rare a word is. So the newest entries are compared one by one: what is frequent is found
-    there, and only the rest is asked of the index.
+    a database cannot know how rare a word is. So the newest entries are compared one by one, where what is frequent is
+    found; then the index is asked for longer and longer ranges, and for everything once little is found.
     """
     if view.words_in_order or not conditions.index_query:
         return [*_select(view, conditions, low, high, wanted, use_index=True)]
-    rows: list[Any] = []
-    slice_ = NEAR
-    while high > low and len(rows) < wanted:
-        start = max(low, high - slice_)
-        found = [*_select(view, conditions, start, high, wanted - len(rows), use_index=True)]
+    start = max(low, high - NEAR)
+    rows = [*_select(view, conditions, start, high, wanted, use_index=True)]
+    size = BLOCK
+    while start > low and len(rows) < wanted:
+        start, high = max(low, start - size), start
+        found = [*_among(view, conditions, start, high, wanted - len(rows))]
         rows += found
-        if len(rows) < wanted and len(found) * NEAR < FREQUENT * slice_:
-            return [*rows, *_rarely(view, conditions, low, start, wanted - len(rows))]
-        high, slice_ = start, 2 * slice_
+        size = 2 * size if len(found) > RARE else high
     return rows
 
 
-def _rarely(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> Iterator[Any]:
-    """Yield the newest matching entries, found all by the text index."""
+def _among(view: View, conditions: Conditions, low: int, high: int, wanted: int) -> Iterator[Any]:
+    """Yield the newest matching entries of a range, after the index has found all that are there."""
     assert conditions.index_query is not None
-    key, (matching, values) = view.words_key, view.words_condition(conditions.index_query)
+    key, (matching, values) = view.words_key, view.words_condition(conditions.index_query, (low, high))
     # Without "+ 0", Postgres may read all entries in their order until it has found enough.
     found = f"SELECT {key} AS seq FROM words WHERE {matching} AND {key} > ? AND {key} <= ?"  # noqa: S608
     most, few = [*values, low, high], f"ORDER BY {key} + 0 DESC LIMIT ?"
-    if conditions.where == ALWAYS:
+    if conditions.rest == ALWAYS:
         sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found} {few}) ORDER BY seq DESC"  # noqa: S608
         return view.select(sql, *most, wanted)
     sql = (
-        f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found}) AND {conditions.where}"  # noqa: S608
+        f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq IN ({found}) AND {conditions.rest}"  # noqa: S608
         " ORDER BY seq + 0 DESC LIMIT ?"
     )
-    return view.select(sql, *most, *conditions.values, wanted)
+    return view.select(sql, *most, *conditions.rest_values, wanted)
 
 
 def _bounds(view: View, query: LogQuery, head: int) -> tuple[int, int]:

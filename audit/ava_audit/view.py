@@ -373,9 +373,9 @@ class View:
         """Whether the text index finds entries in the order of the log."""
         return self._db.words_in_order
 
-    def words_condition(self, query: IndexQuery) -> tuple[str, list[object]]:
-        """Return the SQL condition for a query of the text index, and its values."""
-        return self._db.words_condition(query)
+    def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None) -> tuple[str, list[object]]:
+        """Return the SQL condition for a query of the text index, and its values; see `Database.words_condition`."""
+        return self._db.words_condition(query, near)
 
     def _one(self, sql: str, *values: object) -> tuple[Any, ...]:
         return next(self.select(sql, *values))

@@ -19,7 +19,7 @@ from support.postgres import PostgresServer
 from ava_audit.database import IndexRow
 from ava_audit.entries import Entry, content_of
 from ava_audit.events import UserMessage
-from ava_audit.store.postgres_words import Tokenizer, joined, keys_of
+from ava_audit.store.postgres_words import BLOCK_BITS, Tokenizer, block_of, joined, keys_of
 from ava_audit.store.store import Store
 from ava_audit.text_index import index_row
 from scale_parts.figures import Figures
@@ -47,7 +47,8 @@ INSERT INTO events ({_HEADER})
     SELECT seq, seq * 1000, 'sess-1', agent, 'ben', 'UserMessage', 1, 'ava', content, ''::bytea, ''::bytea
     FROM generate_series(1, {{entries}}) AS seq JOIN pool ON number = seq % {POOL} ORDER BY seq;
 INSERT INTO words (entry, keys, text)
-    SELECT seq, keys, text FROM generate_series(1, {{entries}}) AS seq JOIN pool ON number = seq % {POOL} ORDER BY seq;
+    SELECT seq, array_append(keys, block), text FROM generate_series(1, {{entries}}) AS seq
+    JOIN pool ON pool.number = seq % {POOL} JOIN blocks ON blocks.number = seq >> {BLOCK_BITS} ORDER BY seq;
 CREATE INDEX words_keys ON words USING gin (keys) WITH (gin_pending_list_limit = 128);
 INSERT INTO progress (name, seq) VALUES ('words', {{entries}});
 ANALYZE;
@@ -90,5 +91,9 @@ def _fill_postgres(url: str, entries: int) -> None:
         with db.cursor().copy("COPY pool FROM STDIN") as copy:
             for number, agent, content, row in _pool():
                 words = split.words(row[-1])
-                copy.write_row((number, agent, content, keys_of(row, words), joined(words)))
+                keys = [key for key in keys_of(row, words) if key != block_of(number)]
+                copy.write_row((number, agent, content, keys, joined(words)))
+        db.execute("CREATE TEMP TABLE blocks (number bigint PRIMARY KEY, block bigint)")
+        blocks = [(number, block_of(number << BLOCK_BITS)) for number in range((entries >> BLOCK_BITS) + 1)]
+        db.cursor().executemany("INSERT INTO blocks VALUES (%s, %s)", blocks)
         db.execute(_POSTGRES.format(entries=entries))

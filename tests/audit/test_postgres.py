@@ -22,6 +22,7 @@ from support.log import Life, said, write, write_each, write_texts, writing
 from ava_audit.database import Database
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.maintenance import index_new_entries
+from ava_audit.search import LogQuery, search
 from ava_audit.store import backend, locks, store
 from ava_audit.store import store as stores
 from ava_audit.store.store import Outcome
@@ -714,3 +715,15 @@ def test_both_tell_their_size_on_the_disk(server: PostgresServer, both: tuple[Pa
     assert sizes(here, "") == files and files["database"] > 0
     assert list(sizes(there, server.database(there))) == ["database"]
     assert sizes(there, server.database(there))["database"] > 1_000_000, "the catalogs of a new database alone are more"
+
+
+async def test_a_repeated_search_is_always_planned_for_its_words(url: str, tmp_path: Path) -> None:
+    async with store.Store.open(tmp_path, url) as log:
+        await write_texts(log, [f"{'otter' if number % 90 == 0 else 'heron'} {number}" for number in range(600)])
+        await index_new_entries(log)
+        for _ in range(12):
+            assert len((await search(log, LogQuery(search="otter"))).entries) == 7
+        plans = "SELECT sum(generic_plans), sum(custom_plans) FROM pg_prepared_statements"
+        searches = f"{plans} WHERE statement LIKE '% words %'"
+        ((generic, custom),) = await log.read(lambda view: list(view.select(searches)))
+    assert custom and not generic, "a plan for any word reads the whole table for a rare one"

@@ -79,7 +79,9 @@ async def test_finds_frequent_and_rare_words_alike_newest_first(
     log: Store, every: int, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ava_audit.search.NEAR", 4)
-    monkeypatch.setattr("ava_audit.search.FREQUENT", 2)
+    monkeypatch.setattr("ava_audit.search.BLOCK", 6)
+    monkeypatch.setattr("ava_audit.search.RARE", 1)
+    monkeypatch.setattr("ava_audit.store.postgres_words.BLOCK_BITS", 3)
     who = [run_who(f"S-00000{number}") for number in range(2)]
     texts = [f"{'otter' if number % every == 0 else 'heron'} {number}" for number in range(60)]
     await write(log, *(said(text, who[number % 2]) for number, text in enumerate(texts)))

@@ -117,7 +117,7 @@ class SqliteDatabase(sqlite3.Connection):
         self.execute("INSERT INTO words (words, rank) VALUES ('merge', ?)", (pages,))
         return self.total_changes - before >= 2  # the test that SQLite's documentation gives
 
-    def words_condition(self, query: IndexQuery, /) -> tuple[str, list[object]]:
+    def words_condition(self, query: IndexQuery, _near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
         """Return the SQL condition on `words` for a query of the text index, and its values."""
         return "words MATCH ?", [query.expression]
 

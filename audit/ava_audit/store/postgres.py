@@ -360,9 +360,9 @@ class PostgresDatabase:
         """Return False: rewriting the tables does it."""
         return False
 
-    def words_condition(self, query: IndexQuery, /) -> tuple[str, list[object]]:
+    def words_condition(self, query: IndexQuery, near: tuple[int, int] | None = None, /) -> tuple[str, list[object]]:
         """Return the SQL condition on `words` for a query of the text index, and its values."""
-        return condition(query, self._split())
+        return condition(query, self._split(), near)
 
     def _split(self) -> Tokenizer:
         if self._tokenizer is None:

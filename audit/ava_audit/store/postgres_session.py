@@ -101,7 +101,8 @@ def dial(conninfo: Mapping[str, Any], *, readonly: bool, channel: str | None) ->
         conn.adapters.register_loader("numeric", _WholeLoader)
         conn.execute(SESSION)
         if readonly:
-            conn.execute("SET default_transaction_read_only = on")
+            # A plan that was made without the words of a search reads the whole table.
+            conn.execute("SET default_transaction_read_only = on; SET plan_cache_mode = force_custom_plan")
         if channel is not None:
             conn.execute(SQL("LISTEN {}").format(Identifier(channel)))
     except BaseException:

@@ -12,6 +12,9 @@ from ava_audit.database import IndexQuery, IndexRow
 
 _PARTS = re.compile("[0-9A-Za-z\x80-\U0010ffff]+")
 """Parts of a text between ASCII characters that are in no word: each is split by itself."""
+BLOCK_BITS, MOST_BLOCKS = 14, 16
+"""Each 2**14 entries are a block, and its number is a key of theirs: so the index finds the newest entries alone. A
+condition names at most so many blocks."""
 KNOWN_PARTS, LONGEST_PART = 20_000, 100
 """How many parts that are not ASCII are remembered, and up to which length."""
 
@@ -66,9 +69,14 @@ def key_of(column: str, token: str) -> int:
 
 def keys_of(row: IndexRow, words: Iterable[str] = ()) -> list[int]:
     """Return the keys of a row of the index, with these words as its text."""
-    _seq, agent, session, user, marks, _text = row
+    seq, agent, session, user, marks, _text = row
     filters = [("agent", agent), ("session", session), ("user", user), *(("marks", mark) for mark in marks.split())]
-    return sorted({*(key_of(*each) for each in filters), *(key_of("text", word) for word in words)})
+    return sorted({*(key_of(*each) for each in filters), *(key_of("text", word) for word in words), block_of(seq)})
+
+
+def block_of(seq: int) -> int:
+    """Return the key of an entry's block."""
+    return key_of("block", str(seq >> BLOCK_BITS))
 
 
 def joined(words: Iterable[str]) -> str:
@@ -76,14 +84,21 @@ def joined(words: Iterable[str]) -> str:
     return f" {' '.join(words)} "
 
 
-def condition(query: IndexQuery, tokenizer: Tokenizer) -> tuple[str, list[object]]:
-    """Return the SQL condition on `words` for a query, and its values."""
+def condition(query: IndexQuery, tokenizer: Tokenizer, near: tuple[int, int] | None = None) -> tuple[str, list[object]]:
+    """Return the SQL condition on `words` for a query, and its values; with `near`, for the blocks of that range."""
     phrases = [tokenizer.words(phrase) for phrase in query.phrases]
     if not all(phrases):  # a phrase without a word is nowhere
         return "1 = 0", []
     needed = {key_of("text", word) for words in phrases for word in words}
     parts: list[str] = []
     values: list[object] = []
+    low, high = near or (0, -1)
+    blocks = range((low + 1) >> BLOCK_BITS, (high >> BLOCK_BITS) + 1)
+    if len(blocks) == 1:
+        needed.add(block_of(high))
+    elif 0 < len(blocks) <= MOST_BLOCKS:
+        parts.append("words.keys && CAST(? AS bigint[])")
+        values.append([key_of("block", str(number)) for number in blocks])
     for column, tokens in query.filters:
         keys = [key_of(column, token) for token in tokens]
         if len(keys) == 1:
