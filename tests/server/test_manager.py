@@ -77,15 +77,18 @@ async def propose_for(tmp: Path, server: ModelServer, config: str = "", count: i
 
 async def test_three_runs_of_a_user_run_at_once_and_the_fourth_waits(tmp_path: Path) -> None:
     gates = [Gate() for _ in range(4)]
-    async with open_lab(tmp_path, [Say("done", gate=gate) for gate in gates]) as lab:
+    said = [*(Say("done", gate=gate) for gate in gates), Say("done"), Say("done")]
+    async with open_lab(tmp_path, said) as lab:
         run_ids = [await lab.start(task=f"number {number}") for number in range(4)]
         for gate in gates[:3]:
             await arrived(gate.arrived)
         states = sorted([(await lab.run(run_id)).state for run_id in run_ids])
         assert states == ["queued", "running", "running", "running"]
         [queued] = [run_id for run_id in run_ids if (await lab.run(run_id)).state == "queued"]
-        checked = await lab.call("check_subagent", subagent_id=queued)
-        assert checked.runs[0].queue_position == 1
+        run_ids += [await lab.start(task=f"later {number}") for number in range(2)]
+        checked = await lab.call("check_subagent")
+        positions = {run.subagent_id: run.queue_position for run in checked.runs if run.queue_position is not None}
+        assert positions == {queued: 1, run_ids[4]: 2, run_ids[5]: 3}
         gates[0].released.set()
         await arrived(gates[3].arrived)
         for gate in gates:
