@@ -7,6 +7,7 @@ day. What each action must come to, and what must hold after it, stands in `supp
 
 from __future__ import annotations
 
+import faulthandler
 from typing import get_args
 
 from hypothesis import settings
@@ -250,6 +251,7 @@ PLAYED = (
 QUICK = settings(max_examples=15, stateful_step_count=40, deadline=None)
 
 
+LONG_S = 3_000
 ROUNDS = 4
 """How often the long profile plays at most, until everything of `PLAYED` was: some of it is rare."""
 
@@ -257,6 +259,8 @@ ROUNDS = 4
 def test_no_schedule_exceeds_a_cap_or_gives_a_run_two_owners() -> None:
     long = settings.get_current_profile_name() == "long"
     Schedule.TestCase.settings = settings() if long else QUICK
+    if long:
+        faulthandler.dump_traceback_later(LONG_S, exit=True)  # instead of pytest's own, which is for one test of many
     with store_processes(PROCESSES) as Schedule.running:
         for _ in range(ROUNDS if long else 1):
             Schedule.TestCase("runTest").runTest()

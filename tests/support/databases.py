@@ -18,3 +18,11 @@ def write_config(root: Path, config: str) -> None:
         address = server.database(root).replace(f":{server.password}@", "@")
         setting = f'database_url = "{address}"\n'
     (root / "config.toml").write_text(setting + config)
+
+
+def empty_databases() -> None:
+    """Make the databases of data roots that are gone free for others."""
+    if POSTGRES:
+        from support.postgres import running_server
+
+        running_server().empty_databases()

@@ -73,7 +73,7 @@ from ava_server.runs.lifecycle import (
 from ava_server.runs.log import RunLog
 from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
-from support.databases import write_config
+from support.databases import empty_databases, write_config
 from support.ledger import Call, Ledger, Run
 from support.store_process import ProcessStore, StoreProcess
 from support.transitions import Before, before, compare, facts_of
@@ -187,6 +187,7 @@ class Processes(RuleBasedStateMachine):
         self.stack.enter_context(patch.dict(extension.UNITS, UNITS))
         self.root = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         write_config(self.root, "")
+        self.stack.callback(empty_databases)
         self.portal = self.stack.enter_context(start_blocking_portal())
         self.stores = [self.portal.call(process.open, self.root) for process in self.running]
         for process in self.running:
