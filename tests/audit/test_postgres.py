@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -563,15 +565,47 @@ async def test_an_older_copy_of_the_log_is_noticed(url: str, tmp_path: Path) -> 
                 await write(log, said("a"))
 
 
-async def test_a_full_disk_is_refused_with_what_to_do(url: str, tmp_path: Path) -> None:
-    def full(_db: Database) -> None:
-        raise psycopg.errors.DiskFull("could not extend file: No space left on device")
+@contextmanager
+def small_disk(server: PostgresServer) -> Iterator[tuple[str, Path]]:
+    """A database on a disk of a few megabytes; yields its address and where the disk is."""
+    folder = server.folder_of_its_own("small")
+    try:
+        mount("-t", "tmpfs", "-o", "size=14m", "none", str(folder))
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    try:
+        place = server.folder_of_its_own("small/space")
+        with psycopg.connect(server.url("postgres"), autocommit=True) as conn:
+            conn.execute(f"CREATE TABLESPACE small LOCATION '{place}'")
+            conn.execute("CREATE DATABASE small TABLESPACE small")
+            yield server.url("small"), folder
+            conn.execute("DROP DATABASE small WITH (FORCE)")
+            conn.execute("DROP TABLESPACE small")
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True, capture_output=True, timeout=20)
 
-    with anyio.fail_after(10):
+
+def mount(*args: str) -> None:
+    subprocess.run(["mount", *args], check=True, capture_output=True, timeout=20)
+
+
+@pytest.mark.slow
+async def test_a_full_disk_is_refused_with_what_to_do_and_nothing_is_lost(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with small_disk(server) as (url, disk), anyio.fail_after(60):
         async with store.Store.open(tmp_path, url) as log:
+            dice, written = random.Random(1), 0
             with pytest.raises(StoreUnavailable, match=r"disk of the Postgres server is full.*free some space"):
-                await log.maintain(full)
+                for _ in range(200):
+                    await write(log, said(dice.randbytes(60_000).hex()))
+                    written += 1
+            assert written > 0 and log.head == written
+            await anyio.to_thread.run_sync(mount, "-o", "remount,size=64m", str(disk))
             await write(log, said("after"))
+            assert log.head == written + 1
+        report = await anyio.to_thread.run_sync(checked, tmp_path, url, monkeypatch)
+        assert report.ok and report.entries == written + 1
 
 
 async def test_an_erasure_leaves_no_text_in_the_tables_of_the_server(
