@@ -70,7 +70,7 @@ class PostgresServer:
         """Make a server and start it."""
         bin_folder = programs()
         assert bin_folder is not None
-        server = cls(Path(tempfile.mkdtemp(prefix="ava-pg-")), _free_port(), secrets.token_hex(8), bin_folder)
+        server = cls(Path(tempfile.mkdtemp(prefix="ava-pg-")), free_port(), secrets.token_hex(8), bin_folder)
         _give(server.folder)
         secret = server.folder / "password"
         secret.write_text(server.password)
@@ -194,7 +194,8 @@ def _give(path: Path) -> None:
             os.chown(each, account["user"], account["group"])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nothing uses at this moment."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

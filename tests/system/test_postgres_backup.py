@@ -16,13 +16,13 @@ from support.log import Life, said, write, write_each
 from support.stdio import until
 from support.terminal import ava
 
-from ava_audit.errors import LogMoved
+from ava_audit.errors import LogMoved, StoreUnavailable
 from ava_audit.store import backend
 from ava_audit.store.store import Store
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.postgres import USER, PostgresServer, missing  # noqa: E402
+from support.postgres import USER, PostgresServer, free_port, missing  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -153,6 +153,27 @@ async def test_a_base_backup_with_its_wal_restores_any_moment_and_running_server
     async with Store.open(root, url) as store:
         await write(store, said("it goes on"))
     assert noted not in verified(root, url)
+
+
+async def test_a_replica_is_refused_and_the_primary_is_asked_for(server: PostgresServer, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    root.mkdir(mode=0o700)
+    name = server.database(root).rpartition("/")[2]
+    async with Store.open(root, server.url(name)) as store:
+        await write(store, said("on the primary"))
+    folder = server.folder_of_its_own("replica")
+    await run(server, "pg_basebackup", *at(server), "-R", "-c", "fast", "-D", folder / "data")
+    replica = PostgresServer(folder, free_port(), server.password, server.bin)
+    replica.configure(f"port = {replica.port}", f"unix_socket_directories = '{folder}'")
+    server.folder_of_its_own("replica")  # with all that is in it
+    replica.start()
+    try:
+        assert not is_primary(replica)
+        with pytest.raises(StoreUnavailable, match=r"only reads.*address of the primary server"):
+            async with Store.open(root, replica.url(name)):
+                pass
+    finally:
+        replica.remove()
 
 
 def asked(server: PostgresServer, sql: LiteralString) -> Any:
