@@ -6,6 +6,7 @@ async with left_behind(tmp_path / "cut", entries[:40], server) as lab:
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from ava_audit.entries import Entry
 from ava_audit.events import Event, Fence
 from ava_audit.store.store import Outcome, Store
+from ava_server.core.data_root import DataRoot
 from support.databases import write_config
 from support.model_server import ModelServer
 from support.runtime import Lab, open_lab
@@ -31,6 +33,8 @@ async def left_behind(folder: Path, entries: Sequence[Entry], server: ModelServe
     """Write entries into a new data root, and open a runtime on it that goes on with what they leave unfinished."""
     (folder / "data").mkdir(parents=True, mode=0o700)
     write_config(folder / "data", "")
+    if (named := DataRoot(folder.parent / "data").origin).exists():  # it is the same machine
+        shutil.copy(named, DataRoot(folder / "data").origin)
     async with Store.open(folder / "data") as store:
         for entry in entries:
             await store.do(lambda _view, _now, entry=entry: Outcome(None, (as_event(entry),)))  # type: ignore[misc]
