@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from unittest.mock import patch
 
 import pytest
@@ -52,6 +53,9 @@ class Log:
         self.spent = 0
         self._seq = 0
 
+    def close(self) -> None:
+        self.db.close()
+
     def write(self, fact: Fact | None, run_id: str = RUN, cost: int | None = None, agent: str = RUN) -> int:
         """Append an entry; None is one whose content was erased."""
         self._seq += 1
@@ -87,8 +91,9 @@ class Log:
 
 
 @pytest.fixture
-def log() -> Log:
-    return Log()
+def log() -> Generator[Log]:
+    with closing(Log()) as log:
+        yield log
 
 
 STEPS = st.lists(st.one_of(st.none(), st.integers(0, 1_000)), max_size=12)
@@ -102,26 +107,27 @@ STEPS = st.lists(st.one_of(st.none(), st.integers(0, 1_000)), max_size=12)
 def test_paging_shows_each_entry_once_while_others_are_written(
     first: list[int | None], later: list[list[int | None]], size: int, order: Order
 ) -> None:
-    log, writes = Log(), iter(later)
-    log.grow(first)
-    with patch.object(timeline, "PAGE_ENTRIES", size):
-        page = log.page(Place(order))
-        newer, seen = page.newer, log.check(page.items)
-        while page.next is not None:
+    writes = iter(later)
+    with closing(Log()) as log:
+        log.grow(first)
+        with patch.object(timeline, "PAGE_ENTRIES", size):
+            page = log.page(Place(order))
+            newer, seen = page.newer, log.check(page.items)
+            while page.next is not None:
+                log.grow(next(writes, []))
+                page = log.page(page.next)
+                seen += log.check(page.items)
+                newer = page.newer or newer
             log.grow(next(writes, []))
-            page = log.page(page.next)
-            seen += log.check(page.items)
-            newer = page.newer or newer
-        log.grow(next(writes, []))
-        assert newer is not None
-        while more := read_newer(log.view, RUN, newer):
-            if not more.items:
-                break
-            assert more.newer is not None
-            found = log.check(more.items)
-            seen = found + seen if order == "newest" else seen + found
-            newer = more.newer
-    assert seen == sorted(log.totals, reverse=order == "newest")
+            assert newer is not None
+            while more := read_newer(log.view, RUN, newer):
+                if not more.items:
+                    break
+                assert more.newer is not None
+                found = log.check(more.items)
+                seen = found + seen if order == "newest" else seen + found
+                newer = more.newer
+        assert seen == sorted(log.totals, reverse=order == "newest")
 
 
 def test_what_was_written_between_two_pages_comes_with_the_newer_ones(log: Log) -> None:
