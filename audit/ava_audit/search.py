@@ -179,7 +179,7 @@ class Conditions:
         # A run belongs to one user and one session: asking the index for these too would only cost time.
         runs_only = bool(query.agents) and all(map(_is_run, query.agents))
         ids = replace(query, users=(), sessions=()) if runs_only else query
-        every, rest = list[tuple[str, list[Any]]](), list[tuple[str, list[Any]]]()
+        parts: list[tuple[str, Sequence[Any]]] = []
         for column, wanted in (
             ("agent_id", query.agents),
             ("user_id", query.users),
@@ -189,19 +189,15 @@ class Conditions:
             if wanted:
                 # No id has a lone surrogate or NUL, which databases do not accept: the replacement matches nothing.
                 values = [value.encode("utf-8", "replace").decode().replace("\0", "?") for value in wanted]
-                every.append((f"{column} IN ({placeholders(wanted)})", values))
-                # Who may read an entry is compared as it is stored: an index may have hashes.
-                rest += [] if column == "agent_id" else every[-1:]
-        for condition, given in (
-            (f"type NOT IN ({placeholders(query.without)})", [*query.without]),
-            ("+ts_us >= ?", [] if query.since_us is None else [query.since_us]),
-            ("+ts_us < ?", [] if query.until_us is None else [query.until_us]),
-        ):
-            if given:
-                every.append((condition, given))
-                rest.append((condition, given))
-        self.where, self.values = _joined(every)
-        self.rest, self.rest_values = _joined(rest)
+                parts.append((f"{column} IN ({placeholders(wanted)})", values))
+        if query.without:
+            parts.append((f"type NOT IN ({placeholders(query.without)})", query.without))
+        for condition, time_us in (("+ts_us >= ?", query.since_us), ("+ts_us < ?", query.until_us)):
+            if time_us is not None:
+                parts.append((condition, [time_us]))
+        self.where, self.values = _joined(parts)
+        # The index knows the agents. Who may read an entry is compared as it is stored: an index may have hashes.
+        self.rest, self.rest_values = _joined(parts[1:] if query.agents else parts)
         text = match_expression(types=types, level=query.level, search=query.search)
         self.impossible = text.impossible
         self.text_query = text.expression
@@ -211,7 +207,7 @@ class Conditions:
 )  # fmt: skip
 
 
-def _joined(parts: Sequence[tuple[str, list[Any]]]) -> tuple[str, list[Any]]:
+def _joined(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]:
     """Return conditions as one, with all their values."""
     return " AND ".join([ALWAYS, *(part for part, _ in parts)]), [value for _, values in parts for value in values]
 

@@ -16,7 +16,7 @@ DONE = ("submit_result", {"summary": "done", "output": "twelve cents"})
 
 
 class Model:
-    """A script that is drawn anew for each request.
+    """A script whose next step is drawn at each request.
 
     Attributes:
         steps: How often each kind of answer was given.

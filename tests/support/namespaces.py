@@ -2,7 +2,7 @@
 
 with network_namespaces(2) as (here, there):
     ... [*there.command, "ava", "worker"] ... there.to_database, there.to_all_else ...
-    there.unplug()   # as one pulls the cable: nobody is told anything
+    there.unplug()   # neither end is told
     there.plug_in()
 
 It takes Linux, root, and `ip`.

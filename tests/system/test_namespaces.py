@@ -51,7 +51,7 @@ async def test_a_coder_works_on_another_machine_and_its_branch_comes_back_byte_f
         root = made(mine / "data", config_toml=f'database_url = "{urls[0]}"\n{CONFIG}')
         other = made(tmp_path / "other", config_toml=f'database_url = "{urls[1]}"\n{CONFIG}')
         password = {"PGPASSWORD": postgres.password}
-        model = using(f"http://{far.to_all_else}:{relay.port}/v1")  # from here, there is no way to it
+        model = using(f"http://{far.to_all_else}:{relay.port}/v1")  # only `far` can reach it
         async with (
             serving(root, before=near.command, env={**password, **model}, cwd=repository) as host,
             serving(
