@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import psycopg
 from anyio.abc import Process
+from support.processes import end
 
 if __name__ == "__main__":  # a worker: this folder is the first place where Python looks for modules
     sys.path[0] = str(Path(__file__).parents[1])
@@ -83,11 +84,7 @@ async def worker(url: str) -> AsyncGenerator[Worker]:
             await process.wait()
             tasks.cancel_scope.cancel()
     finally:
-        with anyio.CancelScope(shield=True):
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-            await process.aclose()
+        await end(process)
 
 
 @asynccontextmanager

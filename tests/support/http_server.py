@@ -25,6 +25,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import Implementation
 
 from ava_server.config.tokens import Scope, create_token
+from support.processes import end
 from support.stdio import AVA, EXIT_S, MODERN, Stderr, environment
 
 COMMAND = "serve", "--http", "--port", "0"
@@ -160,8 +161,4 @@ async def serving_http(
             yield HttpServer(child, stderr, match["pages"] or f"http://127.0.0.1:{match['port']}")
             assert "avatok_" not in stderr.text
         finally:
-            with anyio.CancelScope(shield=True):
-                if child.returncode is None:
-                    child.kill()
-                await child.wait()
-                await child.aclose()
+            await end(child)

@@ -1,4 +1,4 @@
-"""Other processes as /proc shows them: who started whom, who lives, what each was given."""
+"""Other processes: as /proc shows them (who started whom, who lives, what each was given), and how a child ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import signal
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+
+import anyio
+from anyio.abc import Process
 
 
 def children_of(pid: int) -> list[int]:
@@ -53,3 +56,12 @@ def _mark(pid: int) -> str | None:
     with suppress(OSError):  # another user's, or gone meanwhile
         return environment_of(pid).get("AVA_RUN_ID")
     return None
+
+
+async def end(process: Process) -> None:
+    """Kill a process if it still runs, and wait for its end, though its caller was cancelled."""
+    with anyio.CancelScope(shield=True):
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await process.aclose()

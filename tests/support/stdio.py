@@ -28,6 +28,7 @@ from ava_audit.store.backend import MARK
 from ava_audit.verify import verify
 from support.databases import POSTGRES, write_config
 from support.log import looking
+from support.processes import end
 
 AVA = (str(Path(sys.executable).with_name("ava")), "serve")
 """The installed command."""
@@ -242,11 +243,7 @@ async def serving(
                 await wire.initialize()
             yield wire
         finally:
-            with anyio.CancelScope(shield=True):
-                if child.returncode is None:
-                    child.kill()
-                await child.wait()
-                await child.aclose()
+            await end(child)
 
 
 # -- what is on the record --------------------------------------------------------------------------------------------

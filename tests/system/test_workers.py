@@ -13,6 +13,7 @@ import anyio
 import pytest
 from anyio.abc import Process
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
+from support.processes import end
 from support.runtime import PRICED
 from support.stdio import AVA, Stderr, assert_intact, environment, logged, made, serving, state_of, until, using
 
@@ -57,11 +58,7 @@ async def working(root: Path, url: str, base_url: str, *more: str) -> AsyncGener
             await until(lambda: "takes subagents from the Postgres database" in stderr.text, within_s=30)
             yield process
         finally:
-            with anyio.CancelScope(shield=True):
-                if process.returncode is None:
-                    process.kill()
-                await process.wait()
-                await process.aclose()
+            await end(process)
 
 
 def claims(root: Path, run: str) -> list[tuple[str, str]]:
