@@ -171,13 +171,19 @@ def prefix_bound(system: str, tools: Sequence[ToolSchema] = (), own_bytes: int =
     if tools:
         known += TOOLS_TOKENS
     for tool in tools:
-        rendered = json.dumps({"type": "function", "function": tool.as_dict()}, ensure_ascii=False, indent=4)
+        size = _tool_bound(json.dumps(tool.as_dict()))
         known += TOOL_TOKENS
         if tool.own:
-            own += escaped_bound(rendered)
+            own += size
         else:
-            rest += escaped_bound(rendered)
+            rest += size
     return known + math.ceil(own * OWN_TOKENS_PER_BYTE), rest
+
+
+@lru_cache(maxsize=256)
+def _tool_bound(tool: str) -> int:
+    """Return the most tokens of a tool, given as JSON. Templates show it indented, which Python writes slowly."""
+    return escaped_bound(json.dumps({"type": "function", "function": json.loads(tool)}, ensure_ascii=False, indent=4))
 
 
 def turn_bound(turn: Turn, wire: Callable[[Turn], Mapping[str, Any]]) -> int:
