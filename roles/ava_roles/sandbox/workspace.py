@@ -192,7 +192,7 @@ class WorkspaceRule:
 
     def refusal(self, folder: Path) -> str | None:
         """Return why a folder, with its links resolved, is refused; None if it may be a workspace. Blocks."""
-        within, given, home, data_root = self.look.is_within, str(folder), str(self.home), str(self.data_root)
+        within, given, data_root = self.look.is_within, str(folder), str(self.data_root)
         if folder.parent == folder:
             return f"{folder} is the whole file system"
         if within(folder, KERNEL):
@@ -385,7 +385,7 @@ class _Look:
             for path in side:
                 if path not in self._known:
                     try:
-                        status = os.stat(path)
+                        status = os.stat(path)  # noqa: PTH116 (a Path for each folder takes longer than asking)
                         self._known[path] = (status.st_dev, status.st_ino)
                     except OSError:
                         self._known[path] = os.path.normcase(path)
