@@ -139,9 +139,12 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
     Raises:
         WorkspaceRefused: It is not a folder, or is always refused as a workspace; says why.
     """
-    places = WorkspaceRule.of(home, data_root, None)
-    folder = _folder(places, given, ())
-    repository = _repository(places, folder)
+    return project_above(_folder(WorkspaceRule.of(home, data_root, None), given, ()), holding=holding, home=home)
+
+
+def project_above(folder: Path, *, holding: Sequence[str], home: Path) -> Path:
+    """Return the project that a folder belongs to, which may be a workspace. Blocks."""
+    repository = repository_of(folder, home)
     above = folder.parents if repository is not None else ()
     for candidate in (folder, *above):
         if any((candidate / name).is_dir() for name in holding):
@@ -183,28 +186,33 @@ class WorkspaceRule:
 
     def is_home(self, folder: Path) -> bool:
         """Tell whether a folder is anyone's home folder."""
-        parent = folder.parent
-        return (
-            self.look.is_any(str(folder), (str(self.home), *ROOT_HOMES))
-            or self.look.is_any(str(parent), HOMES)
-            or (parent.name.lower() == "users" and parent.parent == parent.parent.parent)  # C:\\Users
-        )
+        return self._is_home(_upwards(str(folder)))
+
+    def _is_home(self, upwards: Sequence[str]) -> bool:
+        """Tell whether the first of a folder and all above it is anyone's home folder."""
+        if self.look.is_any(upwards[0], (str(self.home), *ROOT_HOMES)):
+            return True
+        if len(upwards) == 1:
+            return False
+        users = len(upwards) == 3 and Path(upwards[1]).name.lower() == "users"  # C:\\Users
+        return users or self.look.is_any(upwards[1], HOMES)
 
     def refusal(self, folder: Path) -> str | None:
         """Return why a folder, with its links resolved, is refused; None if it may be a workspace. Blocks."""
         within, given, data_root = self.look.is_within, str(folder), str(self.data_root)
-        if folder.parent == folder:
+        upwards = _upwards(given)
+        if len(upwards) == 1:
             return f"{folder} is the whole file system"
         if within(folder, KERNEL):
             return f"{folder} belongs to the kernel"
         if within(folder, (data_root,)) or within(self.data_root, (given,)):
             return f"{folder} is, lies in or contains Ava's own folder {self.data_root}"
-        if self.is_home(folder):
+        if self._is_home(upwards):
             return f"{folder} is a home folder"
         if within(self.home, (given,)) or self.look.is_any(given, HOMES):
             return f"{folder} contains home folders"
         for place, part in enumerate(folder.parts):
-            if part.startswith(".") and self.is_home(Path(*folder.parts[:place])):
+            if part.startswith(".") and self._is_home(upwards[len(upwards) - place :]):
                 return f"{folder} lies in {part}, a dot-folder of a home folder"
         closed = self._closed(folder)
         if closed is None or self.allow is None:
@@ -221,17 +229,19 @@ class WorkspaceRule:
         if self.look.is_within(folder, SYSTEM):
             system = next(system for system in SYSTEM if self.look.is_within(folder, (system,)))
             return f"{system}, a system folder"
-        other = next((above for above in folder.parents if self.is_home(above) and not _is_own(above)), None)
-        return f"{other}, another user's home" if other else None
+        upwards = _upwards(str(folder))
+        for place, above in enumerate(upwards[1:], 1):
+            if self._is_home(upwards[place:]) and not _is_own(Path(above)):
+                return f"{above}, another user's home"
+        return None
 
     def _is_users(self) -> bool:
         """Tell whether the home is the user's and not a system folder: a variable may name any folder as home."""
         if self.look.is_any(str(self.home), [above for system in SYSTEM for above in _upwards(system)]):
             return False
         user = _user()
-        listed = user is not None and user.home.is_absolute() and user.home.resolve()
-        named = bool(listed) and self.look.is_any(str(listed), (str(self.home),))
-        return named or not self.look.is_within(self.home, SYSTEM)
+        listed = user is not None and user.home.is_absolute() and self.look.is_any(str(user.home), (str(self.home),))
+        return listed or not self.look.is_within(self.home, SYSTEM)
 
 
 def _found(
@@ -314,13 +324,14 @@ def _path(given: str, home: Path, relative_to: Path | None) -> Path:
 
 def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
     """Return the git repository that contains a folder, unless that is a home folder."""
-    for candidate in (folder, *folder.parents):
-        if places.is_home(candidate):
+    upwards = _upwards(str(folder))
+    for place, candidate in enumerate(upwards):
+        if places._is_home(upwards[place:]):
             return None
-        git = candidate / ".git"
         # In a worktree or submodule, .git is a file that names the repository.
+        git = Path(candidate, ".git")
         if git.is_file() or (git / "HEAD").is_file():
-            return candidate
+            return Path(candidate)
     return None
 
 

@@ -142,14 +142,14 @@ def text_bound(text: str) -> int:
     """
     if text.isascii():
         return len(text)
-    return sum(_longest(character) * count for character, count in Counter(text).items())
+    return sum([_longest(character) * count for character, count in Counter(text).items()])
 
 
 def escaped_bound(text: str) -> int:
     """Return the most tokens of a text that a chat template may escape: tool calls, and the schemas of tools."""
     if text.isascii():
         return len(text) + _ESCAPE_GROWTH * sum(map(text.count, _ESCAPED))
-    return sum(_longest_escaped(character) * count for character, count in Counter(text).items())
+    return sum([_longest_escaped(character) * count for character, count in Counter(text).items()])
 
 
 OWN_TOKENS_PER_BYTE = 0.5

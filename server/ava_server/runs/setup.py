@@ -282,18 +282,23 @@ class RunSetup:
             tools["run_bash"] = RunBash(in_worktree=True)
         return {name: tools[name] for name in config.tools}
 
-    async def with_figures(self, config: RunConfig, texts: Texts, user: str) -> RunConfig:
-        """Return the configuration of a proposal with the least cost cap, and with the turns that its cap buys.
+    def with_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
+        """Return the configuration of a proposal with the least cost cap, and with the turns that its cap buys. Blocks.
+
+        Args:
+            config: The resolved configuration.
+            texts: Its texts.
+            user: Whose run it would be.
+            tokens_per_byte: The ratio that was measured lately with its model.
 
         Raises:
             Refused: Its caps buy no work.
             ConfigNotSupported: Its model is not configured here any more.
         """
-        choice = await self._choice(config)
+        choice = self._choice_now(config.model, config.tier or "balanced", config.base_url)
         tools = self._tools(user, config, History(""), Path(), RunMcpServers())
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
-        ratio = await self._resources.store.read(lambda view: measured_ratio(view, config.model))
-        return await anyio.to_thread.run_sync(with_figures, config, texts, tools, model, ratio)
+        return with_figures(config, texts, tools, model, tokens_per_byte)
 
     async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started.
@@ -338,8 +343,11 @@ class RunSetup:
         return await self._choice_at(config.model, config.tier or "balanced", config.base_url)
 
     async def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
+        return await anyio.to_thread.run_sync(self._choice_now, model, tier, base_url)
+
+    def _choice_now(self, model: str, tier: str, base_url: str | None) -> Choice:
         try:
-            choice = await anyio.to_thread.run_sync(lambda: choose(model, tier, self._resources.credentials.models))
+            choice = choose(model, tier, self._resources.credentials.models)
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
         if choice.base_url != base_url:
