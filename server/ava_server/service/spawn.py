@@ -175,6 +175,7 @@ class Spawns(Operations):
         await self._release(config, candidates, made)
         if isinstance(made, str) or answer is None:
             raise Refused(str(made))
+        self._runtime.proposed.set()
         if starts:
             if made.state == WAITING:
                 await self._start_automatically(made, answer)

@@ -107,6 +107,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             responses.ConfirmAnswer,
             "spawn",
             lambda handlers: handlers.confirmations.confirm,
+            recorded="with",
             destructive=True,
             idempotent=False,
             open_world=True,
