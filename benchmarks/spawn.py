@@ -11,6 +11,7 @@ bare httpx2 client that connects to the same endpoint and asks. Under `backgroun
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -156,8 +157,9 @@ class Ava:
 
         return await self._service.call(tool, given, progress)
 
-    async def spawn(self) -> Any:
-        made = await self.call("spawn_subagent", role="researcher", task="What is it?", workspace=str(self._workspace))
+    async def spawn(self, **more: Any) -> Any:
+        given = {"role": "researcher", "task": "What is it?", "workspace": str(self._workspace), **more}
+        made = await self.call("spawn_subagent", **given)
         assert made.status == "awaiting_approval", made
         return made
 
@@ -234,6 +236,28 @@ async def confirmed(model: Endpoint, rounds: int) -> list[float]:
             await open_ava.runtime.manager.ended(made.subagent_id)
             await anyio.sleep(0.3)
     return took
+
+
+async def keep_spawning(url: str) -> None:
+    """Propose without an end; each proposal replaces the one before."""
+    async with ava(url) as open_ava:
+        await open_ava.spawn()
+        print("ready", flush=True)
+        for number in itertools.count():
+            await open_ava.spawn(task_id="busy", task=f"What is number {number}?")
+
+
+@contextmanager
+def spawning() -> Generator[int]:
+    """Start a process that proposes without an end, and yield its id (for a flame graph)."""
+    command = [sys.executable, __file__, "--endless"]
+    with endpoint() as model, subprocess.Popen([*command, model.url], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 # -- over stdio -------------------------------------------------------------------------------------------------------
@@ -342,7 +366,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=9)
     options.add_argument("--json", type=Path, help="write the figures here")
+    options.add_argument("--endless", metavar="URL", help="propose without an end, with a model at this address")
     chosen = options.parse_args()
+    if chosen.endless:
+        anyio.run(keep_spawning, chosen.endless)
+        return
     figures = list(measured(chosen.rounds))
     if chosen.json is not None:
         write_json(chosen.json, figures)
