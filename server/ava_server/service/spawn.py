@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.store.store import Outcome
+from ava_audit.store.store import Command, Outcome
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
@@ -20,7 +20,7 @@ from ava_roles.tool import Tool
 from ava_server.approval.decisions import PERSON_CHANNELS, Ceilings, auto_approve, hourly_refusal
 from ava_server.approval.proposals import Proposal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
-from ava_server.approval.resolve import resolve_run_config
+from ava_server.approval.resolve import ResolveContext, resolve_run_config
 from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
@@ -138,16 +138,7 @@ class Spawns(Operations):
             model=args.model,
             acts=record.begin if record is not None else None,
         )
-        earlier = await self._earlier(args.context_from) if args.context_from else ()
-
-        def resolve() -> tuple[RunConfig, Texts]:
-            config, texts = resolve_run_config(args, around, earlier, degraded)
-            return self._runtime.run_setup.with_figures(config, texts, user, around.tokens_per_byte), texts
-
-        try:
-            config, texts = await anyio.to_thread.run_sync(resolve)
-        except ConfigNotSupported as error:
-            raise Refused(str(error)) from error
+        config, texts = await self._resolved(args, around, degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         if self._store.blobs is not None:
             if record is not None:
@@ -159,15 +150,7 @@ class Spawns(Operations):
         limits = self._runtime.limits_under(around.policy, user)
         proposing = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
 
-        def command(view: View, at_us: int) -> Outcome[tuple[Proposal | str, SpawnAnswer | None]]:
-            outcome = proposing(view, at_us)
-            if isinstance(made := outcome.value, str):
-                return Outcome((made, None), outcome.events)
-            answer = _proposal(made)
-            if not starts:
-                self._advise(made, answer, caller, self._limited(view, made, at_us))
-            return Outcome((made, answer), outcome.events)
-
+        command = self._answering(proposing, None if starts else caller)
         if record is None:
             made, answer = await self._store.do(command)
         else:
@@ -182,6 +165,41 @@ class Spawns(Operations):
             limited = await self._store.read(lambda view: self._limited(view, made, now_us()))
             self._advise(made, answer, caller, limited)
         return answer
+
+    async def _resolved(self, args: SpawnArgs, around: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
+        """Return the configuration and the texts of a proposal.
+
+        Raises:
+            BadInput: An argument is invalid.
+            Refused: It may not be proposed, or cannot be run here.
+        """
+        earlier = await self._earlier(args.context_from) if args.context_from else ()
+
+        def resolve() -> tuple[RunConfig, Texts]:
+            config, texts = resolve_run_config(args, around, earlier, degraded)
+            setup = self._runtime.run_setup
+            return setup.with_figures(config, texts, self._session.user, around.tokens_per_byte), texts
+
+        try:
+            return await anyio.to_thread.run_sync(resolve)
+        except ConfigNotSupported as error:
+            raise Refused(str(error)) from error
+
+    def _answering(
+        self, proposing: Command[Proposal | str], caller: _Caller | None
+    ) -> Command[tuple[Proposal | str, SpawnAnswer | None]]:
+        """Return a command that proposes and answers; without a caller, what to do next is added later."""
+
+        def command(view: View, at_us: int) -> Outcome[tuple[Proposal | str, SpawnAnswer | None]]:
+            outcome = proposing(view, at_us)
+            if isinstance(made := outcome.value, str):
+                return Outcome((made, None), outcome.events)
+            answer = _proposal(made)
+            if caller is not None:
+                self._advise(made, answer, caller, self._limited(view, made, at_us))
+            return Outcome((made, answer), outcome.events)
+
+        return command
 
     def _advise(self, made: Proposal, answer: SpawnAnswer, caller: _Caller, limited: str | None) -> None:
         """Say in the answer how a proposal that waits is approved, and what would help."""
