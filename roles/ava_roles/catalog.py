@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -161,11 +162,17 @@ class Catalog:
 
 def _files(folders: Sequence[Folder]) -> Iterator[RoleFile | RoleFileError]:
     """Yield each role file, or the reason why it cannot be read."""
-    here = Folder(Path(__file__).parent, BUILT_IN_SOURCE)
-    for name in BUILT_IN:
-        yield RoleFile(here, f"{name}.md", BUILT_IN_SOURCE, (here.path / f"{name}.md").read_bytes())
+    yield from _built_in_files()
     for folder in folders:
         yield from read_folder(folder)
+
+
+@lru_cache(maxsize=1)
+def _built_in_files() -> tuple[RoleFile, ...]:
+    """Read the role files of this version."""
+    here = Folder(Path(__file__).parent, BUILT_IN_SOURCE)
+    names = [f"{name}.md" for name in BUILT_IN]
+    return tuple(RoleFile(here, name, BUILT_IN_SOURCE, (here.path / name).read_bytes()) for name in names)
 
 
 def _untrusted(found: RoleFile, *, changed: bool) -> UntrustedFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,23 +61,24 @@ def _context(context: str, results: str) -> str:
 
 
 def _capabilities(tools: Sequence[ToolSpec]) -> str:
-    own = sorted((tool.name, _about(tool)) for tool in tools if tool.name != _SUBMIT)
+    own = sorted([(tool.name, _about(tool.description)) for tool in tools if tool.name != _SUBMIT])
     if not own:
         return "## Capabilities\n\nYou have no tools but `submit_result`: work with what the task gives you."
-    lines = "\n".join(f"- `{name}`: {sentence}" for name, sentence in own)
+    lines = "\n".join([f"- `{name}`: {sentence}" for name, sentence in own])
     return f"## Capabilities\n\nYour tools, and there are no others:\n\n{lines}"
 
 
-def _about(tool: ToolSpec) -> str:
+@lru_cache(maxsize=512)
+def _about(description: str) -> str:
     """Return a tool's description as one short line; a foreign MCP server may have written it."""
-    sentence = first_sentence(clean(tool.description)[0])
+    sentence = first_sentence(clean(description)[0])
     return sentence if len(sentence) <= _SENTENCE_CHARS else sentence[: _SENTENCE_CHARS - 1] + "…"
 
 
 def _limits(limits: Mapping[str, str]) -> str:
     if not limits:
         return ""
-    lines = "\n".join(f"- {name}: {limits[name]}" for name in sorted(limits))
+    lines = "\n".join([f"- {name}: {limits[name]}" for name in sorted(limits)])
     return f"## Limits\n\nThe first of these that is reached ends your work:\n\n{lines}"
 
 

@@ -11,6 +11,7 @@ import stat
 import tomllib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -204,6 +205,12 @@ def backend_at(log: Path) -> Backend:
     return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
 
 
+@lru_cache(maxsize=8)
+def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
+    """Return what `config.toml` has as the address, read again when the file's state has changed."""
+    return tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
+
+
 def database_url(root: Path) -> str:
     """Return the address of the data root's Postgres database, empty if its log is in the embedded one.
 
@@ -215,9 +222,10 @@ def database_url(root: Path) -> str:
         return given.strip()
     path = root / "config.toml"
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
             raise DataRootRefused(f"{path} is not a regular file; `ava doctor` tells more")
-        found = tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
+        found = _setting_in(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, ValueError) as error:

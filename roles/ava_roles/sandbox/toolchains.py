@@ -349,9 +349,9 @@ class _Search:
 
     def _refusal(self, folder: Path, *, asked: bool = False) -> str | None:
         """Return why a folder must not be shown, or None."""
-        if folder == Path(folder.root) or self.home.is_relative_to(folder) or folder in HOMES:
+        if folder == Path(folder.root) or self.home.is_relative_to(folder) or str(folder) in HOMES:
             return "is or contains a home folder; name the toolchain in it alone"
-        if folder.parent in HOMES or folder in ROOT_HOMES:
+        if str(folder.parent) in HOMES or str(folder) in ROOT_HOMES:
             return "is a home folder; name the toolchain in it alone"
         if any(overlap(folder, each) for each in self.closed):
             return "is, contains or lies in Ava's own folder"

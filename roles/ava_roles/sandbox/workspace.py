@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -13,17 +14,17 @@ from urllib.parse import unquote, urlsplit
 from ava_roles.errors import WorkspaceRefused
 
 # Their subfolders are home folders.
-HOMES = tuple(Path(folder) for folder in ("/home", "/var/home", "/export/home", "/Users"))
-ROOT_HOMES = (Path("/root"), Path("/var/root"))
+HOMES = ("/home", "/var/home", "/export/home", "/Users")
+ROOT_HOMES = ("/root", "/var/root")
 # /proc shows the environment of running programs, and so their keys.
-KERNEL = tuple(Path(folder) for folder in ("/proc", "/sys", "/dev"))
+KERNEL = ("/proc", "/sys", "/dev")
 # They belong to the administrator and to services. A folder in them is a workspace only if a setting names it.
-SYSTEM = tuple(Path(folder) for folder in ("/etc", "/run", "/var"))
+SYSTEM = ("/etc", "/run", "/var")
 # Exceptions: temporary folders (on macOS, the user's are in /var/folders), and folders for people's own data, which
 # some systems keep in /var.
-OPEN = tuple(Path(folder) for folder in ("/var/folders", "/var/tmp", "/srv", "/mnt", "/opt"))  # noqa: S108
+OPEN = ("/var/folders", "/var/tmp", "/srv", "/mnt", "/opt")  # noqa: S108
 # Disks that a desktop mounts are in a folder with the name of the user who is logged in.
-MEDIA = Path("/run/media")
+MEDIA = "/run/media"
 _WINDOWS_DRIVE = re.compile(r"/[A-Za-z]:")
 
 
@@ -123,7 +124,7 @@ def recheck_workspace(
     Raises:
         WorkspaceRefused: It is refused now; says why.
     """
-    if roots is not None and not any(_within(folder, root.resolve()) for root in roots):
+    if roots is not None and not _Look().is_within(folder, (str(root.resolve()) for root in roots)):
         raise WorkspaceRefused(f"{folder} is outside the allowed folders")
     if refusal := WorkspaceRule.of(home, data_root, allow).refusal(folder):
         raise WorkspaceRefused(refusal)
@@ -138,9 +139,12 @@ def project_at(given: str, *, holding: Sequence[str], data_root: Path, home: Pat
     Raises:
         WorkspaceRefused: It is not a folder, or is always refused as a workspace; says why.
     """
-    places = WorkspaceRule.of(home, data_root, None)
-    folder = _folder(places, given, ())
-    repository = _repository(places, folder)
+    return project_above(_folder(WorkspaceRule.of(home, data_root, None), given, ()), holding=holding, home=home)
+
+
+def project_above(folder: Path, *, holding: Sequence[str], home: Path) -> Path:
+    """Return the project that a folder belongs to, which may be a workspace. Blocks."""
+    repository = repository_of(folder, home)
     above = folder.parents if repository is not None else ()
     for candidate in (folder, *above):
         if any((candidate / name).is_dir() for name in holding):
@@ -172,6 +176,7 @@ class WorkspaceRule:
     home: Path
     data_root: Path
     allow: tuple[Path, ...] | None
+    look: _Look = field(default_factory=lambda: _Look(), compare=False, repr=False)
 
     @classmethod
     def of(cls, home: Path, data_root: Path, allow: Sequence[Path] | None) -> WorkspaceRule:
@@ -181,53 +186,62 @@ class WorkspaceRule:
 
     def is_home(self, folder: Path) -> bool:
         """Tell whether a folder is anyone's home folder."""
-        parent = folder.parent
-        return (
-            any(_same(folder, home) for home in (self.home, *ROOT_HOMES))
-            or any(_same(parent, homes) for homes in HOMES)
-            or (parent.name.lower() == "users" and parent.parent == parent.parent.parent)  # C:\\Users
-        )
+        return self._is_home(_upwards(str(folder)))
+
+    def _is_home(self, upwards: Sequence[str]) -> bool:
+        """Tell whether the first of a folder and all above it is anyone's home folder."""
+        if self.look.is_any(upwards[0], (str(self.home), *ROOT_HOMES)):
+            return True
+        if len(upwards) == 1:
+            return False
+        users = len(upwards) == 3 and Path(upwards[1]).name.lower() == "users"  # C:\\Users
+        return users or self.look.is_any(upwards[1], HOMES)
 
     def refusal(self, folder: Path) -> str | None:
         """Return why a folder, with its links resolved, is refused; None if it may be a workspace. Blocks."""
-        if folder.parent == folder:
+        within, given, data_root = self.look.is_within, str(folder), str(self.data_root)
+        upwards = _upwards(given)
+        if len(upwards) == 1:
             return f"{folder} is the whole file system"
-        if any(_within(folder, kernel) for kernel in KERNEL):
+        if within(folder, KERNEL):
             return f"{folder} belongs to the kernel"
-        if _within(folder, self.data_root) or _within(self.data_root, folder):
+        if within(folder, (data_root,)) or within(self.data_root, (given,)):
             return f"{folder} is, lies in or contains Ava's own folder {self.data_root}"
-        if self.is_home(folder):
+        if self._is_home(upwards):
             return f"{folder} is a home folder"
-        if _within(self.home, folder) or any(_same(folder, homes) for homes in HOMES):
+        if within(self.home, (given,)) or self.look.is_any(given, HOMES):
             return f"{folder} contains home folders"
-        for parent in folder.parents:
-            first = folder.parts[len(parent.parts)]
-            if first.startswith(".") and self.is_home(parent):
-                return f"{folder} lies in {first}, a dot-folder of a home folder"
+        for place, part in enumerate(folder.parts):
+            if part.startswith(".") and self._is_home(upwards[len(upwards) - place :]):
+                return f"{folder} lies in {part}, a dot-folder of a home folder"
         closed = self._closed(folder)
         if closed is None or self.allow is None:
             return None
-        if any(_within(folder, named) and named.parent != named for named in self.allow):
+        if within(folder, [str(named) for named in self.allow if named.parent != named]):
             return None
         return f"{folder} lies in {closed}, and no setting names it (workspace.allow in config.toml)"
 
     def _closed(self, folder: Path) -> str | None:
         """Return the system folder or other user's home that contains a folder; None if none does."""
-        own = (self.home,) if self._is_users() else ()
-        if any(_within(folder, place) for place in (*own, *_own_disks(), *OPEN)):
+        own = (str(self.home),) if self._is_users() else ()
+        if self.look.is_within(folder, (*own, *_own_disks(), *OPEN)):
             return None
-        if system := next((system for system in SYSTEM if _within(folder, system)), None):
+        if self.look.is_within(folder, SYSTEM):
+            system = next(system for system in SYSTEM if self.look.is_within(folder, (system,)))
             return f"{system}, a system folder"
-        other = next((above for above in folder.parents if self.is_home(above) and not _is_own(above)), None)
-        return f"{other}, another user's home" if other else None
+        upwards = _upwards(str(folder))
+        for place, above in enumerate(upwards[1:], 1):
+            if self._is_home(upwards[place:]) and not _is_own(Path(above)):
+                return f"{above}, another user's home"
+        return None
 
     def _is_users(self) -> bool:
         """Tell whether the home is the user's and not a system folder: a variable may name any folder as home."""
-        if any(_within(system, self.home) for system in SYSTEM):
+        if self.look.is_any(str(self.home), [above for system in SYSTEM for above in _upwards(system)]):
             return False
         user = _user()
-        listed = user is not None and user.home.is_absolute() and _same(user.home.resolve(), self.home)
-        return listed or not any(_within(self.home, system) for system in SYSTEM)
+        listed = user is not None and user.home.is_absolute() and self.look.is_any(str(user.home), (str(self.home),))
+        return listed or not self.look.is_within(self.home, SYSTEM)
 
 
 def _found(
@@ -278,7 +292,7 @@ def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relat
         folder = path.resolve()
         if refusal := places.refusal(folder):
             raise WorkspaceRefused(refusal)
-        if allowed and not any(_within(folder, root) for root in allowed):
+        if allowed and not places.look.is_within(folder, map(str, allowed)):
             raise WorkspaceRefused(f"{folder} is outside the allowed folders")
         if folder.is_dir():
             return folder
@@ -310,13 +324,14 @@ def _path(given: str, home: Path, relative_to: Path | None) -> Path:
 
 def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
     """Return the git repository that contains a folder, unless that is a home folder."""
-    for candidate in (folder, *folder.parents):
-        if places.is_home(candidate):
+    upwards = _upwards(str(folder))
+    for place, candidate in enumerate(upwards):
+        if places._is_home(upwards[place:]):
             return None
-        git = candidate / ".git"
         # In a worktree or submodule, .git is a file that names the repository.
-        if git.is_file() or (git / "HEAD").is_file():
-            return candidate
+        git = f"{candidate}{os.sep}.git"
+        if os.path.isfile(git) or os.path.isfile(f"{git}{os.sep}HEAD"):  # noqa: PTH113 (a Path takes four times longer)
+            return Path(candidate)
     return None
 
 
@@ -339,10 +354,10 @@ def _user() -> _User | None:
     return _User(found.pw_name, Path(found.pw_dir)) if found is not None else None
 
 
-def _own_disks() -> tuple[Path, ...]:
+def _own_disks() -> tuple[str, ...]:
     """Return the folder with this user's removable disks; only root can create it."""
     user = _user()
-    return (MEDIA / user.name,) if user is not None and user.name else ()
+    return (f"{MEDIA}/{user.name}",) if user is not None and user.name else ()
 
 
 def _is_own(home: Path) -> bool:
@@ -356,16 +371,41 @@ def _is_own(home: Path) -> bool:
         return False
 
 
-def _within(path: Path, folder: Path) -> bool:
-    """Tell whether a resolved path is a folder or lies in it, even if their letters differ in case."""
-    return path.is_relative_to(folder) or any(_same(part, folder) for part in (path, *path.parents))
+_Identity = tuple[int, int] | str
+"""What a folder is in the file system: its device and number; its path if it does not exist."""
 
 
-def _same(one: Path, other: Path) -> bool:
-    """Tell whether two paths name the same folder, by their text or in the file system."""
-    if one == other:
-        return True
-    try:
-        return one.samefile(other)
-    except OSError:
-        return False
+class _Look:
+    """One look at the file system: each folder is asked for once, and another look may find another one."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Identity] = {}
+
+    def is_within(self, path: Path, folders: Iterable[str]) -> bool:
+        """Tell whether a resolved path is one of the folders or lies in one, even if letters differ in case."""
+        return self._any_same(_upwards(str(path)), folders)
+
+    def is_any(self, path: str, folders: Iterable[str]) -> bool:
+        """Tell whether a path names one of the folders, by its text or in the file system."""
+        return self._any_same((path,), folders)
+
+    def _any_same(self, paths: Iterable[str], folders: Iterable[str]) -> bool:
+        found: list[set[_Identity]] = []
+        for side in (paths, folders):
+            identities: set[_Identity] = set()
+            for path in side:
+                if path not in self._known:
+                    try:
+                        status = os.stat(path)  # noqa: PTH116 (a Path for each folder takes longer than asking)
+                        self._known[path] = (status.st_dev, status.st_ino)
+                    except OSError:
+                        self._known[path] = os.path.normcase(path)
+                identities.add(self._known[path])
+            found.append(identities)
+        return not found[0].isdisjoint(found[1])
+
+
+@lru_cache(maxsize=64)
+def _upwards(path: str) -> tuple[str, ...]:
+    """Return a path and all folders above it."""
+    return (path, *map(str, Path(path).parents))

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import cap_micros, format_usd
 from ava_roles.catalog import Catalog
-from ava_roles.errors import RolesError
+from ava_roles.errors import RolesError, WorkspaceRefused
 from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.sandbox.workspace import Workspace, resolve_workspace
+from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool
 from ava_roles.tools.records import ASK
 from ava_roles.tools.records import NAME as RECALL
@@ -49,6 +49,7 @@ from ava_server.budget.run_config import (
     role_caps,
 )
 from ava_server.budget.user_limits import workspace_over_http
+from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
@@ -58,7 +59,7 @@ from ava_server.models.web_search import ProviderSearch
 
 if TYPE_CHECKING:
     from ava_roles.net.search_engines import Engine
-    from ava_server.config.settings import Limits, Settings
+    from ava_server.config.settings import Limits, Policy, Settings
 
 
 ENOUGH_RUNS = 5
@@ -159,6 +160,9 @@ class ResolveContext:
         listings: What those of them offer that the role names.
         background: Runs continue when the host is closed.
         remote_roots: Folders of a user over HTTP, who gets no others; None for who is at this machine.
+        policy: Who may approve.
+        tokens_per_byte: The ratio that was measured lately with the model; None where none was.
+        workspace: The workspace that the call gets, or why that is refused; None: it is not known yet.
     """
 
     settings: Settings
@@ -177,6 +181,9 @@ class ResolveContext:
     listings: Mapping[str, ToolListing] = member(default_factory=dict[str, ToolListing])
     background: bool = False
     remote_roots: tuple[Path, ...] | None = None
+    policy: Policy = "ask"
+    tokens_per_byte: float | None = None
+    workspace: Workspace | WorkspaceRefused | None = None
 
 
 def resolve_run_config(
@@ -408,19 +415,12 @@ def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
     settings = around.settings
     if around.remote_roots is not None:
         return workspace_over_http(args.workspace, around.remote_roots, settings.data_root, around.home)
-    try:
-        return resolve_workspace(
-            asked=args.workspace,
-            client_roots=around.client_roots,
-            env=str(settings.default_workspace) if settings.default_workspace else None,
-            cwd=around.cwd,
-            roots=settings.workspace.roots,
-            data_root=settings.data_root,
-            home=around.home,
-            allow=settings.named_folders,
-        )
-    except RolesError as error:
-        raise BadInput(str(error)) from error
+    found = around.workspace or workspace_of(
+        settings, asked=args.workspace, client_roots=around.client_roots, cwd=around.cwd, home=around.home
+    )
+    if isinstance(found, WorkspaceRefused):
+        raise BadInput(str(found)) from found
+    return found
 
 
 def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from ava_audit.units import format_usd
@@ -234,9 +235,12 @@ def one_line(text: str, most: int) -> str:
 
 def _line(text: str) -> str:
     """Return a text as one line: a name, folder or model must not look like another line of the proposal."""
-    return re.sub(r"\s+", " ", "".join(" " if _unseen(char) else char for char in text)).strip()
+    if not (text.isascii() and text.isprintable()):
+        text = "".join([" " if _unseen(char) else char for char in text])
+    return " ".join(text.split())
 
 
+@lru_cache(maxsize=4_096)
 def _unseen(char: str) -> bool:
     if char.isascii():
         return not char.isprintable()

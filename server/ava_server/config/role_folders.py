@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ava_roles.catalog import Catalog, Folder, Remark
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.role_files import folder_fingerprint, role_file_names
-from ava_roles.sandbox.workspace import project_at, resolve_workspace
+from ava_roles.sandbox.workspace import Workspace, project_above, project_at, resolve_workspace
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import PrivateFile
@@ -172,38 +172,62 @@ def project_named(given: str, data_root: Path, home: Path) -> Path:
     return project_at(given, holding=(OURS, CLAUDE), data_root=data_root, home=home)
 
 
+def workspace_of(
+    settings: Settings, *, asked: str | None, client_roots: Sequence[str], cwd: Path, home: Path
+) -> Workspace | WorkspaceRefused:
+    """Return the workspace of a proposal, or why it is refused. Blocking."""
+    try:
+        return resolve_workspace(
+            asked=asked,
+            client_roots=client_roots,
+            env=str(settings.default_workspace) if settings.default_workspace else None,
+            cwd=cwd,
+            roots=settings.workspace.roots,
+            data_root=settings.data_root,
+            home=home,
+            allow=settings.named_folders,
+        )
+    except WorkspaceRefused as refusal:
+        return refusal
+
+
 def places_of(
-    settings: Settings, *, asked: str | None = None, client_roots: Sequence[str] = (), cwd: Path, home: Path
+    settings: Settings,
+    *,
+    asked: str | None = None,
+    client_roots: Sequence[str] = (),
+    cwd: Path,
+    home: Path,
+    found: Workspace | WorkspaceRefused | None = None,
 ) -> RolePlaces:
     """Return the folders with role files for a proposal. Blocking.
 
     Its project is its workspace or, without one, the working folder if that is inside a git repository. With a refused
     workspace there is no project; resolving the proposal says why.
-    """
 
-    def rule(asked: str | None, client_roots: Sequence[str], env: str | None, roots: Sequence[Path]) -> Path | None:
-        try:
-            return resolve_workspace(
-                asked=asked,
-                client_roots=client_roots,
-                env=env,
+    Args:
+        settings: What is configured.
+        asked: The folder that the call names.
+        client_roots: Folders that the client named.
+        cwd: The server's working folder.
+        home: The user's home folder.
+        found: The workspace, where `workspace_of` has returned it already.
+    """
+    found = found or workspace_of(settings, asked=asked, client_roots=client_roots, cwd=cwd, home=home)
+    folder = found.path if isinstance(found, Workspace) else None
+    if folder is None and not (asked or "").strip():
+        with contextlib.suppress(WorkspaceRefused):
+            folder = resolve_workspace(
+                asked=None,
+                client_roots=(),
+                env=None,
                 cwd=cwd,
-                roots=roots,
+                roots=(),
                 data_root=settings.data_root,
                 home=home,
                 allow=settings.named_folders,
             ).path
-        except WorkspaceRefused:
-            return None
-
-    env = str(settings.default_workspace) if settings.default_workspace else None
-    folder = rule(asked, client_roots, env, settings.workspace.roots)
-    if folder is None and not (asked or "").strip():
-        folder = rule(None, (), None, ())
-    try:
-        project = project_named(str(folder), settings.data_root, home) if folder is not None else None
-    except WorkspaceRefused:  # it was removed in the meantime
-        project = None
+    project = project_above(folder, holding=(OURS, CLAUDE), home=home) if folder is not None else None
     return RolePlaces(settings.paths, project, settings.roles.claude_agents, home)
 
 

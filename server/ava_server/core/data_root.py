@@ -8,6 +8,7 @@ import stat
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from ava_server.core.errors import ConfigError
@@ -37,6 +38,12 @@ def working_folder() -> Path | None:
 
 def home_folder() -> Path:
     """Return the user's home; the root for a user unknown to the system."""
+    return _home(os.environ.get("HOME"), os.environ.get("USERPROFILE"))
+
+
+@lru_cache(maxsize=4)
+def _home(*_named: str | None) -> Path:
+    """Look it up, again where a variable that names it has changed."""
     try:
         return Path.home()
     except RuntimeError:

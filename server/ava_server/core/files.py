@@ -11,6 +11,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -97,10 +98,15 @@ class PrivateFile:
     command: str
     setting: str
 
+    @cached_property
+    def _shared(self) -> SharedDocument | None:
+        """The document in its place, looked up once."""
+        return shared_document(self.path)
+
     @property
     def place(self) -> str:
         """Where its content is, for people."""
-        return str(self.path) if shared_document(self.path) is None else f"the database ({self.path.name})"
+        return str(self.path) if self._shared is None else f"the database ({self.path.name})"
 
     @property
     def remedy(self) -> str:
@@ -156,7 +162,7 @@ class PrivateFile:
             return tomlkit.dumps(document)
 
         path = self.path
-        if (shared := shared_document(path)) is not None:
+        if (shared := self._shared) is not None:
             shared.change(edited)
             return
         try:
@@ -193,7 +199,7 @@ class PrivateFile:
         Raises:
             ConfigError: It cannot be made, or is not safe to use.
         """
-        if shared_document(self.path) is None:
+        if self._shared is None:
             make_private_folder(self.path.parent)
         self.check_folder()
 
@@ -203,7 +209,7 @@ class PrivateFile:
         Raises:
             ConfigError: It is not a folder, is a link, belongs to another user, or is open to others.
         """
-        if shared_document(self.path) is not None:
+        if self._shared is not None:
             return
         folder = self.path.parent
         again = f"Remove it, and store the {self.holds} again."
@@ -224,7 +230,7 @@ class PrivateFile:
 
     def _text(self) -> str:
         """Return the text, empty when there is none."""
-        shared = shared_document(self.path)
+        shared = self._shared
         return read_private(self.path, self.holds, self.remedy) if shared is None else shared.text
 
 

@@ -43,19 +43,26 @@ class ClientPool:
         self._free: list[_Client] = []  # the last used at the end
         self._tls: ssl.SSLContext | None = None
 
+    def load(self) -> None:
+        """Make what the first call needs. Blocks: reading the certificates takes tens of milliseconds."""
+        if self._tls is None:
+            self._tls = httpx2.create_ssl_context()
+            self._free.append(self._add(self._tls))
+
+    def _add(self, tls: ssl.SSLContext) -> _Client:
+        made = _Client(_new_client(tls))
+        self._clients[id(made)] = made
+        return made
+
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[httpx2.AsyncClient]:
         """Lend a client for one call: the one used last, so that connections are reused."""
-        if self._tls is None:
+        if (tls := self._tls) is None:
             # Reading the certificates takes tens of milliseconds, once.
             tls = await anyio.to_thread.run_sync(httpx2.create_ssl_context)
-            self._tls = self._tls or tls
+            self._tls = tls = self._tls or tls
         await self._close_stale()
-        if self._free:
-            lent = self._free.pop()
-        else:
-            lent = _Client(_new_client(self._tls))
-            self._clients[id(lent)] = lent
+        lent = self._free.pop() if self._free else self._add(tls)
         try:
             yield lent.http
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -292,6 +293,7 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
     return parts
 
 
+@lru_cache(maxsize=256)
 def is_local(base_url: str) -> bool:
     """Tell whether an endpoint is localhost or a private address; other names may lead anywhere."""
     try:

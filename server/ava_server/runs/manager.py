@@ -275,7 +275,8 @@ class Manager:
         for row in rows:
             await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and (self._serves(row) or row.id in self._adopted)]
-        gone = await anyio.to_thread.run_sync(self.control.gone, rows) if others else frozenset[str]()
+        owned = others and any(row.instance not in (None, self.instance) for row in rows)
+        gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
         free: list[RunRow] = []
         for row in rows:
             if row.id in self._notes and row.instance is not None and row.instance not in gone:  # somebody has it

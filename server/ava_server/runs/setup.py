@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,6 +144,12 @@ class RunSetup:
         self._resources = resources
         self._opening = anyio.CapacityLimiter(OPEN_THREADS)
 
+    def load(self) -> None:
+        """Load what the first run would wait for: the modules of model calls and pages, the certificates. Blocks."""
+        import_module("ava_roles.net.fetch")
+        import_module("ava_server.models.http_model")
+        self._resources.clients.load()
+
     async def check_config(self, run: RunRow) -> None:
         """Check that a run can be run here as it was approved; opens nothing.
 
@@ -150,9 +157,13 @@ class RunSetup:
             ConfigNotSupported: It cannot; says what the run waits for.
         """
         config = config_of(run.config)
-        if (why := await anyio.to_thread.run_sync(self.travel.missing, config)) is not None:
-            raise ConfigNotSupported(why)
-        await self._choice(config)
+
+        def look() -> None:
+            if (why := self.travel.missing(config)) is not None:
+                raise ConfigNotSupported(why)
+            self._choice(config)
+
+        await anyio.to_thread.run_sync(look)
         here = {*self._resources.tools, *RUN_TOOLS, *(name for use in config.foreign.values() for name in use.tools)}
         if lacking := [each for each in config.labels if each not in self._resources.settings.labels]:
             raise ConfigNotSupported(f"its role needs a machine with the label {lacking[0]} (`labels` in config.toml)")
@@ -196,11 +207,18 @@ class RunSetup:
             FolderReplaced: Its workspace or repository is not the one that was approved.
         """
         config = config_of(run.config)
-        texts = await self._resources.store.read(lambda view: texts_of(view, run))
+        texts, ratio = await self._resources.store.read(
+            lambda view: (texts_of(view, run), measured_ratio(view, config.model))
+        )
         if texts is None:
             raise ConfigNotSupported("its task was erased")
-        choice = replace(await self._choice(config), price=config.price)  # the price that was approved
         scratch = self._resources.settings.paths.scratch / run.id
+
+        def begin() -> Choice:
+            remove_workbenches(scratch)
+            return self._choice(config)
+
+        choice = replace(await self._opened(begin), price=config.price)  # the price that was approved
         sandbox = await self._sandbox(config.confinement)
         servers = self._resources.foreign.of_run(config, run.id, scratch, sandbox)
         own = self._tools(run.user_id, config, history, scratch, servers)
@@ -208,8 +226,8 @@ class RunSetup:
         confinement = sandbox.kind if sandbox is not None else NO_COMMANDS
         prefix = history.prefix or started(config, texts, own, parameters(choice), confinement)
         model = model_of(prefix.model, prefix.parameters, choice.api_key, self._resources.clients)
-        await self._opened(lambda: remove_workbenches(scratch))
-        await self._bring_folder(run)
+        if self.travel.is_elsewhere(config):
+            await self._bring_folder(run)
         # The last step that may fail: where the run cannot be run here, nothing stays open.
         files, artifacts = await self._opened(lambda: self._open_folders(config, run))
         networked = any(tool.spec.network and tool.spec.foreign is None for tool in own.values())
@@ -240,7 +258,7 @@ class RunSetup:
             extensions=extension_limits(settings, run.user_id),
             window=choice.price.window or WINDOW,
             worktrees=self.worktrees,
-            tokens_per_byte=await self._resources.store.read(lambda view: measured_ratio(view, config.model)),
+            tokens_per_byte=ratio,
             search=searches,
             worktree=worktree,
             artifacts=lambda: self.artifacts(run.id),
@@ -282,18 +300,23 @@ class RunSetup:
             tools["run_bash"] = RunBash(in_worktree=True)
         return {name: tools[name] for name in config.tools}
 
-    async def with_figures(self, config: RunConfig, texts: Texts, user: str) -> RunConfig:
-        """Return the configuration of a proposal with the least cost cap, and with the turns that its cap buys.
+    def with_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
+        """Return the configuration of a proposal with the least cost cap, and with the turns that its cap buys. Blocks.
+
+        Args:
+            config: The resolved configuration.
+            texts: Its texts.
+            user: Whose run it would be.
+            tokens_per_byte: The ratio that was measured lately with its model.
 
         Raises:
             Refused: Its caps buy no work.
             ConfigNotSupported: Its model is not configured here any more.
         """
-        choice = await self._choice(config)
+        choice = self._choice(config)
         tools = self._tools(user, config, History(""), Path(), RunMcpServers())
         model = model_of(config.model, parameters(choice), None, self._resources.clients)
-        ratio = await self._resources.store.read(lambda view: measured_ratio(view, config.model))
-        return await anyio.to_thread.run_sync(with_figures, config, texts, tools, model, ratio)
+        return with_figures(config, texts, tools, model, tokens_per_byte)
 
     async def _check_model(self, run: RunRow) -> None:
         """Check that this version can call the model with the parameters with which the run started.
@@ -329,17 +352,17 @@ class RunSetup:
             )
         return found
 
-    async def _choice(self, config: RunConfig) -> Choice:
-        """Return the approved model, with this process's key.
+    def _choice(self, config: RunConfig) -> Choice:
+        """Return the approved model, with this process's key. Blocks.
 
         Raises:
             ConfigNotSupported: It is not configured here, or has another address.
         """
-        return await self._choice_at(config.model, config.tier or "balanced", config.base_url)
+        return self._choice_at(config.model, config.tier or "balanced", config.base_url)
 
-    async def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
+    def _choice_at(self, model: str, tier: str, base_url: str | None) -> Choice:
         try:
-            choice = await anyio.to_thread.run_sync(lambda: choose(model, tier, self._resources.credentials.models))
+            choice = choose(model, tier, self._resources.credentials.models)
         except AvaError as error:
             raise ConfigNotSupported(str(error)) from error
         if choice.base_url != base_url:
@@ -373,7 +396,7 @@ class RunSetup:
             return None
         if self._resources.settings.search.engine not in ("auto", config.search):
             raise ConfigNotSupported(f"its web search ({config.search}) is switched off here")
-        choice = await self._choice_at(call.model, "fast", call.base_url)
+        choice = await anyio.to_thread.run_sync(self._choice_at, call.model, "fast", call.base_url)
         return SearchModel(
             config.search, call, search_model(config.search, choice, call.results, self._resources.clients)
         )

@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import RunRow
-from ava_audit.view import loads
+from ava_audit.view import Command, T, loads
 from ava_server.approval.questions import PageOpener, Person
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
@@ -23,6 +23,7 @@ from ava_server.hosts.known import host_of
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
+    from ava_server.service.responses import Answer
     from ava_server.service.runtime import Runtime
 
 
@@ -316,12 +317,28 @@ Progress = Callable[[str], Awaitable[None]]
 """Tells the host that a call still waits, with a status line."""
 
 
+class Recorder(Protocol):
+    """The record of a call that only writes to the log: one transaction has the call, what it writes and its answer.
+
+    So a crash leaves all of it or nothing.
+    """
+
+    async def begin(self) -> None:
+        """Write the call to the log now: something outside of the log is about to happen."""
+        ...
+
+    async def do(self, command: Command[T], answered: Callable[[T], Answer | None] | None = None) -> T:
+        """Run a command; its transaction also writes the call, and the answer that follows from its value, if any."""
+        ...
+
+
 @dataclass(frozen=True)
 class CallContext:
     """The caller of one call.
 
     Attributes:
         progress: Called with a status line while the call waits.
+        record: Writes the call, unless it is in the log.
         person: Who can be asked in the middle of it; None where the client cannot ask.
         pages: Opens a page for that person; None where the client cannot.
         degraded: A proposal may miss tools that its role needs.
@@ -329,6 +346,7 @@ class CallContext:
     """
 
     progress: Progress
+    record: Recorder
     person: Person | None = None
     degraded: bool = False
     wakes: bool = False

@@ -60,6 +60,7 @@ class Confirmations(Operations):
         args = parse(ConfirmArgs, given)
         if (run := await self._resumptions.interrupted(args)) is not None:
             self._runtime.closing.refuse_new()
+            await caller.record.begin()
             answer = await self._resumptions.resume(args, run, caller.person)
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
@@ -71,7 +72,7 @@ class Confirmations(Operations):
         if args.decision == "approve":
             self._runtime.closing.refuse_new()
         if args.decision == "reject":
-            decided = await self._store.do(reject(ids, self._session.who, self._session.channel))
+            decided = await caller.record.do(reject(ids, self._session.who, self._session.channel))
         else:
             decided = await self._approve(args, ids, caller)
         return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
@@ -100,11 +101,13 @@ class Confirmations(Operations):
             group_id=new_id("group_id"),
         )
         if by_pin and caller.pages is not None:
+            await caller.record.begin()
             return await self._pages.decide(asked, caller.pages, caller.progress)
         if caller.person is not None:
+            await caller.record.begin()
             return await self._ask(asked, caller.person, caller)
         who, channel = self._session.who, self._session.channel
-        return await self._store.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
+        return await caller.record.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
 
     async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""

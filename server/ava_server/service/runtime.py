@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,14 +23,17 @@ from ava_audit.store.instances import QUIET, Announcement, Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_audit.units import now_us
+from ava_audit.view import T, View
 from ava_roles.catalog import Catalog
+from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.tools import server_of
-from ava_roles.memory import Memory
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
+from ava_roles.sandbox.workspace import Workspace
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
+from ava_server.budget.caps import measured_ratio
 from ava_server.config import role_folders
 from ava_server.config.pin import policy_in_force
 from ava_server.config.settings import record_settings
@@ -43,6 +46,7 @@ from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortag
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
+from ava_server.models.selection import choose
 from ava_server.runs.manager import GRACE_S, SPREAD, Manager
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
@@ -75,6 +79,7 @@ class Runtime(RunResources):
         membership: This process as one of them.
         background: Its runs continue when this process ends: a worker drives them.
         manager: The run manager.
+        proposed: Set once something was proposed here.
         tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
 
@@ -83,6 +88,7 @@ class Runtime(RunResources):
     background: bool = False
     manager: Manager = field(init=False)
     closing: Drain = field(default_factory=Drain)
+    proposed: anyio.Event = field(default_factory=anyio.Event)
     tally: Tally = field(init=False)
     counting: anyio.Lock = field(default_factory=anyio.Lock)
 
@@ -137,76 +143,88 @@ class Runtime(RunResources):
         in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
         return user_limits.stricter_policy(self.settings, user or self.user, in_force)
 
-    async def catalog(
-        self, client_roots: Sequence[str], workspace: str | None = None, *, remote: str | None = None
-    ) -> Catalog:
+    async def catalog(self, client_roots: Sequence[str], *, remote: str | None = None) -> Catalog:
         """Read the role files and return the roles.
 
         Args:
             client_roots: Folders that the client named.
-            workspace: The folder that a call names; its role files count as the project's.
             remote: The user over HTTP whose roles are wanted.
 
         Raises:
             Refused: A folder with role files does not answer.
         """
+        return await _answering(lambda: self._read_catalog(client_roots, None, remote)[0])
 
-        def read() -> Catalog:
-            if remote is not None:
-                return user_limits.roles_over_http(self.settings, remote, owner=remote == self.user)
-            return role_folders.places_of(
-                self.settings,
-                asked=workspace,
-                client_roots=client_roots,
-                cwd=working_folder() or NOWHERE,
-                home=home_folder(),
-            ).load()
-
-        try:
-            with anyio.fail_after(role_folders.ROLES_S):
-                return await read_apart(read)
-        except TimeoutError:
-            raise Refused(
-                f"the role files were not read within {role_folders.ROLES_S:.0f} s: the data root, the workspace or the"
-                " server's working folder is on a disk that does not answer; name another workspace, or fix the disk"
-            ) from None
+    def _read_catalog(
+        self, client_roots: Sequence[str], asked: str | None, remote: str | None
+    ) -> tuple[Catalog, Workspace | WorkspaceRefused | None]:
+        """Read the role files, also of the folder that a call names; return the roles, and the call's workspace."""
+        if remote is not None:
+            return user_limits.roles_over_http(self.settings, remote, owner=remote == self.user), None
+        cwd, home = working_folder() or NOWHERE, home_folder()
+        found = role_folders.workspace_of(self.settings, asked=asked, client_roots=client_roots, cwd=cwd, home=home)
+        places = role_folders.places_of(self.settings, asked=asked, cwd=cwd, home=home, found=found)
+        return places.load(), found
 
     async def resolve_context(
-        self, client_roots: Sequence[str], role: str, user: str, workspace: str | None = None, *, remote: bool = False
+        self,
+        client_roots: Sequence[str],
+        role: str,
+        user: str,
+        workspace: str | None = None,
+        *,
+        remote: bool = False,
+        model: str | None = None,
+        acts: Callable[[], Awaitable[None]] | None = None,
     ) -> ResolveContext:
         """Return the context in which a user's spawn of a role is resolved; reads the role files again.
 
-        A user over HTTP (`remote`) gets none of this machine's folders.
+        Args:
+            client_roots: Folders that the client named.
+            role: The role.
+            user: The user.
+            workspace: The folder that a call names; its role files count as the project's.
+            remote: The user is over HTTP, and gets none of this machine's folders.
+            model: The model that the call names.
+            acts: Awaited before an MCP server is asked for its tools.
+
+        Raises:
+            ConfigError: It is not known whether there is a PIN, so nothing can be approved.
+            Refused: A folder with role files does not answer.
         """
-        durations = await self.store.read(lambda view: view.durations(role))
-        catalog = await self.catalog(client_roots, workspace, remote=user if remote else None)
-        around = await anyio.to_thread.run_sync(
-            self._resolve_context, catalog, tuple(client_roots), tuple(durations), self.memory(user)
-        )
-        if remote:
-            around = replace(
-                around,
-                client_roots=(),
-                remote_roots=user_limits.user_settings(self.settings, user).workspaces,
-                sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
-            )
-        named = next((own for own in catalog.roles if own.name == role), None)
+
+        def read() -> tuple[ResolveContext, str | None]:
+            catalog, found = self._read_catalog(client_roots, workspace, user if remote else None)
+            around = self._resolve_context(catalog, tuple(client_roots), user, remote=remote)
+            around = replace(around, workspace=found)
+            named = next((own for own in catalog.roles if own.name == role), None)
+            with suppress(AvaError):  # resolving the proposal says why
+                return around, choose(model, named.model, around.models).name if named is not None else None
+            return around, None
+
+        around, chosen = await _answering(read)
+
+        def query(view: View) -> tuple[list[tuple[str, int]], float | None]:
+            return view.durations(role), measured_ratio(view, chosen) if chosen is not None else None
+
+        durations, ratio = await self.store.read(query)
+        around = replace(around, durations=tuple(durations), tokens_per_byte=ratio)
+        named = next((own for own in around.catalog.roles if own.name == role), None)
         if named is None or not any(server_of(tool) for tool in named.tools):
             return around
+        if acts is not None:
+            await acts()
         return replace(around, servers=self.foreign.entries, listings=await self.foreign.listings(named))
 
     def _resolve_context(
-        self,
-        catalog: Catalog,
-        client_roots: tuple[str, ...],
-        durations: tuple[tuple[str, int], ...],
-        memory: Memory | None,
+        self, catalog: Catalog, client_roots: tuple[str, ...], user: str, *, remote: bool
     ) -> ResolveContext:
+        memory = self.memory(user)
         try:
             search = self.credentials.search()
         except AvaError:  # `ava doctor` reports it; most runs do not search
             search = None
-        return ResolveContext(
+        around = ResolveContext(
             settings=self.settings,
             models=self.credentials.models,
             catalog=catalog,
@@ -217,10 +235,26 @@ class Runtime(RunResources):
             home=home_folder(),
             secrets=lambda: self.credentials.secrets,
             sandbox=self.sandbox,
-            durations=durations,
             notes=memory is not None and not memory.is_empty(),
             background=self.background,
+            policy=user_limits.stricter_policy(self.settings, user, policy_in_force(self.settings)),
         )
+        if not remote:
+            return around
+        return replace(
+            around,
+            client_roots=(),
+            remote_roots=user_limits.user_settings(self.settings, user).workspaces,
+            sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
+        )
+
+    async def prepare_first_run(self) -> None:
+        """Load what the first run needs once something is proposed: while the person reads that, nobody waits."""
+        await self.proposed.wait()
+        try:
+            await anyio.to_thread.run_sync(self.run_setup.load)
+        except Exception as error:  # the run itself meets it and reports it: certificates, a proxy's address
+            log.debug("what runs need was not loaded ahead: %s", error)
 
     async def sweep(self) -> None:
         """Remove what dead processes left of runs: folders of ended runs, and copies of workspaces."""
@@ -263,6 +297,22 @@ class Runtime(RunResources):
         for folder in scratch.glob("S-*"):
             if folder.name not in unended:
                 self.run_setup.remove_scratch(folder.name)
+
+
+async def _answering(read: Callable[[], T]) -> T:
+    """Read files that may be on a disk that does not answer.
+
+    Raises:
+        Refused: It does not.
+    """
+    try:
+        with anyio.fail_after(role_folders.ROLES_S):
+            return await read_apart(read)
+    except TimeoutError:
+        raise Refused(
+            f"the role files were not read within {role_folders.ROLES_S:.0f} s: the data root, the workspace or the"
+            " server's working folder is on a disk that does not answer; name another workspace, or fix the disk"
+        ) from None
 
 
 @asynccontextmanager
@@ -335,6 +385,8 @@ async def _open(
                             running.start_soon(runtime.sweep)
                             running.start_soon(runtime.sweep_leftovers)
                             running.start_soon(runtime.follow_users)
+                            if not runtime.background:
+                                running.start_soon(runtime.prepare_first_run)
                         yield runtime
                         running.cancel_scope.cancel()
                 finally:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio.to_thread
 
-from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, EntryTooLarge, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US
-from ava_audit.view import View
+from ava_audit.view import T, View
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, PageOpener, Person
 from ava_server.approval.requests import refuse_deep, shown
@@ -40,7 +41,7 @@ from ava_server.service.run_tasks import RunTasks
 from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
-from ava_server.service.tools import TOOLS, Handlers
+from ava_server.service.tools import TOOLS, Handlers, ServiceTool
 
 log = logging.getLogger("ava.service")
 NOTICES = 5
@@ -53,12 +54,13 @@ class Service:
 
     Attributes:
         session: The host connection that it serves.
+        store: The log.
         extensions: Decides on what runs ask for, where a person does so in this session; it is no tool.
     """
 
     def __init__(self, runtime: Runtime, session: Session) -> None:
         self._runtime = runtime
-        self._store = runtime.store
+        self.store = self._store = runtime.store
         self._redactor = runtime.credentials.redactor
         self.session = self._session = session
         self._access = access = Access(runtime, session)
@@ -112,49 +114,54 @@ class Service:
         spec, handler = TOOLS[tool], self._handlers[tool]
         refuse_deep(given)
         await self._runtime.credentials.refresh()
-        reading = spec.recorded == "after"
-        called = self._called(tool, given)
-        began = time.monotonic()
+        redacted = self._redactor.redact_json(given)
+        record = _Record(self, tool, self._called(tool, given, redacted))
         mistake: Exception | None = None
         try:
             if spec.recorded == "meanwhile":
-                self._store.post(called)
+                record.post()
             elif spec.recorded == "before":
-                await self._store.do(called)
+                await record.begin()
             self._access.refuse_without(spec.scope, admin=spec.admin)
             self._access.refuse_keys(given)
-            caller = CallContext(progress, person, degraded, wakes, pages)
-            answer = await handler(self._redactor.redact_json(given), caller)
+            answer = await handler(redacted, CallContext(progress, record, person, degraded, wakes, pages))
+            if record.is_answered:
+                return answer
         except (AvaError, RolesError, AuditError) as error:
-            mistake = error
-            message, _count = self._redactor.redact(self._access.explained(error))
-            answer = spec.answer(status=FAILED, message=message)
+            mistake, answer = error, self._failed(spec, error)
         except AnsweredLater as asked:
-            if reading:
-                self._store.post(called)
-            self._store.post(append(self._answered(tool, f"Nothing was decided: {asked}.", began, success=True)))
+            record.post(record.answer(f"Nothing was decided: {asked}.", success=True))
             raise
         except Exception:
-            self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
+            record.post(record.answer("a fault of Ava itself", success=False))
             raise
         try:
-            answer.notices = await self._notices(answer) or None
+            notices = await self.notices(answer)
+            answer.notices = self.mention(notices)
+            self.note_mentioned(notices)
             out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # the caller has waited for it once
-            await self._record(called, tool, answer, began, reading=reading, waits=not out_of_reach)
-        except AuditError as error:  # what was done is done: the answer is given
+            await self._record(record, answer, reading=spec.recorded == "after", waits=not out_of_reach)
+        except AuditError as error:
             log.warning("the answer of %s is not on the record: %s", tool, error)
+            if spec.recorded == "with" and not record.is_begun:  # so nothing was done either
+                mistake, answer = error, self._failed(spec, error)
+                record.post(record.answer(text_of(answer), success=False))
         if raises and mistake is not None:
             raise mistake
         return answer
 
-    async def _notices(self, answer: Answer) -> list[str]:
-        """Return a line for each run of this user that ended and whose result was not fetched yet.
+    def _failed(self, spec: ServiceTool, error: Exception) -> Answer:
+        message, _count = self._redactor.redact(self._access.explained(error))
+        return spec.answer(status=FAILED, message=message)
+
+    async def notices(self, answer: Answer | None = None) -> list[Notice]:
+        """Return a notice for each run of this user that ended and whose result was not fetched yet.
 
         One that ended more than an hour ago, perhaps while no host was open, is mentioned once in a session. Runs of
         this workspace come first; before them, those that wait for a person: to allow them more, to answer, or to
         resume.
         """
-        in_it = {run["subagent_id"] for run in _runs_in(answer)}
+        in_it = {run["subagent_id"] for run in _runs_in(answer)} if answer is not None else set[str]()
         now_us = time.time_ns() // 1000
 
         def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
@@ -177,18 +184,22 @@ class Service:
             if row.id not in in_it and (row.ended_us or 0) >= now_us - self._mentioned_for_us(row.id)
         ]
         waiting = [Notice(row) for row in asks if row.id not in in_it]
-        notices = [*waiting, *interrupted, *ended][:NOTICES]
-        hour_ago_us = now_us - HOUR_US
+        return [*waiting, *interrupted, *ended][:NOTICES]
+
+    def mention(self, notices: Sequence[Notice]) -> list[str] | None:
+        """Return the lines of notices for an answer."""
+        return [self._access.adapt_text(notice.text()) for notice in notices] or None
+
+    def note_mentioned(self, notices: Sequence[Notice]) -> None:
+        """Note what an answer has mentioned."""
+        hour_ago_us = time.time_ns() // 1000 - HOUR_US
         self._session.told.update(notice.row.id for notice in notices if 0 < (notice.row.ended_us or 0) < hour_ago_us)
-        return [self._access.adapt_text(notice.text()) for notice in notices]
 
     def _mentioned_for_us(self, run_id: str) -> int:
         """Return for how long after its end a run is mentioned."""
         return HOUR_US if run_id in self._session.told else MENTIONED_DAYS * 24 * HOUR_US
 
-    async def _record(
-        self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
-    ) -> None:
+    async def _record(self, record: _Record, answer: Answer, *, reading: bool, waits: bool) -> None:
         """Record the answer: before it is given if it carries a result, not at all for a poll without news."""
         results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
@@ -198,22 +209,20 @@ class Service:
             return
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
-        result = self._answered(tool, text, began, success=not failed)
-        if reading:
-            self._store.post(called)
+        result = record.answer(text, success=not failed)
         # A result that an auditor reads is still news for its user.
-        own = await self._access.rows([str(run["subagent_id"]) for run in results])
-        fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._access.owns(row))
+        own = await self._access.rows([str(run["subagent_id"]) for run in results]) if results else []
+        fetched = tuple(carried(self._session.who, record.tool, row.id) for row in own if self._access.owns(row))
         if waits and (results or not reading):
-            await self._store.do(append(result, *fetched))
+            await record.do(append(result, *fetched))
         else:
-            self._store.post(append(result))
+            record.post(result)
         self._session.seen.update(states)
 
-    def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
+    def _called(self, tool: str, given: dict[str, Any], redacted: dict[str, Any]) -> Command[None]:
         """Return the command that records a call; its header names a run only if that is this user's."""
         # What is too long to store is also too long to accept.
-        args, _changes = sanitize_json(self._redactor.redact_json(given))
+        args, _changes = sanitize_json(redacted)
         fact = ToolCall(tool=tool, args=args)
 
         def command(view: View, _now_us: int) -> Outcome[None]:
@@ -224,10 +233,92 @@ class Service:
 
         return command
 
-    def _answered(self, tool: str, text: str, began: float, *, success: bool) -> Event:
+    def answered(self, tool: str, text: str, took_s: float, *, success: bool) -> Event:
+        """Return the entry of an answer."""
         stored, _count = self._redactor.redact(text)
-        took_ms = round((time.monotonic() - began) * 1000)
+        took_ms = round(took_s * 1000)
         return Event(self._session.who, ToolResult(tool=tool, success=success, output=stored), duration_ms=took_ms)
+
+
+class _Record:
+    """The record of one call: the call is written once, before or with anything else.
+
+    Attributes:
+        tool: The tool.
+        is_answered: The answer is in the log too.
+    """
+
+    def __init__(self, service: Service, tool: str, called: Command[None]) -> None:
+        self.tool = tool
+        self.is_answered = False
+        self._service = service
+        self._called: Command[None] | None = called
+        self._began = time.monotonic()
+
+    @property
+    def is_begun(self) -> bool:
+        """The call is in the log, or on its way there."""
+        return self._called is None
+
+    async def begin(self) -> None:
+        """Write the call to the log now, unless it is there."""
+        if self._called is not None:
+            await self.do(append())
+
+    def answer(self, text: str, *, success: bool) -> Event:
+        """Return the entry of the answer."""
+        return self._service.answered(self.tool, text, time.monotonic() - self._began, success=success)
+
+    def post(self, *events: Event) -> None:
+        """Write the call, unless it is there, and events, without waiting."""
+        self._service.store.post(self._with_call(append(*events), None))
+        self._called = None
+
+    async def do(self, command: Command[T], answered: Callable[[T], Answer | None] | None = None) -> T:
+        """Run a command whose transaction also writes the call, unless it is there, and the answer.
+
+        Args:
+            command: The command.
+            answered: Returns the answer that follows from its value; None where that comes later.
+        """
+        service = self._service
+        notices = await service.notices() if answered is not None else []
+        lines = service.mention(notices)
+        took_s = time.monotonic() - self._began
+        answer: Answer | None = None
+
+        def result(value: T) -> tuple[Event, ...]:
+            nonlocal answer
+            answer = answered(value) if answered is not None else None
+            if answer is None:
+                return ()
+            answer.notices = lines
+            return (service.answered(self.tool, text_of(answer), took_s, success=True),)
+
+        try:
+            value = await service.store.do(self._with_call(command, result))
+        except OutcomeUnknown:  # the call may be in the log
+            self._called = None
+            raise
+        except EntryTooLarge:  # the call itself may fit
+            called, self._called = self._called, None
+            if called is not None:
+                await service.store.do(called)
+            raise
+        self._called, self.is_answered = None, answer is not None
+        service.note_mentioned(notices)
+        return value
+
+    def _with_call(self, command: Command[T], result: Callable[[T], tuple[Event, ...]] | None) -> Command[T]:
+        called = self._called
+
+        def together(view: View, now_us: int) -> Outcome[T]:
+            before = called(view, now_us).events if called is not None else ()
+            outcome = command(view, now_us)
+            after = result(outcome.value) if result is not None else ()
+            return Outcome(outcome.value, (*before, *outcome.events, *after))
+
+        return together
 
 
 def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:

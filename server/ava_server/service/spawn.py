@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING, RunRow
+from ava_audit.store.store import Command, Outcome
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
+from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool
 from ava_server.approval.decisions import PERSON_CHANNELS, Ceilings, auto_approve, hourly_refusal
 from ava_server.approval.proposals import Proposal, propose, texts_of
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
-from ava_server.approval.resolve import resolve_run_config
+from ava_server.approval.resolve import ResolveContext, resolve_run_config
 from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.service.access import CallContext, Operations
+from ava_server.service.access import CallContext, Operations, Recorder
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Policy
 
 _BY_PIN = (
     "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
@@ -53,6 +59,25 @@ CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
 
 
+@dataclass(frozen=True)
+class _Caller:
+    """What an answer depends on besides the proposal.
+
+    Attributes:
+        policy: Who may approve.
+        asks: The client can ask its person, who then decides.
+        opens: The client can open a page for its person.
+        wakes: The client takes an approval as a task.
+        needs_key: A language model could do it, if there were a key.
+    """
+
+    policy: Policy
+    asks: bool
+    opens: bool
+    wakes: bool
+    needs_key: bool
+
+
 class Spawns(Operations):
     """Makes proposals."""
 
@@ -75,6 +100,7 @@ class Spawns(Operations):
             opens=caller.pages is not None,
             degraded=caller.degraded,
             wakes=caller.wakes,
+            record=caller.record,
         )
 
     async def _propose(
@@ -87,6 +113,7 @@ class Spawns(Operations):
         may_start: bool = True,
         degraded: bool = False,
         wakes: bool = False,
+        record: Recorder | None = None,
     ) -> SpawnAnswer:
         """Make a proposal.
 
@@ -98,42 +125,96 @@ class Spawns(Operations):
             may_start: The policy auto may start it.
             degraded: It may miss tools that its role needs.
             wakes: The client takes an approval as a task. Its model then reads the client's words and not ours.
+            record: Writes the call with the proposal; None where the call is in the log.
         """
         self._runtime.closing.refuse_new()
-        policy = await self._runtime.policy(self._session.user)
+        user = self._session.user
         around = await self._runtime.resolve_context(
-            self._session.roots, args.role, self._session.user, args.workspace, remote=self._session.remote
+            self._session.roots,
+            args.role,
+            user,
+            args.workspace,
+            remote=self._session.remote,
+            model=args.model,
+            acts=record.begin if record is not None else None,
         )
-        earlier = await self._earlier(args.context_from or ())
-        config, texts = await anyio.to_thread.run_sync(resolve_run_config, args, around, earlier, degraded)
+        config, texts = await self._resolved(args, around, degraded)
+        candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
+        if self._store.blobs is not None:
+            if record is not None:
+                await record.begin()
+            config = await self._packed(config, candidates)
+        starts = may_start and around.policy == "auto" and self._session.transport != "terminal"  # which asks anyway
+        needs_key = config.model == OFFLINE and not is_configured(around.models)
+        caller = _Caller(around.policy, asks=asks, opens=opens, wakes=wakes, needs_key=needs_key)
+        limits = self._runtime.limits_under(around.policy, user)
+        proposing = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
+
+        command = self._answering(proposing, None if starts else caller)
+        if record is None:
+            made, answer = await self._store.do(command)
+        else:
+            made, answer = await record.do(command, lambda value: None if starts else value[1])
+        await self._release(config, candidates, made)
+        if isinstance(made, str) or answer is None:
+            raise Refused(str(made))
+        self._runtime.proposed.set()
+        if starts:
+            if made.state == WAITING:
+                await self._start_automatically(made, answer)
+            limited = await self._store.read(lambda view: self._limited(view, made, now_us()))
+            self._advise(made, answer, caller, limited)
+        return answer
+
+    async def _resolved(self, args: SpawnArgs, around: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
+        """Return the configuration and the texts of a proposal.
+
+        Raises:
+            BadInput: An argument is invalid.
+            Refused: It may not be proposed, or cannot be run here.
+        """
+        earlier = await self._earlier(args.context_from) if args.context_from else ()
+
+        def resolve() -> tuple[RunConfig, Texts]:
+            config, texts = resolve_run_config(args, around, earlier, degraded)
+            setup = self._runtime.run_setup
+            return setup.with_figures(config, texts, self._session.user, around.tokens_per_byte), texts
+
         try:
-            config = await self._runtime.run_setup.with_figures(config, texts, self._session.user)
+            return await anyio.to_thread.run_sync(resolve)
         except ConfigNotSupported as error:
             raise Refused(str(error)) from error
-        candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
-        config = await self._packed(config, candidates)
-        limits = self._runtime.limits_under(policy, self._session.user)
-        command = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
-        made = await self._store.do(command)
-        await self._release(config, candidates, made)
-        if isinstance(made, str):
-            raise Refused(made)
-        answer = _proposal(made)
-        if made.state == WAITING and (policy == "human" or asks):
-            following = _ASKS if policy != "human" else _ON_PAGE if opens else _BY_PIN
-            answer.next = self._access.adapt_text(following.format(pending_id=made.pending_id))
-        by_itself = may_start and self._session.transport != "terminal"  # a terminal asks the person anyway
-        if by_itself and policy == "auto" and made.state == WAITING:
-            await self._start_automatically(made, answer)
-        if answer.status == WAITING and policy != "human" and not asks and (why := await self._limited(made)):
-            answer.next = _LIMITED.format(why=why)
-        elif answer.status == WAITING and policy != "human" and wakes:
+
+    def _answering(
+        self, proposing: Command[Proposal | str], caller: _Caller | None
+    ) -> Command[tuple[Proposal | str, SpawnAnswer | None]]:
+        """Return a command that proposes and answers; without a caller, what to do next is added later."""
+
+        def command(view: View, at_us: int) -> Outcome[tuple[Proposal | str, SpawnAnswer | None]]:
+            outcome = proposing(view, at_us)
+            if isinstance(made := outcome.value, str):
+                return Outcome((made, None), outcome.events)
+            answer = _proposal(made)
+            if caller is not None:
+                self._advise(made, answer, caller, self._limited(view, made, at_us))
+            return Outcome((made, answer), outcome.events)
+
+        return command
+
+    def _advise(self, made: Proposal, answer: SpawnAnswer, caller: _Caller, limited: str | None) -> None:
+        """Say in the answer how a proposal that waits is approved, and what would help."""
+        if made.state == WAITING and (caller.policy == "human" or caller.asks):
+            following = _ASKS if caller.policy != "human" else _ON_PAGE if caller.opens else _BY_PIN
+            if answer.status == WAITING:
+                answer.next = self._access.adapt_text(following.format(pending_id=made.pending_id))
+        if answer.status == WAITING and caller.policy != "human" and not caller.asks and limited:
+            answer.next = _LIMITED.format(why=limited)
+        elif answer.status == WAITING and caller.policy != "human" and caller.wakes:
             answer.next = f"{answer.next} {_AS_TASK.format(subagent_id=made.subagent_id)}"
-        if made.state == WAITING and config.model == OFFLINE and not is_configured(around.models):
+        if made.state == WAITING and caller.needs_key:
             answer.message = (
                 f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"
             )
-        return answer
 
     async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]]) -> RunConfig:
         """Return the configuration with what another machine needs for the run, stored beside the log.
@@ -187,13 +268,12 @@ class Spawns(Operations):
         answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
         answer.next = started_next(made.subagent_id)
 
-    async def _limited(self, made: Proposal) -> str | None:
+    def _limited(self, view: View, made: Proposal, at_us: int) -> str | None:
         """Return why a confirmation by this session's host alone would be refused now, or None."""
         if self._session.channel in PERSON_CHANNELS:
             return None
         user, ids, paid = self._session.user, (made.pending_id,), int(not made.config.free)
-        limits, at_us = self._runtime.spawn_limits_of(user), now_us()
-        why = await self._store.read(lambda view: hourly_refusal(view, user, ids, paid, limits, at_us))
+        why = hourly_refusal(view, user, ids, paid, self._runtime.spawn_limits_of(user), at_us)
         return why and self._access.adapt_text(why)
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:

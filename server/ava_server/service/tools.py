@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ava_server.service.spawn import Spawns
 
 Handler = Callable[[dict[str, Any], "CallContext"], Awaitable[responses.Answer]]
-Recorded = Literal["before", "meanwhile", "after"]
-"""When a call is recorded: before it acts, while it acts (even while the log is out of reach), or with its answer, if
-that is news."""
+Recorded = Literal["before", "with", "meanwhile", "after"]
+"""When a call is recorded: before it acts; in one transaction with what it writes, where it acts on nothing but the
+log; while it acts (even while the log is out of reach); or with its answer, if that is news."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             responses.SpawnAnswer,
             "spawn",
             lambda handlers: handlers.spawns.spawn,
+            recorded="with",
             idempotent=False,
             loaded=True,
         ),
@@ -106,6 +107,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             responses.ConfirmAnswer,
             "spawn",
             lambda handlers: handlers.confirmations.confirm,
+            recorded="with",
             destructive=True,
             idempotent=False,
             open_world=True,
