@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any, cast
@@ -27,16 +28,27 @@ _CLOSE_S = 1.0
 
 
 class _ClosingStream(httpcore2.AsyncNetworkStream):
-    """A stream that is closed when its TLS handshake fails or is cancelled."""
+    """A stream that is closed when its TLS handshake fails or is cancelled.
+
+    The head of a request waits for its body or for the first read: one packet instead of two.
+    """
 
     def __init__(self, inner: httpcore2.AsyncNetworkStream) -> None:
         self._inner = inner
+        self._head = b""
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        if self._head:
+            with suppress(httpcore2.WriteError):  # as the client does: the server may have answered already
+                await self.write(b"", timeout)
         return await self._inner.read(max_bytes, timeout)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        await self._inner.write(buffer, timeout)
+        head, self._head = self._head, b""
+        if not head and buffer.endswith(b"\r\n\r\n"):
+            self._head = buffer
+        else:
+            await self._inner.write(head + buffer if head else buffer, timeout)
 
     async def aclose(self) -> None:
         await self._inner.aclose()

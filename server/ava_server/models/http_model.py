@@ -105,9 +105,10 @@ class HttpModel:
         async with AsyncExitStack() as stack:
             try:
                 client = await stack.enter_async_context(self.clients.client())
-                content = self._take_encoded(request)
+                body = [self._take_encoded(request)]
+                size = len(body[0])
                 sending = True
-                response = await self._send(client, endpoint, content, end)
+                response = await self._send(client, endpoint, body, end)
                 stack.push_async_callback(_close, response)
                 if response.status_code != 200:
                     raise endpoint.status_error(response, await _error_body(response, end))
@@ -124,18 +125,20 @@ class HttpModel:
                 endpoint,
                 self.deadlines,
                 end,
-                len(content),
+                size,
                 lambda: sum(self.wire.unseen(turn.raw) for turn in request.turns if isinstance(turn, AssistantTurn)),
                 self.most_bytes,
             )
 
     async def _send(
-        self, client: httpx2.AsyncClient, endpoint: Endpoint, content: bytes, end: float
+        self, client: httpx2.AsyncClient, endpoint: Endpoint, body: list[bytes], end: float
     ) -> httpx2.Response:
+        """Send a request and return the response's head; `body` is emptied, so that nothing holds it while we wait."""
         import httpx2
 
         headers = {
             "content-type": "application/json",
+            "content-length": str(len(body[0])),
             "accept": "text/event-stream, application/json",
             "accept-encoding": "identity",  # so that pieces arrive when they are sent
             **self.wire.headers(self.api_key),
@@ -146,7 +149,7 @@ class HttpModel:
             outgoing = client.build_request(
                 "POST",
                 _url(endpoint.url),
-                content=content,
+                content=_taken(body),
                 headers=headers,
                 timeout=httpx2.Timeout(None, connect=connect_s, pool=connect_s),
             )
@@ -169,6 +172,11 @@ def _url(url: str) -> httpx2.URL:
     import httpx2
 
     return httpx2.URL(url)
+
+
+async def _taken(pieces: list[bytes]) -> AsyncGenerator[bytes]:
+    while pieces:
+        yield pieces.pop(0)
 
 
 async def _close(response: httpx2.Response) -> None:

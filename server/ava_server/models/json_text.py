@@ -26,7 +26,7 @@ def encode(value: Any) -> bytes:
 
     A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD.
     """
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    text = _ENCODER.encode(value)
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -238,6 +238,7 @@ def _s(count: int) -> str:
     return "" if count == 1 else "s"
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 _DECODER = json.JSONDecoder(parse_int=_integer)
 _STRICT_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse)
 _LOOSE_DECODER = json.JSONDecoder(parse_int=_integer, parse_constant=_refuse, strict=False)
