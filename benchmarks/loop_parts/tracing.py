@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from audit_parts.report import Report, median
+from figures import Figure
 
 from loop_parts.children import SPANS, endpoint, started
 from loop_parts.turns import TURNS
@@ -13,8 +14,8 @@ RATIO = 1.02
 """More than that a turn may not cost for spans that nobody wants."""
 
 
-def show(report: Report, rounds: int) -> None:
-    """Measure the three, turn and turn about."""
+def show(report: Report, rounds: int) -> list[Figure]:
+    """Measure the three, turn and turn about, and return the figures that have a goal."""
     names = (NONE, SILENT, RECORDED)
     taken: dict[tuple[str, int], list[float]] = {(name, runs): [] for name in names for runs in SIZES}
     with endpoint(TURNS) as port:
@@ -38,8 +39,12 @@ def show(report: Report, rounds: int) -> None:
         rows.append(row)
     heads = [head for runs in SIZES for head in (f"{runs} run{'s' * (runs > 1)}", "× none")]
     report.table("CPU ms per turn, min / median", ("", *heads), rows)
+    figures = []
     for runs in SIZES:
-        report.verdict(f"{SILENT}, {runs} at once", median(_beside(taken, SILENT, runs)), RATIO, unit=" ×")
+        ratio, none = median(_beside(taken, SILENT, runs)), median(taken[NONE, runs])
+        report.verdict(f"{SILENT}, {runs} at once", ratio, RATIO, unit=" ×")
+        figures.append(Figure(f"{SILENT}: CPU of a turn, {runs} at once", ratio * none, "ms", RATIO, none))
+    return figures
 
 
 def _beside(taken: dict[tuple[str, int], list[float]], name: str, runs: int) -> list[float]:
