@@ -110,9 +110,13 @@ def tools_page() -> str:
         " text and as structured content with the fields listed here; each form is complete. A failed call has"
         " `status: failed` and a `message` that says what was wrong and what to do.",
     ]
+    from ava_server.mcp_server.tools import small
+    from ava_server.service.tools import TOOLS
+
     for tool in listed_tools():
+        arguments = small(TOOLS[tool.name].args.model_json_schema())
         parts += [f"## {tool.name}", *_tool_description(tool.description or ""), f"Hints: {_hints(tool)}."]
-        parts += ["Arguments:", _schema_table(tool.input_schema), "Fields of the answer:"]
+        parts += ["Arguments:", _schema_table(arguments), "Fields of the answer:"]
         parts.append(_schema_table(tool.output_schema or {}, required=False))
     return _page(parts)
 

@@ -48,7 +48,7 @@ def test_rejects_true_and_false_for_every_number_and_says_what_to_give(value: bo
         assert said.endswith(f"{field}: '{given}' was given where {kind} belongs; give {kind}."), said
 
 
-def test_the_schemas_that_hosts_get_have_the_bounds_of_numbers() -> None:
+def test_the_schemas_of_the_arguments_have_the_bounds_of_numbers() -> None:
     properties = SpawnArgs.model_json_schema()["properties"]
     assert [properties[cap]["anyOf"][0]["exclusiveMinimum"] for cap in CAPS] == [0] * len(CAPS)
     caps = ConfirmArgs.model_json_schema()["$defs"]["Caps"]["properties"]

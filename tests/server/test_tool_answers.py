@@ -355,7 +355,7 @@ async def test_the_tool_descriptions_stay_within_host_limits(bench: Bench) -> No
         len(tool.name) + len(tool.description or "") + len(json.dumps(tool.input_schema, ensure_ascii=False))
         for tool in bench.tools.values()
     )
-    assert size < MOST
+    assert size < 6_000
     assert sum(len(json.dumps(tool.output_schema)) for tool in bench.tools.values()) <= 6_000
     assert list(bench.tools) == [
         "spawn_subagent", "confirm_spawn", "check_subagent", "message_subagent", "cancel_subagent", "read_ava_logs",

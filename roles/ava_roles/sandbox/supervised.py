@@ -1,26 +1,25 @@
-"""The server's side of a supervised command: start the supervisor, hold its pipe, and read its report."""
+"""The server's side of a supervised command: give it to a supervisor, hold its pipe, and read its report."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import cast, get_args
 
 import anyio
-from anyio.abc import ByteReceiveStream, Process
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher import supervisor
 from ava_roles.sandbox.launcher.spec import LaunchSpec, Limits
+from ava_roles.sandbox.pipes import Output, PipeReader, PipeWriter
 from ava_roles.sandbox.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
+from ava_roles.sandbox.supervisors import Supervisor, Supervisors
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
@@ -29,8 +28,6 @@ END_S = 15.0
 REST_S = 2.0
 """Seconds to read what an ended command has written; no process is left that could write more."""
 _PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
-_START = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.sandbox.launcher.supervisor import main; main()"
-_SOURCES = str(Path(__file__).parents[2])
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,7 @@ class SupervisedSandbox:
         self._machine = machine
         self._state = state
         self._limits = limits or Limits()
+        self._supervisors = Supervisors()
 
     async def run(self, command: Command) -> Finished:
         """Run a command to its end. A cancellation ends all its processes and waits until they are gone.
@@ -76,15 +74,15 @@ class SupervisedSandbox:
             ToolFailed: The command could not be started; says why.
         """
         began = time.monotonic()
-        output = _Output(command.max_output)
+        output = Output(command.max_output)
         async with (
-            self._supervise(replace(command, stdin=False), errors=subprocess.STDOUT) as (process, report),
+            self._supervise(replace(command, stdin=False)) as running,
             anyio.create_task_group() as tasks,
         ):
-            assert process.stdout is not None
-            tasks.start_soon(_drain, process.stdout, output)
+            report = running.report
+            tasks.start_soon(output.drain, running.stdout)
             await report.wait()
-            await self._sweep(process, report)
+            await self._sweep(running)
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
         how, _, rest = report.text.partition(" ")
         text, dropped = output.text()
@@ -101,90 +99,68 @@ class SupervisedSandbox:
         Raises:
             ToolFailed: On entering: the command could not be started; says why.
         """
-        errors = _Output(command.max_output)
+        errors = Output(command.max_output)
         async with (
-            self._supervise(replace(command, stdin=True), errors=subprocess.PIPE) as (process, _report),
+            self._supervise(replace(command, stdin=True)) as running,
             anyio.create_task_group() as tasks,
         ):
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stderr is not None
-            tasks.start_soon(_drain, process.stderr, errors)
+            tasks.start_soon(errors.drain, running.stderr)
             try:
-                yield Pipes(process.stdin, process.stdout, lambda: errors.text()[0])
+                yield Pipes(running.stdin, running.stdout, lambda: errors.text()[0])
             finally:
                 tasks.cancel_scope.cancel()
 
     @asynccontextmanager
-    async def _supervise(self, command: Command, *, errors: int) -> AsyncGenerator[tuple[Process, _Report]]:
-        """Hold the supervisor of a command; when this is left, it and all the command's processes have ended."""
+    async def _supervise(self, command: Command) -> AsyncGenerator[_Running]:
+        """Hold the supervisor of a command; when this is left, all the command's processes have ended."""
         with _adopt_orphans() if self.kind != "bubblewrap" else nullcontext():
-            async with self._temporary_folder(command) as given, self._start(given, errors) as running:
+            async with self._temporary_folder(command) as given, self._start(given) as running:
                 yield running
 
     @asynccontextmanager
-    async def _start(self, command: Command, errors: int) -> AsyncGenerator[tuple[Process, _Report]]:
-        spec_at = linux.in_memory(self._spec(command).to_bytes())
-        server_read, server_at = os.pipe()
-        report_read, report_at = os.pipe()
-        report = _Report(report_read)
-        try:
+    async def _start(self, command: Command) -> AsyncGenerator[_Running]:
+        spec = self._spec(command).to_bytes()
+        with ExitStack() as ours:
+            with ExitStack() as theirs:
+                spec_at = linux.in_memory(spec)
+                theirs.callback(os.close, spec_at)
+                server, server_at = _writer(ours, theirs)
+                reader, report_at = _reader(ours, theirs)
+                stdin, stdin_at = _writer(ours, theirs)
+                stdout, stdout_at = _reader(ours, theirs)
+                stderr, stderr_at = _reader(ours, theirs)
+                if not command.stdin:  # programs such as rg would read a pipe
+                    stdin_at, stderr_at = os.open(os.devnull, os.O_RDONLY), stdout_at
+                    theirs.callback(os.close, stdin_at)
+                given = (spec_at, server_at, report_at, stdin_at, stdout_at, stderr_at)
+                try:
+                    supervisor = self._supervisors.give(given, errors=stderr_at)
+                except OSError as error:
+                    raise ToolFailed(f"no process could be started for the command: {error.strerror}") from error
+            running = _Running(supervisor, _Report(reader), stdin, stdout, stderr)
             try:
-                process = await self._open(command, (spec_at, server_read, report_at), errors)
+                yield running
             finally:
-                for descriptor in (spec_at, server_read, report_at):
-                    os.close(descriptor)
-            try:
-                yield process, report
-            finally:
-                os.close(server_at)  # the supervisor ends the command
-                server_at = -1
-                await self._wait_for_end(process, report)
-        finally:
-            os.close(report_read)
-            if server_at >= 0:
-                os.close(server_at)
+                server.close()  # the supervisor ends the command
+                await self._wait_for_end(running)
 
-    async def _open(self, command: Command, descriptors: tuple[int, int, int], errors: int) -> Process:
-        words = [sys.executable, "-I", "-S", "-c", _START, _SOURCES, *map(str, descriptors)]
-        opened: list[Process] = []
-        try:
-            with anyio.CancelScope(shield=True):  # a cancellation would kill the supervisor before it can sweep
-                opened.append(
-                    await anyio.open_process(
-                        words,
-                        stdin=subprocess.PIPE if command.stdin else subprocess.DEVNULL,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                        cwd="/",
-                        env={},
-                        pass_fds=descriptors,
-                        start_new_session=True,
-                    )
-                )
-        except OSError as error:
-            raise ToolFailed(f"no process could be started for the command: {error.strerror}") from error
-        return opened[0]
-
-    async def _wait_for_end(self, process: Process, report: _Report) -> None:
-        """Wait for the end of a supervisor whose pipe has been closed."""
+    async def _wait_for_end(self, running: _Running) -> None:
+        """Wait for the end of a command whose supervisor's pipe has been closed."""
+        supervisor, report = running.supervisor, running.report
         with anyio.CancelScope(shield=True):
             with anyio.move_on_after(END_S) as scope:
                 await report.wait()
             if scope.cancelled_caught:
-                process.kill()
-            await self._sweep(process, report)
-            with anyio.move_on_after(REST_S):  # asyncio sees the end of a process only when its output has been read
-                for stream in (process.stdout, process.stderr):
-                    if stream is not None:
-                        await _drain(stream, _Output(0))
-            await process.wait()
-            await process.aclose()
+                supervisor.kill()
+            await self._sweep(running)
+            if not self._supervisors.take_back(supervisor, report.text):
+                supervisor.dismiss()
+                await run_sync(supervisor.wait, abandon_on_cancel=False)
 
-    async def _sweep(self, process: Process, report: _Report) -> None:
+    async def _sweep(self, running: _Running) -> None:
         """End the processes that a killed supervisor has left; those in bubblewrap end with it."""
-        if not report.text and self.kind != "bubblewrap":
-            await run_sync(_end_orphans, self._limits, process.pid, abandon_on_cancel=False)
+        if not running.report.text and self.kind != "bubblewrap":
+            await run_sync(_end_orphans, self._limits, running.supervisor.pid, abandon_on_cancel=False)
 
     def _spec(self, command: Command) -> LaunchSpec:
         words = (*command.argv, str(command.folder), *command.environment, *command.environment.values())
@@ -235,48 +211,46 @@ class _Report:
         text: Its text; empty before the end, and where the supervisor was killed.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, reader: PipeReader) -> None:
         self.text = ""
-        self._descriptor = descriptor
+        self._reader = reader
         self._ended = False
 
     async def wait(self) -> None:
         """Wait for the report, or for the end of the supervisor."""
         if not self._ended:
-            await anyio.wait_readable(self._descriptor)
-            self.text = os.read(self._descriptor, 65_536).decode("utf-8", "replace")
+            with suppress(anyio.EndOfStream):
+                self.text = (await self._reader.receive(65_536)).decode("utf-8", "replace")
             self._ended = True
 
 
-class _Output:
-    """The beginning and the end of a command's output, together at most so many bytes."""
+@dataclass(frozen=True)
+class _Running:
+    """A command under its supervisor, and the server's ends of its streams."""
 
-    def __init__(self, limit: int) -> None:
-        self._head_limit = max(0, limit) // 2
-        self._tail_limit = max(0, limit) - self._head_limit
-        self._head, self._tail = bytearray(), bytearray()
-        self._dropped = 0
-
-    def add(self, piece: bytes) -> None:
-        fits = self._head_limit - len(self._head)
-        self._head += piece[:fits]
-        self._tail += piece[fits:]
-        if (over := len(self._tail) - self._tail_limit) > 0:
-            del self._tail[:over]
-            self._dropped += over
-
-    def text(self) -> tuple[str, int]:
-        """Return the output, and how many bytes were cut out of its middle."""
-        if not self._dropped:
-            return (self._head + self._tail).decode("utf-8", "replace"), 0
-        head, tail = (each.decode("utf-8", "replace") for each in (self._head, self._tail))
-        return f"{head}\n… {self._dropped:,} bytes left out …\n{tail}", self._dropped
+    supervisor: Supervisor
+    report: _Report
+    stdin: PipeWriter
+    stdout: PipeReader
+    stderr: PipeReader
 
 
-async def _drain(stream: ByteReceiveStream, output: _Output) -> None:
-    with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
-        while True:
-            output.add(await stream.receive(65_536))
+def _reader(ours: ExitStack, theirs: ExitStack) -> tuple[PipeReader, int]:
+    """Return the server's end of a pipe that it reads from, and the other end; each is closed with its stack."""
+    read_at, write_at = os.pipe()
+    theirs.callback(os.close, write_at)
+    reader = PipeReader(read_at)
+    ours.callback(reader.close)
+    return reader, write_at
+
+
+def _writer(ours: ExitStack, theirs: ExitStack) -> tuple[PipeWriter, int]:
+    """Return the server's end of a pipe that it writes to, and the other end; each is closed with its stack."""
+    read_at, write_at = os.pipe()
+    theirs.callback(os.close, read_at)
+    writer = PipeWriter(write_at)
+    ours.callback(writer.close)
+    return writer, read_at
 
 
 # -- orphans ----------------------------------------------------------------------------------------------------------

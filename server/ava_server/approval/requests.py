@@ -45,10 +45,10 @@ def _no_bool(kind: LiteralString) -> BeforeValidator:
 Number = Annotated[float, Field(gt=0), _no_bool("float_type")]
 WholeNumber = Annotated[int, Field(gt=0), _no_bool("int_type")]
 ShortText = Annotated[str, Field(min_length=1)]
-SubagentId = Annotated[str, Field(description="e.g. S-7f3a2b")]
+SubagentId = Annotated[str, Field(description="S-…")]
 Wait = Annotated[
     float,
-    Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for the end. Less where the host ends calls earlier."),
+    Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for the end."),
     _no_bool("float_type"),
 ]
 
@@ -105,62 +105,55 @@ class SpawnArgs(Arguments):
     model_config = ConfigDict(json_schema_extra=_requires_nothing)
     tool = "spawn_subagent"
 
-    role: ShortText = Field(description="Kind of subagent, see above. Required, except with retry_of.")
+    role: ShortText = Field(description="Required, except with retry_of.")
     task: str = Field(
         min_length=1,
         max_length=100_000,
-        description="Required, except with retry_of. One subject: the goal, what counts as done, the form of the"
-        " answer. It may ask at most one question.",
+        description="Required, except with retry_of. One subject: goal, what counts as done, form of the answer.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
     )
     context_from: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
-        default=None, max_length=EARLIER_MOST, description="Ids of ended runs whose results it may read."
+        default=None, max_length=EARLIER_MOST, description="Ended runs whose results it may read."
     )
-    retry_of: str | None = Field(default=None, description="Id of an ended run whose arguments are the defaults.")
-    system_prompt: str | None = Field(default=None, max_length=50_000, description="Extra role specialisation.")
-    name: Annotated[str | None, AfterValidator(_one_line)] = Field(
-        default=None, max_length=60, description="Short label shown wherever the run is."
-    )
-    model: str | None = Field(default=None, description="fast, balanced, deep, a model id, or provider:id.")
+    retry_of: str | None = Field(default=None, description="Ended run whose arguments are the defaults.")
+    system_prompt: str | None = Field(default=None, max_length=50_000, description="Specialises the role.")
+    name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
+    model: str | None = Field(default=None, description="fast, balanced, deep, or a model id.")
     timeout: Number | None = Field(default=None, description="Seconds.")
     max_cost_cents: Number | None = Field(
         default=None,
-        description="25 for a look-up, 50 standard, 200 deep research. A cap too low for useful work is refused.",
+        description="Too low for useful work is refused.",
     )
     max_tokens: WholeNumber | None = None
     max_iterations: WholeNumber | None = Field(default=None, description="Model calls.")
     max_tool_calls: WholeNumber | None = None
-    extended_thinking: bool | None = Field(
-        default=None, description="The model thinks before it answers. Default: the role's."
-    )
-    plan: bool | None = Field(default=None, description="It plans before it works, in 3 turns. Default: the role's.")
-    tools: list[str] | None = Field(default=None, description="Only these of the role's tools.")
-    blocked_tools: list[str] | None = Field(default=None, description="Not these of the role's tools.")
+    extended_thinking: bool | None = None
+    plan: bool | None = Field(default=None, description="Plan first.")
+    tools: list[str] | None = Field(default=None, description="Only these of the role's.")
+    blocked_tools: list[str] | None = Field(default=None, description="Not these.")
     namespace: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
         default=None,
         max_length=200,
-        description="Coder needs it: files or folders that it may change, relative to the repository.",
+        description="Coder: paths it may change, relative to the repository.",
     )
     verify: str | None = Field(
         default=None,
         max_length=2_000,
-        description="Coder: command line that its work must pass. Default: the role's, or as found.",
+        description="Coder: command that must pass. Default: the role's, or as found.",
     )
     workspace: str | None = Field(
         default=None,
-        description="Folder that it may read. Absolute path. Without it researcher, data_extractor, web_crawler and"
-        " custom see no files.",
+        description="Absolute path of a folder to read. Without it only code_reviewer and coder see files.",
     )
-    output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema that `output` must match.")
+    output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of `output`.")
     task_id: str | None = Field(
         default=None,
         max_length=64,
-        description="Your own reference. Makes the call idempotent: repeated before the run has ended, it brings back"
-        " the first.",
+        description="Your reference. Repeated before the run ends, it returns the first call's.",
     )
-    rationale: str | None = Field(default=None, max_length=2_000, description="Why, for the person who approves.")
+    rationale: str | None = Field(default=None, max_length=2_000, description="For the person.")
 
 
 class ConfirmArgs(Arguments):
@@ -171,15 +164,15 @@ class ConfirmArgs(Arguments):
     # Must stay first: some hosts show a person only the start of a call's arguments, and this has price and reach.
     approving: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
         default=None,
-        description="To approve, give this first: each approval_line, letter for letter, in the order of pending_ids.",
+        description="To approve, first: each approval_line, letter for letter, in the order of pending_ids.",
     )
-    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(
-        min_length=1, max_length=20, description="From spawn_subagent."
-    )
+    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(min_length=1, max_length=20, description="P-…")
     decision: Literal["approve", "reject"] = "approve"
-    changes: dict[str, Changes] | None = Field(default=None, description=f"Only lower: {CHANGES_FORM}.")
-    group_max_cost_cents: Number | None = Field(default=None, description="Of two or more together.")
-    group_timeout: Number | None = Field(default=None, description="Seconds, of two or more together.")
+    changes: dict[str, Changes] | None = Field(
+        default=None, description=f"Only lower: {CHANGES_FORM}; caps as in spawn_subagent."
+    )
+    group_max_cost_cents: Number | None = None
+    group_timeout: Number | None = Field(default=None, description="Seconds.")
     wait_seconds: Wait = 0
 
 
@@ -190,7 +183,7 @@ class CheckArgs(Arguments):
 
     subagent_id: SubagentId | None = None
     group_id: str | None = None
-    cursor: str | None = Field(default=None, description="From a long result: goes on in it.")
+    cursor: str | None = Field(default=None, description="Goes on in a long result.")
     wait_seconds: Wait = 0
 
 
@@ -221,11 +214,11 @@ class LogArgs(Arguments):
 
     subagent_id: SubagentId | None = None
     last_n: Annotated[int, Field(ge=1, le=500), _no_bool("int_type")] = 50
-    search: str | None = Field(default=None, description="Words, all of which must occur.")
-    since: str | None = Field(default=None, description="1h, 30 min, yesterday, or an ISO time.")
+    search: str | None = Field(default=None, description="Words, all of which occur.")
+    since: str | None = Field(default=None, description="1h, yesterday, or ISO time.")
     until: str | None = None
     types: list[str] | None = Field(
-        default=None, description="Event types, or error tool cost thinking spawn complete message session."
+        default=None, description="error, tool, cost, thinking, spawn, complete, message, session, or event types."
     )
     session: str | None = None
     cursor: str | None = None

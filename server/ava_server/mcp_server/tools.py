@@ -139,8 +139,8 @@ def _listed(tool: ServiceTool) -> types.Tool:
         name=tool.name,
         title=tool.title,
         description=tool.description,
-        input_schema=_small(tool.args.model_json_schema()),
-        output_schema=_small(tool.answer.model_json_schema(mode="serialization"), output=True),
+        input_schema=_without_bounds(small(tool.args.model_json_schema())),
+        output_schema=small(tool.answer.model_json_schema(mode="serialization"), output=True),
         annotations=types.ToolAnnotations(
             read_only_hint=tool.read_only,
             destructive_hint=None if tool.read_only else tool.destructive,
@@ -220,26 +220,43 @@ def _searches() -> bool:
         return False
 
 
-def _small(schema: Any, *, output: bool = False) -> Any:
+_BOUNDS = {"additionalProperties", "exclusiveMinimum", "maxItems", "minItems", "minLength", "minimum"}
+_LONG = 100
+
+
+def _without_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an input schema without bounds that sensible calls keep; the others are refused by name."""
+    fields = {
+        name: {
+            key: value
+            for key, value in about.items()
+            if key not in _BOUNDS and not (key == "maxLength" and value > _LONG)
+        }
+        for name, about in schema["properties"].items()
+    }
+    return {"type": "object", "properties": fields} | {key: schema[key] for key in ("required",) if key in schema}
+
+
+def small(schema: Any, *, output: bool = False) -> Any:
     """Return a JSON schema without parts that only cost tokens: titles, null alternatives, empty defaults."""
     if isinstance(schema, list):
-        return [_small(item, output=output) for item in cast("list[Any]", schema)]
+        return [small(item, output=output) for item in cast("list[Any]", schema)]
     if not isinstance(schema, dict):
         return schema
-    small: dict[str, Any] = {}
+    less: dict[str, Any] = {}
     for key, value in cast("dict[str, Any]", schema).items():
         if (key == "title" and isinstance(value, str)) or (key == "default" and value in (None, [], {}, "", 0)):
             continue
         if output and key == "additionalProperties" and value is not False:
             continue
-        small[key] = (
-            {name: _small(item, output=output) for name, item in cast("dict[str, Any]", value).items()}
+        less[key] = (
+            {name: small(item, output=output) for name, item in cast("dict[str, Any]", value).items()}
             if key in ("properties", "$defs")
-            else _small(value, output=output)
+            else small(value, output=output)
         )
-    options: list[Any] = small.get("anyOf", [])
+    options: list[Any] = less.get("anyOf", [])
     kept = [option for option in options if option != {"type": "null"}]
     if len(kept) == 1 and len(kept) < len(options):
-        del small["anyOf"]
-        small = {**kept[0], **small}
-    return small
+        del less["anyOf"]
+        less = {**kept[0], **less}
+    return less

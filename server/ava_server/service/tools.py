@@ -88,8 +88,8 @@ TOOLS: Mapping[str, ServiceTool] = {
     for tool in (
         ServiceTool(
             "Propose a subagent",
-            "Propose a subagent that works in the background. Starts nothing: show the person the proposal that"
-            " it returns; confirm_spawn starts it when they agree. Say 'requested', never 'started'.",
+            "Propose a subagent. Starts nothing: show the person the proposal; confirm_spawn starts it when they"
+            " agree.",
             requests.SpawnArgs,
             responses.SpawnAnswer,
             "spawn",
@@ -100,9 +100,8 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Start approved subagents",
-            "Start (or reject) proposed subagents, after the person agreed. This spends money. `approving` repeats each"
-            " approval_line letter for letter. Two or more ids become a group under one cost cap; give their last line"
-            " too, as the refusal shows it.",
+            "Start (or reject) proposed subagents. Only when the person has agreed: this spends money. Two or more ids"
+            " become a group under one cost cap; give their last line too, as the refusal shows it.",
             requests.ConfirmArgs,
             responses.ConfirmAnswer,
             "spawn",
@@ -119,7 +118,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Look after subagents",
-            "Status of a subagent, or its result when it has ended; without an id, all that wait, run or ended lately.",
+            "Status of a subagent, or its result when ended; without an id, all that wait, run or ended lately.",
             requests.CheckArgs,
             responses.CheckAnswer,
             "read",
@@ -132,7 +131,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Message a subagent",
-            "Send a running subagent a message, read before its next turn. It may steer the work, never widen it.",
+            "Send a running subagent a message, read before its next turn. Steers the work, never widens it.",
             requests.MessageArgs,
             responses.MessageAnswer,
             "spawn",
@@ -140,7 +139,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Cancel a subagent",
-            "End a subagent, a group or a proposal within 5 s. What it has so far is kept and returned.",
+            "End a subagent, group or proposal within 5 s. What it has is kept and returned.",
             requests.CancelArgs,
             responses.CancelAnswer,
             "spawn",
@@ -151,7 +150,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Read Ava's log",
-            "Read what happened: one subagent's log, the last entries, or a search. For diagnosis.",
+            "For diagnosis: one subagent's log, the last entries, or a search.",
             requests.LogArgs,
             responses.LogAnswer,
             "read",

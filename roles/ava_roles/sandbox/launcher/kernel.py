@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import resource
-import signal
 import stat
 import struct
 
@@ -15,7 +14,11 @@ from ava_roles.sandbox.launcher.spec import PRLIMIT, USERS
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    import signal
+
     from ava_roles.sandbox.launcher.spec import Limits
+else:
+    import _signal as signal  # `signal` makes enums of its numbers
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -14,6 +14,9 @@ PRLIMIT = "/usr/bin/prlimit"
 USERS = range(58_100, 58_200)
 """The user ids for commands: outside every range that distributions assign, and within what containers usually map."""
 
+BY_ITSELF = ("exited", "signal")
+"""How the report of a command begins that was not ended from outside."""
+
 
 class Limits:
     """The resources that a command may use.

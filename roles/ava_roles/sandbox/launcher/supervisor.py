@@ -1,25 +1,30 @@
-"""The supervisor: it starts one command, watches it, and ends every process that the command leaves behind.
+"""The supervisor: it starts a command, watches it, and ends every process that the command leaves behind.
 
 It watches the server through a pipe whose other end only the server holds: when the server closes it or dies, the
-command ends. It reports in one line how the command ended.
+command ends. It reports in one line how the command ended. After a command that ended by itself and left nothing, it
+takes another: starting an interpreter costs more than everything else here. It never runs two at the same time.
 """
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SHUT_RD, socket  # `socket` itself imports much more
 
 from ava_roles.sandbox.launcher import kernel
 from ava_roles.sandbox.launcher.child import exec_command
-from ava_roles.sandbox.launcher.spec import from_bytes
+from ava_roles.sandbox.launcher.spec import BY_ITSELF, from_bytes
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    import signal
+
     from ava_roles.sandbox.launcher.spec import LaunchSpec
+else:
+    import _signal as signal  # `signal` makes enums of its numbers; that takes a fifth of a supervisor's start
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -138,21 +143,56 @@ _FREE_DISK = 1 << 30
 are being passed between processes, cannot be measured. They end with the command, but a full disk would stop everything
 else first."""
 _SIGNALLED = 128
+_IDLE_S = 60.0
+_COMMANDS = 200
+"""A supervisor ends after so many commands or so long without one."""
+_DESCRIPTORS = 6
 
 
 def main() -> None:
-    """Run the supervisor; its arguments are the descriptors of the spec, of the server's pipe and of the report."""
-    spec_at, server_at, report_at = map(int, sys.argv[-3:])
-    for descriptor in (spec_at, server_at, report_at):
-        os.set_inheritable(descriptor, False)
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # only the server decides when to end
-    with open(spec_at, "rb") as file:
-        spec = from_bytes(file.read())
+    """Run commands one after another; the argument is the descriptor of the socket that they arrive on."""
+    control = socket(fileno=int(sys.argv[-1]))
+    os.set_inheritable(control.fileno(), False)
+    os.dup2(0, 2)  # errors of starting went to the first command's output
+    for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)  # only the server decides when to end
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
     kernel.adopt_orphans()
     kernel.continue_on_parent_death()  # a stopped supervisor would not see that its server is gone
     kernel.hide_process()
-    os.write(report_at, _Supervisor(spec, server_at).supervise().encode())
+    opened = _count_open()
+    for number in range(1, _COMMANDS + 1):
+        given = _receive(control)
+        if not given:
+            break
+        spec_at, server_at, report_at, *streams = given
+        with open(spec_at, "rb") as file:
+            spec = from_bytes(file.read())
+        report = _Supervisor(spec, server_at, streams).supervise()
+        os.close(server_at)
+        left_nothing = _reap(0) == (None, False) and _count_open() == opened + 1
+        goes_on = number < _COMMANDS and report.startswith(BY_ITSELF) and left_nothing
+        if not goes_on:
+            control.close()  # before the report: the server must not give another command
+        os.write(report_at, report.encode())
+        os.close(report_at)
+        if not goes_on:
+            break
+
+
+def _receive(control: socket) -> list[int]:
+    """Wait for a command, and return its descriptors; none when the server is gone, or gives none for long."""
+    waiting = select.poll()
+    waiting.register(control, select.POLLIN)
+    if not waiting.poll(_IDLE_S * 1000):
+        control.shutdown(SHUT_RD)  # from now on the server cannot give one, but it may have done so just before
+    _data, ancillary, _flags, _address = control.recvmsg(1, CMSG_SPACE(4 * _DESCRIPTORS), MSG_CMSG_CLOEXEC)
+    return [number for _level, _kind, data in ancillary for number in memoryview(data).cast("i")]
+
+
+def _count_open() -> int:
+    """Return the number of open descriptors."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 class _Supervisor:
@@ -161,11 +201,13 @@ class _Supervisor:
     Args:
         spec: What to run.
         server_at: The descriptor that becomes readable when the server is gone or ends the command.
+        streams: The descriptors of the command's stdin, stdout and stderr.
     """
 
-    def __init__(self, spec: LaunchSpec, server_at: int) -> None:
+    def __init__(self, spec: LaunchSpec, server_at: int, streams: list[int]) -> None:
         self._spec = spec
         self._server_at = server_at
+        self._streams = streams
         self._writable = [source for source, _target, writable in spec.binds if writable]
         self._child_ended, self._wakeup = os.pipe()
         self._main = 0
@@ -179,7 +221,15 @@ class _Supervisor:
         os.set_blocking(self._wakeup, False)
         os.set_blocking(self._child_ended, False)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
+        try:
+            return self._measure_disk() or self._supervise_child()
+        finally:
+            signal.set_wakeup_fd(-1)
+            for descriptor in (self._wakeup, self._child_ended, *self._streams):
+                os.close(descriptor)
+
+    def _measure_disk(self) -> str:
+        """Measure what the command's folders hold before it begins; return why it cannot be run, or nothing."""
         try:
             used = kernel.measure(self._writable, self._spec.uid)
         except kernel.TooDeep:
@@ -188,28 +238,33 @@ class _Supervisor:
             return f"failed its folders cannot be given to the user of commands, or measured: {error.strerror}"
         self._before = used if self._spec.disk_from is None else self._spec.disk_from
         self._least_free = min(_FREE_DISK, kernel.free(self._writable) // 2)
+        return ""
+
+    def _supervise_child(self) -> str:
         failure_read, failure_at = os.pipe()
         status_read, status_at = os.pipe()
         self._main = os.fork()
         if self._main == 0:
             self._run_child(failure_at, status_at)
+        while self._streams:  # only the command holds its streams, so that the server sees when it closes them
+            os.close(self._streams.pop())
         os.close(failure_at)
         os.close(status_at)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):  # only the command holds its streams, so that the server sees when it closes them
-            os.dup2(null, stream)
         why = self._watch()
         status = _end_all(self._main)
         self._status = status if self._status is None else self._status
         for descriptor in (failure_read, status_read):  # processes that could not be ended may still hold the other end
             os.set_blocking(descriptor, False)
-        if failure := _read_all(failure_read):
-            return f"failed {failure}"
-        return why or self._report_exit(_read_all(status_read))
+        failure, bubblewrap_status = _read_all(failure_read), _read_all(status_read)
+        os.close(failure_read)
+        os.close(status_read)
+        return f"failed {failure}" if failure else why or self._report_exit(bubblewrap_status)
 
     def _run_child(self, failure_at: int, status_at: int) -> None:
         try:
             signal.set_wakeup_fd(-1)
+            for number, stream in enumerate(self._streams):
+                os.dup2(stream, number)
             exec_command(self._spec, status_at)
         except BaseException as error:
             what = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else repr(error)
