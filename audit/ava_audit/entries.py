@@ -67,6 +67,7 @@ HEADER = [
     "duration_ms",
 ]
 """The columns of an entry's header, in the order they are hashed."""
+_TS, _COST = HEADER.index("ts_us"), HEADER.index("cost_micros")
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
 
@@ -184,28 +185,28 @@ _TOP = {
     "cost_micros": "costMicros",
 }
 _SEED = {"session_id": "sessionId", "agent_id": "agentId", "user_id": "userId", "type": "eventType"}
+_PLACES = [[(name, HEADER.index(column)) for column, name in names.items()] for names in (_SEED, _METADATA, _TOP)]
+"""Where a row has the seed of a line, its metadata, and the rest of its header."""
 
 
 def mirror_line(row: Sequence[Any]) -> bytes:
     """Return a row selected with `LINE_COLUMNS` as one line of JSON, with the newline and without null values."""
-    header: dict[str, Any] = dict(zip(HEADER, row, strict=False))
     content, sha, digest, before = row[len(HEADER) : len(HEADER) + 4]
-    seed = {"timestamp": iso_utc(header["ts_us"]), **_named(header, _SEED)}
-    metadata = _members(_named(header, _METADATA))
-    if header["cost_micros"] is not None:  # written as an exact decimal; a float would not be exact
-        metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(header["cost_micros"]).encode()
-    chain = {
-        "contentSha": sha.hex(),
-        "prevHash": (GENESIS if before is None else before).hex(),
-        "hash": digest.hex(),
-    }
-    parts = [
-        _members(seed),
-        *([] if content is None else [b'"content":' + content.encode()]),
-        b'"metadata":{' + metadata + b"}",
-        _members({**_named(header, _TOP), **chain}),
+    cost_micros = row[_COST]
+    seed, metadata, top = [
+        to_json({name: value for name, place in places if (value := row[place]) is not None})[1:-1]
+        for places in _PLACES
     ]
-    return b"{" + b",".join(parts) + b"}\n"
+    if cost_micros is not None:  # written as an exact decimal; a float would not be exact
+        metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(cost_micros).encode()
+    return b"".join(
+        [
+            b'{"timestamp":"', iso_utc(row[_TS]).encode(), b'",', seed,
+            b"" if content is None else _CONTENT + content.encode(),
+            b',"metadata":{', metadata, b"},", top,
+            f',"contentSha":"{sha.hex()}","prevHash":"{(before or GENESIS).hex()}","hash":"{digest.hex()}"}}\n'.encode(),
+        ]
+    )  # fmt: skip
 
 
 def line_fault(line: bytes) -> str | None:
@@ -267,15 +268,6 @@ def _parsed(line: bytes) -> tuple[dict[str, Any], list[Any]]:
     sha, before, digest = (bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash"))
     content = _raw_content(line) if "content" in value else None
     return value, [*header, content, sha, digest, before]
-
-
-def _named(header: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {name: header[column] for column, name in names.items() if header[column] is not None}
-
-
-def _members(values: dict[str, Any]) -> bytes:
-    """Return the members of a JSON object, without its braces."""
-    return to_json(values)[1:-1]
 
 
 def _cents(micros: int) -> str:
