@@ -150,7 +150,7 @@ def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
     model = FACTS.get(type_name)
     if model is None or version > model.version:
         return Unknown(name=type_name, content=json.loads(content))
-    return model.model_validate_json(content, extra="ignore")
+    return model.__pydantic_validator__.validate_json(content, extra="ignore")
 
 
 def usage_of(fresh: int | None, output: int, cache_read: int, cache_written: int) -> Usage | None:

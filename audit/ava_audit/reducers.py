@@ -37,6 +37,8 @@ from ava_audit.events import (
 )
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, ProposalRow, RunRow
 
+_CONTENT = len(HEADER)
+
 R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
 
 
@@ -108,7 +110,7 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
     if run is not None and (by_header := _BY_HEADER.get(header.type)) is not None:
         by_header(run, header)
     # Only the newer program that wrote a newer version knows what it means.
-    if not isinstance(fact, Unknown):
+    if fact is not None and not isinstance(fact, Unknown):
         if (by_fact := _BY_FACT.get(header.type)) is not None:
             by_fact(state, header, fact)
         if run is not None and (by_run := _BY_RUN.get(header.type)) is not None:
@@ -127,8 +129,9 @@ def fold(state: State, row: Sequence[Any]) -> None:
     type_name, run_id, generation = row[5], row[7], row[8]
     if generation is None and type_name not in REDUCED_TYPES:
         return
-    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in CONTENT_TYPES else None
-    usage = usage_of(*row[9:13])
+    fact = usage = None
+    if type_name in CONTENT_TYPES:
+        fact, usage = read_fact(type_name, row[6], row[_CONTENT]), usage_of(*row[9:13])
     reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, usage, row[13]), fact)
 
 
