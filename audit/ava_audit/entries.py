@@ -111,10 +111,10 @@ def entry_of(row: Sequence[Any]) -> Entry:
     """Return the entry of a row selected with `ENTRY_COLUMNS`; further columns are ignored."""
     (
         seq, ts_us, session_id, agent_id, user_id, type_name, version, run_id, generation, fresh, output, read, written,
-        cost_micros, model, parent_agent_id, duration_ms, content, sha, digest,
-    ) = row[: len(HEADER) + 3]  # fmt: skip
+        cost_micros, model, parent_agent_id, duration_ms, content, sha, digest, *_further,
+    ) = row  # fmt: skip
     who = Who(session_id, agent_id, user_id, parent_agent_id)
-    usage = usage_of(fresh, output, read, written)
+    usage = None if fresh is None else usage_of(fresh, output, read, written)
     return Entry(
         seq, ts_us, who, type_name, version, run_id, generation, usage, cost_micros, model, duration_ms, content, sha,
         digest,
