@@ -199,12 +199,12 @@ def mirror_line(row: Sequence[Any]) -> bytes:
     ]
     if cost_micros is not None:  # written as an exact decimal; a float would not be exact
         metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(cost_micros).encode()
+    chain = f'"contentSha":"{sha.hex()}","prevHash":"{(before or GENESIS).hex()}","hash":"{digest.hex()}"'
     return b"".join(
         [
             b'{"timestamp":"', iso_utc(row[_TS]).encode(), b'",', seed,
             b"" if content is None else _CONTENT + content.encode(),
-            b',"metadata":{', metadata, b"},", top,
-            f',"contentSha":"{sha.hex()}","prevHash":"{(before or GENESIS).hex()}","hash":"{digest.hex()}"}}\n'.encode(),
+            b',"metadata":{', metadata, b"},", top, b",", chain.encode(), b"}\n",
         ]
     )  # fmt: skip
 
