@@ -150,7 +150,8 @@ def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
     model = FACTS.get(type_name)
     if model is None or version > model.version:
         return Unknown(name=type_name, content=json.loads(content))
-    return model.__pydantic_validator__.validate_json(content, extra="ignore")
+    fact: Fact = model.__pydantic_validator__.validate_json(content, extra="ignore")
+    return fact
 
 
 def usage_of(fresh: int | None, output: int, cache_read: int, cache_written: int) -> Usage | None:

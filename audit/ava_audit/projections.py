@@ -12,7 +12,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import islice, zip_longest
+from itertools import compress, cycle, islice
 from operator import attrgetter, itemgetter, ne
 from typing import Any, Generic, NamedTuple
 
@@ -67,8 +67,8 @@ class TableSpec(Generic[R]):
         """Yield the statement for each table with what takes its values from a row."""
         key = self.columns[0]
         for table, columns in self.parts.items():
-            own = [column for column, wanted in zip_longest(self.columns, changed, fillvalue=1) if wanted]
-            own = [column for column in own if column in columns]
+            wanted = compress(self.columns, changed or cycle([1]))
+            own = [column for column in wanted if column in columns]
             if changed and own:
                 assignments = ", ".join(f"{column} = ?" for column in own)
                 own.append(key)
