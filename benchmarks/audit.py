@@ -1,6 +1,6 @@
 """The audit log beside what is below it and what else could be used: writing, searching, verifying, redacting.
 
-    python benchmarks/audit.py [--events 1000000] [--only NAME] [--keep FOLDER] [--out FILE]
+    python benchmarks/audit.py [--events 1000000] [--only NAME] [--keep FOLDER] [--out FILE] [--json FILE]
 
 Everything is made in a temporary folder and removed, but with `--keep` the built log (2.5 GB for a million events),
 so that the next time is quick. What makes a disk slow to sync counts: choose the disk with TMPDIR.
@@ -20,6 +20,7 @@ from pathlib import Path
 from audit_parts import killing, memory, processes, redacting, searching, verifying, writing
 from audit_parts.building import Log
 from audit_parts.report import Report
+from figures import write_json
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
     options.add_argument("--events", type=int, default=1_000_000, help="in the log that is searched and verified")
     options.add_argument("--keep", type=Path, help="where the built log is kept, and found again")
     options.add_argument("--out", type=Path, help="write the tables here too, as Markdown")
+    options.add_argument("--json", type=Path, help="write each figure with its floor and goal here")
     options.add_argument("--only", action="append", metavar="NAME", help="of the parts; may be repeated")
     chosen = options.parse_args()
     report = Report()
@@ -53,6 +55,8 @@ def main() -> None:
             parts[name]()
     if chosen.out is not None:
         chosen.out.write_text("\n".join(report.markdown), "utf-8")
+    if chosen.json is not None:
+        write_json(chosen.json, report.figures)
 
 
 def _load() -> str:

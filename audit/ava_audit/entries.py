@@ -67,6 +67,7 @@ HEADER = [
     "duration_ms",
 ]
 """The columns of an entry's header, in the order they are hashed."""
+_TS, _COST = HEADER.index("ts_us"), HEADER.index("cost_micros")
 
 ENTRY_COLUMNS = ", ".join([*HEADER, "content", "content_sha", "hash"])
 
@@ -110,10 +111,10 @@ def entry_of(row: Sequence[Any]) -> Entry:
     """Return the entry of a row selected with `ENTRY_COLUMNS`; further columns are ignored."""
     (
         seq, ts_us, session_id, agent_id, user_id, type_name, version, run_id, generation, fresh, output, read, written,
-        cost_micros, model, parent_agent_id, duration_ms, content, sha, digest,
-    ) = row[: len(HEADER) + 3]  # fmt: skip
+        cost_micros, model, parent_agent_id, duration_ms, content, sha, digest, *_further,
+    ) = row  # fmt: skip
     who = Who(session_id, agent_id, user_id, parent_agent_id)
-    usage = usage_of(fresh, output, read, written)
+    usage = None if fresh is None else usage_of(fresh, output, read, written)
     return Entry(
         seq, ts_us, who, type_name, version, run_id, generation, usage, cost_micros, model, duration_ms, content, sha,
         digest,
@@ -149,7 +150,8 @@ def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
     model = FACTS.get(type_name)
     if model is None or version > model.version:
         return Unknown(name=type_name, content=json.loads(content))
-    return model.model_validate_json(content, extra="ignore")
+    fact: Fact = model.__pydantic_validator__.validate_json(content, extra="ignore")
+    return fact
 
 
 def usage_of(fresh: int | None, output: int, cache_read: int, cache_written: int) -> Usage | None:
@@ -184,28 +186,28 @@ _TOP = {
     "cost_micros": "costMicros",
 }
 _SEED = {"session_id": "sessionId", "agent_id": "agentId", "user_id": "userId", "type": "eventType"}
+_PLACES = [[(name, HEADER.index(column)) for column, name in names.items()] for names in (_SEED, _METADATA, _TOP)]
+"""Where a row has the seed of a line, its metadata, and the rest of its header."""
 
 
 def mirror_line(row: Sequence[Any]) -> bytes:
     """Return a row selected with `LINE_COLUMNS` as one line of JSON, with the newline and without null values."""
-    header: dict[str, Any] = dict(zip(HEADER, row, strict=False))
     content, sha, digest, before = row[len(HEADER) : len(HEADER) + 4]
-    seed = {"timestamp": iso_utc(header["ts_us"]), **_named(header, _SEED)}
-    metadata = _members(_named(header, _METADATA))
-    if header["cost_micros"] is not None:  # written as an exact decimal; a float would not be exact
-        metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(header["cost_micros"]).encode()
-    chain = {
-        "contentSha": sha.hex(),
-        "prevHash": (GENESIS if before is None else before).hex(),
-        "hash": digest.hex(),
-    }
-    parts = [
-        _members(seed),
-        *([] if content is None else [b'"content":' + content.encode()]),
-        b'"metadata":{' + metadata + b"}",
-        _members({**_named(header, _TOP), **chain}),
+    cost_micros = row[_COST]
+    seed, metadata, top = [
+        to_json({name: value for name, place in places if (value := row[place]) is not None})[1:-1]
+        for places in _PLACES
     ]
-    return b"{" + b",".join(parts) + b"}\n"
+    if cost_micros is not None:  # written as an exact decimal; a float would not be exact
+        metadata += (b"," if metadata else b"") + b'"costCents":' + _cents(cost_micros).encode()
+    chain = f'"contentSha":"{sha.hex()}","prevHash":"{(before or GENESIS).hex()}","hash":"{digest.hex()}"'
+    return b"".join(
+        [
+            b'{"timestamp":"', iso_utc(row[_TS]).encode(), b'",', seed,
+            b"" if content is None else _CONTENT + content.encode(),
+            b',"metadata":{', metadata, b"},", top, b",", chain.encode(), b"}\n",
+        ]
+    )  # fmt: skip
 
 
 def line_fault(line: bytes) -> str | None:
@@ -267,15 +269,6 @@ def _parsed(line: bytes) -> tuple[dict[str, Any], list[Any]]:
     sha, before, digest = (bytes.fromhex(value[name]) for name in ("contentSha", "prevHash", "hash"))
     content = _raw_content(line) if "content" in value else None
     return value, [*header, content, sha, digest, before]
-
-
-def _named(header: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {name: header[column] for column, name in names.items() if header[column] is not None}
-
-
-def _members(values: dict[str, Any]) -> bytes:
-    """Return the members of a JSON object, without its braces."""
-    return to_json(values)[1:-1]
 
 
 def _cents(micros: int) -> str:

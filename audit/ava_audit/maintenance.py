@@ -181,13 +181,13 @@ async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def index_new_entries(store: Store) -> None:
-    """Add all entries that the text index lacks.
+    """Add all entries that the text index lacks now; those written meanwhile come next time, in one batch.
 
     Raises:
         StoreUnavailable: The log cannot be read or written.
     """
     while True:
-        after, erased, rows = await store.read(_next_index_rows)
+        after, erased, rows, whole = await store.read(_next_index_rows)
         if not rows:
             return
         while rows:
@@ -197,14 +197,17 @@ async def index_new_entries(store: Store) -> None:
                 break
             after, rows = rows[done - 1][0], rows[done:]
             erased = {seq for seq in erased if seq > after}
+        if whole and not rows:
+            return
 
 
-def _next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow]]:
-    """Return the progress of the index, the erased entries of the next batch, and the rows of that batch."""
+def _next_index_rows(view: View) -> tuple[int, set[int], list[IndexRow], bool]:
+    """Return the progress of the index, the next batch's erased entries and rows, and whether the log ends there."""
     done = view.progress("words")
     sql = f"SELECT {ENTRY_COLUMNS} FROM events WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608
     entries = [entry_of(row) for row in limit_content(view.stream(sql, done, INDEX_BATCH), INDEX_CHARS)]
-    return done, {entry.seq for entry in entries if entry.content is None}, [index_row(entry) for entry in entries]
+    erased = {entry.seq for entry in entries if entry.content is None}
+    return done, erased, [*map(index_row, entries)], not entries or entries[-1].seq == view.head()
 
 
 async def _checkpoint_wal(store: Store) -> None:

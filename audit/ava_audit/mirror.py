@@ -39,7 +39,7 @@ from ava_audit.view import View
 
 log = logging.getLogger("ava.mirror")
 
-SLICE = 500
+SLICE = 2_000
 SLICE_CHARS = 8_000_000
 MAX_FAULTS = 20
 RECHECK_S = 1.0
@@ -92,7 +92,7 @@ class Mirror:
                 await self._repair(marked)
 
     async def catch_up(self) -> None:
-        """Write the lines of all entries that the mirror does not have yet.
+        """Write the lines of all entries that the mirror does not have now; those written meanwhile come next time.
 
         Raises:
             StoreUnavailable: The log cannot be read, or the progress not noted.
@@ -114,6 +114,8 @@ class Mirror:
                 noted = await self._store.maintain(note)
                 damaged = await anyio.to_thread.run_sync(self._find_wrong_lengths, sizes)
                 await self._repair(damaged if noted else sizes)
+                if noted and batch.whole:
+                    return
 
     async def _repair(self, files: Iterable[str]) -> None:
         for file in files:
@@ -213,12 +215,13 @@ def _rows_of(view: View, file: str, upto: int) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The next lines of each file, the range of their `seq`s, and the files' stored lengths."""
+    """The next lines of each file, the range of their `seq`s, the files' stored lengths, and whether that is all."""
 
     after: int
     upto: int
     lines: Mapping[str, Sequence[bytes]]
     sizes: Mapping[str, int]
+    whole: bool
 
 
 def _next_batch(view: View) -> _Batch:
@@ -227,7 +230,7 @@ def _next_batch(view: View) -> _Batch:
     for row in limit_content(view.rows("seq > ?", after, limit=SLICE), SLICE_CHARS):
         lines.setdefault(file_of(row[_AGENT], row[_TS]), []).append(mirror_line(row))
         upto = int(row[0])
-    return _Batch(after, upto, lines, {file: view.mirrored_size(file) for file in lines})
+    return _Batch(after, upto, lines, {file: view.mirrored_size(file) for file in lines}, upto == view.head())
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -12,8 +12,8 @@ import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from itertools import islice
-from operator import attrgetter, ne
+from itertools import compress, cycle, islice
+from operator import attrgetter, itemgetter, ne
 from typing import Any, Generic, NamedTuple
 
 from ava_audit.database import Database, IndexRow
@@ -54,32 +54,31 @@ class TableSpec(Generic[R]):
         using = f" USING ({key})" if side_table else ""
         self.select = f"SELECT {', '.join(columns)} FROM {' JOIN '.join(self.parts)}{using}"  # noqa: S608
         self.one = f"{self.select} WHERE {key} = ?"
-        self._updates: dict[tuple[bool, ...], list[tuple[str, list[int]]]] = {}
+        self._statements: dict[bytes, list[tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]] = {}
 
-    def insert(self, db: Database, values: tuple[Any, ...]) -> None:
-        """Insert a row."""
+    def write(self, db: Database, changed: bytes, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Update the columns of rows for which `changed` has a 1, or insert the rows if it has no bytes."""
+        if changed not in self._statements:
+            self._statements[changed] = [*self._statements_for(changed)]
+        for statement, values_of in self._statements[changed]:
+            db.executemany(statement, map(values_of, rows))
+
+    def _statements_for(self, changed: bytes) -> Iterator[tuple[str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]]:
+        """Yield the statement for each table with what takes its values from a row."""
+        key = self.columns[0]
         for table, columns in self.parts.items():
-            own = {column: value for column, value in zip(self.columns, values, strict=True) if column in columns}
-            db.execute(
-                f"INSERT INTO {table} ({', '.join(own)}) VALUES ({', '.join('?' * len(own))})",  # noqa: S608
-                (*own.values(),),
-            )
+            wanted = compress(self.columns, changed or cycle([1]))
+            own = [column for column in wanted if column in columns]
+            if changed and own:
+                assignments = ", ".join(f"{column} = ?" for column in own)
+                own.append(key)
+                yield f"UPDATE {table} SET {assignments} WHERE {key} = ?", self._picked(own)  # noqa: S608
+            elif own:
+                places = ", ".join("?" * len(own))
+                yield f"INSERT INTO {table} ({', '.join(own)}) VALUES ({places})", self._picked(own)  # noqa: S608
 
-    def update(self, db: Database, values: tuple[Any, ...], before: tuple[Any, ...]) -> None:
-        """Update the columns of a row that differ from `before`."""
-        changed = tuple(map(ne, values, before))
-        if changed not in self._updates:
-            self._updates[changed] = [*self._update_statements(changed)]
-        for statement, places in self._updates[changed]:
-            db.execute(statement, [values[place] for place in places])
-
-    def _update_statements(self, changed: tuple[bool, ...]) -> Iterator[tuple[str, list[int]]]:
-        """Yield the statements that update some columns, each with the places of its values in a row."""
-        for table, columns in self.parts.items():
-            places = [place for place, column in enumerate(self.columns) if changed[place] and column in columns]
-            if places:
-                assignments = ", ".join(f"{self.columns[place]} = ?" for place in places)
-                yield f"UPDATE {table} SET {assignments} WHERE {self.columns[0]} = ?", [*places, 0]  # noqa: S608
+    def _picked(self, columns: Sequence[str]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+        return itemgetter(*map(self.columns.index, columns))
 
 
 PROPOSALS = TableSpec("proposals", ProposalRow)
@@ -142,14 +141,16 @@ class ProjectionTable(Generic[R]):
 
     def flush(self) -> None:
         """Write the changed rows to the table."""
+        changes: dict[bytes, list[tuple[Any, ...]]] = {}
         for key in self._dirty:
             values = self._spec.values(self._rows[key])
             before = self._stored.get(key)
-            if before is None:
-                self._spec.insert(self._db, values)
-            elif values != before:
-                self._spec.update(self._db, values, before)
-            self._stored[key] = values
+            if values != before:
+                changed = b"" if before is None else bytes(map(ne, values, before))
+                changes.setdefault(changed, []).append(values)
+                self._stored[key] = values
+        for changed, rows in changes.items():
+            self._spec.write(self._db, changed, rows)
         self._dirty.clear()
 
     def evict(self, keep: int = 0) -> None:
@@ -164,6 +165,9 @@ class Projections:
     """All projections of a log, on the writer's connection.
 
     Cached rows stay valid from one transaction to the next, as long as no other connection has written.
+
+    Attributes:
+        entries: Rows of new entries (`ENTRY_COLUMNS`), which the next `flush` appends to the log.
     """
 
     def __init__(self, db: Database) -> None:
@@ -171,6 +175,7 @@ class Projections:
         self.runs = ProjectionTable(db, RUNS)
         self.groups = ProjectionTable(db, GROUPS)
         self.budgets = ProjectionTable(db, BUDGETS)
+        self.entries: list[tuple[object, ...]] = []
         self._db = db
         self._all: tuple[ProjectionTable[Any], ...] = (self.proposals, self.runs, self.groups, self.budgets)
         self._version: object = None
@@ -182,7 +187,10 @@ class Projections:
         self._version = version
 
     def flush(self) -> None:
-        """Write the changed rows of all tables."""
+        """Append the new entries, and write the changed rows of all tables."""
+        if self.entries:
+            append_entries(self._db, self.entries)
+            self.entries.clear()
         for table in self._all:
             table.flush()
 
@@ -192,6 +200,7 @@ class Projections:
         Args:
             keep: How many rows of each table may stay.
         """
+        self.entries.clear()
         for table in self._all:
             table.evict(keep)
 
@@ -225,10 +234,12 @@ def rebuild_projections(db: Database) -> None:
         ) from error
 
 
-def append_entries(db: Database, rows: Sequence[Sequence[object]]) -> None:
-    """Append the rows of entries (`ENTRY_COLUMNS`) of another log as they are."""
-    places = ", ".join("?" * (len(HEADER) + 3))
-    db.executemany(f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({places})", rows)  # noqa: S608
+_APPEND = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * (len(HEADER) + 3))})"  # noqa: S608
+
+
+def append_entries(db: Database, rows: Iterable[Sequence[object]]) -> None:
+    """Append the rows of entries (`ENTRY_COLUMNS`) as they are."""
+    db.executemany(_APPEND, rows)
 
 
 def index_words(

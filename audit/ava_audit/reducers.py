@@ -37,6 +37,8 @@ from ava_audit.events import (
 )
 from ava_audit.rows import QUEUED, RUNNING, WAITING, Bucket, GroupRow, ProposalRow, RunRow
 
+_CONTENT = len(HEADER)
+
 R = TypeVar("R", bound=ProposalRow | RunRow | GroupRow | Bucket)
 
 
@@ -108,7 +110,7 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
     if run is not None and (by_header := _BY_HEADER.get(header.type)) is not None:
         by_header(run, header)
     # Only the newer program that wrote a newer version knows what it means.
-    if not isinstance(fact, Unknown):
+    if fact is not None and not isinstance(fact, Unknown):
         if (by_fact := _BY_FACT.get(header.type)) is not None:
             by_fact(state, header, fact)
         if run is not None and (by_run := _BY_RUN.get(header.type)) is not None:
@@ -125,10 +127,11 @@ def fold(state: State, row: Sequence[Any]) -> None:
         ValueError: Its content is invalid for its type.
     """
     type_name, run_id, generation = row[5], row[7], row[8]
-    if generation is None and type_name not in _BY_HEADER and type_name not in CONTENT_TYPES:
+    if generation is None and type_name not in REDUCED_TYPES:
         return
-    fact = read_fact(type_name, row[6], row[len(HEADER)]) if type_name in CONTENT_TYPES else None
-    usage = usage_of(*row[9:13])
+    fact = usage = None
+    if type_name in CONTENT_TYPES:
+        fact, usage = read_fact(type_name, row[6], row[_CONTENT]), usage_of(*row[9:13])
     reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, usage, row[13]), fact)
 
 
@@ -220,7 +223,7 @@ def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
     run.state = QUEUED
     run.queued_us = header.ts_us
     run.group_id = fact.group_id
-    run.config = _config({**json.loads(run.config), **fact.changes})
+    _change_config(run, fact.changes)
     if fact.group_id is not None and state.groups.get(fact.group_id) is None:
         cap_micros = fact.group_max_cost_micros or 0
         state.groups.add(GroupRow(fact.group_id, header.user_id, cap_micros, fact.group_timeout_s, header.ts_us))
@@ -276,7 +279,7 @@ def _question_answered(_state: State, run: RunRow, _header: Header, _fact: Quest
 
 def _extension_decided(_state: State, run: RunRow, _header: Header, fact: ExtensionDecided) -> None:
     run.not_before_us = run.extension = None
-    run.config = _config({**json.loads(run.config), **fact.changes})
+    _change_config(run, fact.changes)
 
 
 def _resumed(_state: State, run: RunRow, header: Header, _fact: RunResumed) -> None:
@@ -392,6 +395,11 @@ def _text(value: object) -> str | None:
     return None if value is None else str(value)
 
 
+def _change_config(run: RunRow, changes: dict[str, Any]) -> None:
+    if changes:
+        run.config = _config({**json.loads(run.config), **changes})
+
+
 def _config(config: dict[str, Any]) -> str:
     return json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
@@ -426,3 +434,5 @@ _BY_RUN: dict[str, Callable[[State, RunRow, Header, Any], None]] = {
 
 CONTENT_TYPES: frozenset[str] = frozenset({*_BY_FACT, *_BY_RUN})
 """The event types whose content a reducer reads."""
+REDUCED_TYPES: frozenset[str] = CONTENT_TYPES | _BY_HEADER.keys()
+"""The event types that a reducer reads; of others, a run notes only the time, if they have a generation."""

@@ -46,6 +46,8 @@ _SINGLE_WORDS = re.compile(
 _SYMBOLS = re.compile("[\u2190-\u2bff\U00010000-\U0010ffff]")
 """Symbols, and all characters that SQLite's tokenizer may not know."""
 _DROPPED = re.compile("[\x00\ud800-\udfff\ufe00-\ufe0f]")
+_SPECIAL = re.compile("|".join(chars.pattern for chars in (_SINGLE_WORDS, _SYMBOLS, _DROPPED)).replace("]|[", ""))
+"""All of these."""
 _WORD_CHARS = re.compile("[0-9A-Za-z\u00e0-\u00f6\u0430-\u044f]")
 """Characters that are parts of words for every version of the tokenizer."""
 _SEPARATORS = re.compile(r"[\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")
@@ -144,7 +146,7 @@ def match_expression(
 
 def separate_words(text: str) -> str:
     """Return a text for the index, with spaces around characters that are words by themselves."""
-    if text.isascii() and "\x00" not in text:
+    if (text.isascii() and "\x00" not in text) or not _SPECIAL.search(text):
         return text
     text = _DROPPED.sub(" ", text)
     text = _SINGLE_WORDS.sub(r" \g<0> ", text)

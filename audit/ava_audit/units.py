@@ -11,6 +11,7 @@ US_PER_S = 1_000_000
 HOUR_US = 3_600 * US_PER_S
 DAY_US = 24 * HOUR_US
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EPOCH = EPOCH.replace(tzinfo=None)
 
 ACCEPTED = (
     "a time ago (1h, 30 min, an hour ago, 1h30m), now, today, yesterday, a time of these (14:05, yesterday 9:05), "
@@ -96,7 +97,7 @@ def format_ts(ts_us: int, utc: bool = False) -> str:
 
 def iso_utc(ts_us: int) -> str:
     """Return `2026-01-31T13:05:32.123456Z`: exact, in UTC, and sorted by time when sorted as text."""
-    return (EPOCH + timedelta(microseconds=ts_us)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return (_EPOCH + timedelta(microseconds=ts_us)).isoformat(timespec="microseconds") + "Z"
 
 
 def iso_second(ts_us: int) -> str:

@@ -45,6 +45,8 @@ MAX_FAULTS = 20
 _N = len(HEADER)
 _TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
+_PARSED_OR_NEVER = CONTENT_TYPES | TRANSCRIPT_TYPES
+"""Types whose content reducers parse, or whose content nobody has to: all others are parsed here."""
 
 
 def verify(
@@ -275,7 +277,7 @@ class _Walk:
         fold(rebuilt, row)
         if row[_CONTENT] is None:
             self._erased += 1
-        elif row[_TYPE] not in CONTENT_TYPES | TRANSCRIPT_TYPES:
+        elif row[_TYPE] not in _PARSED_OR_NEVER:
             fact = read_fact(row[_TYPE], row[_VERSION], row[_CONTENT])
             self._recorded += fact.entries if isinstance(fact, LogErased) else 0
 

@@ -20,9 +20,9 @@ import anyio
 
 from audit_parts.mix import Together, lives
 from audit_parts.report import Report
+from ava_audit import units
 from ava_audit.entries import mirror_line
 from ava_audit.maintenance import index_new_entries
-from ava_audit.store import writer
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View
@@ -128,9 +128,9 @@ def _at(clock: _Clock, now_us: int, events: Together) -> Command[None]:
 @contextmanager
 def _played_clock() -> Generator[_Clock]:
     clock = _Clock()
-    real = writer.time
-    writer.time = writer.time = SimpleNamespace(time_ns=clock.time_ns)  # type: ignore[assignment]
+    real = units.time
+    units.time = SimpleNamespace(time_ns=clock.time_ns, gmtime=real.gmtime)  # type: ignore[assignment]
     try:
         yield clock
     finally:
-        writer.time = writer.time = real
+        units.time = real

@@ -6,12 +6,15 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from figures import Figure
+
 
 @dataclass
 class Report:
     """Collects what was shown."""
 
     markdown: list[str] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
 
     def say(self, text: str) -> None:
         """Show a sentence."""
@@ -28,11 +31,15 @@ class Report:
         lines = [f"| {' | '.join(row)} |" for row in (columns, ["---", *["---:"] * (len(columns) - 1)], *rows)]
         self.markdown += [f"**{title}**", "", *lines, ""]
 
-    def verdict(self, what: str, figure: float, target: float, *, least: bool = False, unit: str = "") -> None:
-        """Show whether a target was reached; with `least`, larger is better."""
-        reached = figure >= target if least else figure <= target
-        sign = "≥" if least else "≤"
-        self.say(f"{what}: {figure:.3g}{unit}, target {sign} {target:g}{unit}: {'reached' if reached else 'MISSED'}")
+    def verdict(
+        self, what: str, value: float, goal: float, *, least: bool = False, unit: str = "", floor: float | None = None
+    ) -> None:
+        """Show and keep whether a goal was reached, for the value or its ratio to the floor; see `Figure`."""
+        figure = Figure(what, value, unit.strip(), goal, floor, least)
+        self.figures.append(figure)
+        shown, unit = (value, unit) if figure.ratio is None else (figure.ratio, " × the floor")
+        sign, reached = "≥" if least else "≤", "reached" if figure.reached else "MISSED"
+        self.say(f"{what}: {shown:.3g}{unit}, target {sign} {goal:g}{unit}: {reached}")
 
 
 def quantile(values: Sequence[float], share: float) -> float:

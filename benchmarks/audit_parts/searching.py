@@ -22,7 +22,7 @@ from ava_audit.view import View
 
 SEARCHES = 300
 SCANS = 3
-TARGET_MS = 1.0
+TARGET_MS = 0.6
 PAGE = 50
 ERRORS = r'"eventType":"ErrorOccurred"|"tool":"[a-z_]+","success":false|"content":\{"status":"error","summary"'
 

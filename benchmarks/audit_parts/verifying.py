@@ -13,8 +13,8 @@ from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, content_sha, entry
 from ava_audit.verify import verify
 
 ROUNDS = 3
-TARGET_S = 15.0
-"""For a million entries; of fewer it may take as much less."""
+RATIO = 1.25
+"""Of reading and hashing alone."""
 
 
 def show(report: Report, log: Log) -> None:
@@ -32,8 +32,8 @@ def show(report: Report, log: Log) -> None:
         for name, times in took.items()
     ]
     report.table(f"Verifying {log.entries:,} entries", ("", "s", "µs/entry", "× read and hash"), rows)
-    whole = median(took["verify, projections compared"]) / log.entries * 1_000_000
-    report.verdict("a million entries, projections compared", whole, TARGET_S, unit=" s")
+    whole = median(took["verify, projections compared"])
+    report.verdict(f"verifying {log.entries:,} entries, projections compared", whole, RATIO, unit=" s", floor=floor)
 
 
 def _read_and_hash(path: Path) -> None:

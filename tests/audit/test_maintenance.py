@@ -216,7 +216,7 @@ async def test_rebuilds_an_index_batch_made_before_an_erasure(tmp_path: Path) ->
     with anyio.fail_after(5):
         async with Store.open(tmp_path) as log:
             await write_texts(log, ["a", "b"])
-            done, erased, rows = await log.read(_next_index_rows)
+            done, erased, rows, _whole = await log.read(_next_index_rows)
 
             def erase(db: Database) -> None:
                 db.execute("UPDATE events SET content = NULL WHERE seq = 2")

@@ -11,6 +11,8 @@ from typing import Any
 from ava_audit.database import Busy, IndexQuery, IndexRow, Values
 
 BUSY_MS = 1_000
+READER_CACHE_KIB = 4_096
+"""Pages that a reader keeps: some searches among a million entries read 1.7 MB."""
 DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to another folder"
 
 
@@ -143,6 +145,7 @@ def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
         db.execute("PRAGMA secure_delete = ON")
         if readonly:
             db.execute("PRAGMA query_only = ON")
+            db.execute(f"PRAGMA cache_size = -{READER_CACHE_KIB}")
     except BaseException:
         db.close()
         raise

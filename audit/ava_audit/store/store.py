@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator
@@ -157,7 +158,8 @@ class Store:
         self._loop = loop
         self._head = 0
         self._new_head = anyio.Event()
-        self._waiting: set[Job] = set()
+        self._waiting: dict[Job, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self._writer = Writer(backend, self._on_done)
         self._readers = Readers(backend, loop)
         self._closed = False
@@ -327,14 +329,30 @@ class Store:
             raise StoreUnavailable(_CLOSED)
         future: asyncio.Future[Any] = self._loop.create_future()
         job = Job(command, future)
-        self._waiting.add(job)
-        timer = self._loop.call_later(ANSWER_S, self._time_out, job)
+        self._waiting[job] = due = self._loop.time() + ANSWER_S
+        if self._timer is None or due < self._timer.when():
+            self._set_timer(due)
         self._writer.put(job)
         try:
             return await future
         finally:
-            timer.cancel()
-            self._waiting.discard(job)
+            del self._waiting[job]
+
+    def _set_timer(self, due: float) -> None:
+        """Set the timer that all waiting jobs share, because one for each would cost as much as the rest of its way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._look_at_waiting)
+
+    def _look_at_waiting(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for job in [job for job, due in self._waiting.items() if due <= now]:
+            self._waiting[job] = math.inf
+            self._time_out(job)
+        due = min(self._waiting.values(), default=math.inf)
+        if due < math.inf:
+            self._set_timer(due)
 
     def _time_out(self, job: Job, grace_s: float = COMMIT_S) -> None:
         """Answer the caller if the writer has not started its job; otherwise after `grace_s` seconds."""

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ava_audit.database import Busy, Database
-from ava_audit.entries import ENTRY_COLUMNS, GENESIS, content_of, content_sha, entry_hash
+from ava_audit.entries import GENESIS, content_of, content_sha, entry_hash
 from ava_audit.errors import EntryTooLarge, LogMoved, OutcomeUnknown, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Event, Fence
 from ava_audit.projections import Projections
-from ava_audit.reducers import Header, reduce
+from ava_audit.reducers import REDUCED_TYPES, Header, reduce
 from ava_audit.rows import RUNNING
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.backend import Backend
@@ -30,18 +30,17 @@ from ava_audit.units import now_us
 from ava_audit.view import Command, Outcome, View
 
 MAX_ENTRY_BYTES = 2_000_000
+_NO_TOKENS = (None,) * 4
 _INSERT_LIVE = (
     "INSERT INTO live (run_id, text, at_us) VALUES (?, ?, ?)"
     " ON CONFLICT (run_id) DO UPDATE SET text = excluded.text, at_us = excluded.at_us"
 )
-_INSERT = f"INSERT INTO events ({ENTRY_COLUMNS}) VALUES ({', '.join('?' * 20)})"  # noqa: S608
 
 
 class Appender:
     """Appends events to the log inside the writer's transaction."""
 
     def __init__(self, db: Database, projections: Projections) -> None:
-        self._db = db
         self.projections = projections
         row = db.execute("SELECT seq, hash FROM events ORDER BY seq DESC LIMIT 1").fetchone()
         self.head: int = row[0] if row else 0
@@ -72,32 +71,27 @@ class Appender:
         return [_content(event) for event in events]
 
     def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:
-        """Insert the events and apply them to the projections."""
+        """Add the events to the rows that the next `flush` inserts, and apply them to the projections."""
+        rows = self.projections.entries
         for event, content in zip(events, contents, strict=True):
-            self._insert(event, content)
-
-    def _insert(self, event: Event, content: bytes) -> None:
-        ts_us = now_us()
-        who, fact, usage = event.who, event.fact, event.usage
-        run_id, generation = event.fence or (event.run_id, None)
-        tokens: tuple[int | None, ...] = (None,) * 4
-        if usage is not None:
-            tokens = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
-        header = (
-            self.head + 1, ts_us, who.session_id, who.agent_id, who.user_id, fact.type, fact.version, run_id,
-            generation, *tokens, event.cost_micros, event.model, who.parent_agent_id, event.duration_ms,
-        )  # fmt: skip
-        sha = content_sha(content)
-        self._hash = entry_hash(self._hash, header, sha)
-        self._db.execute(_INSERT, (*header, content.decode(), sha, self._hash))
-        self.head += 1
-        reduce(
-            self.projections,
-            Header(
-                self.head, ts_us, who.session_id, who.user_id, fact.type, run_id, generation, usage, event.cost_micros
-            ),
-            fact,
-        )
+            who, fact, run_id, fence, usage, cost_micros, model, duration_ms = event
+            run_id, generation = fence or (run_id, None)
+            tokens: tuple[int | None, ...] = _NO_TOKENS
+            if usage is not None:
+                tokens = (usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+            self.head += 1
+            ts_us, type_name = now_us(), fact.type
+            header = (
+                self.head, ts_us, who.session_id, who.agent_id, who.user_id, type_name, fact.version, run_id,
+                generation, *tokens, cost_micros, model, who.parent_agent_id, duration_ms,
+            )  # fmt: skip
+            sha = content_sha(content)
+            self._hash = entry_hash(self._hash, header, sha)
+            rows.append((*header, content.decode(), sha, self._hash))
+            if generation is not None or type_name in REDUCED_TYPES:
+                session, user = who.session_id, who.user_id
+                known = Header(self.head, ts_us, session, user, type_name, run_id, generation, usage, cost_micros)
+                reduce(self.projections, known, fact)
 
 
 def _content(event: Event) -> bytes:
