@@ -8,16 +8,28 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import re
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+import anyio
 import typer
-from mcp_types import Tool
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    CLIENT_CAPABILITIES_META_KEY,
+    CLIENT_INFO_META_KEY,
+    PROTOCOL_VERSION_META_KEY,
+    JSONRPCResponse,
+    Tool,
+    jsonrpc_message_adapter,
+)
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from pydantic import BaseModel
 
 from ava_server.hosts.known import Launch
@@ -46,7 +58,49 @@ def pages() -> dict[Path, str]:
         REPOSITORY / "mcp.json.example": host_configuration("claude-desktop"),
         **{page: with_configurations(page.read_text(encoding="utf-8")) for page in by_hand},
         models: with_providers(models.read_text(encoding="utf-8")),
+        REPOSITORY / "server/ava_server/mcp_server/first_answers.json": first_answers(),
     }
+
+
+# -- the first answer of `ava serve` ------------------------------------------------------------------------------
+
+
+def first_answers() -> str:
+    """Return what the server answers `initialize` and `server/discover`, and what it was made with."""
+    packages = [f"{name.replace('-', '_')}-{version(name)}" for name in ("mcp", "mcp-types", "ava-subagents")]
+    client = {"name": "x", "version": "1"}
+    hello = {"protocolVersion": LATEST_HANDSHAKE_VERSION, "capabilities": {}, "clientInfo": client}
+    names = (PROTOCOL_VERSION_META_KEY, CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY)
+    envelope = dict(zip(names, (LATEST_MODERN_VERSION, {}, client), strict=True))
+    answers = {
+        method: anyio.run(answer_in_memory, {"jsonrpc": "2.0", "id": 1, "method": method, "params": params})
+        for method, params in (("initialize", hello), ("server/discover", {"_meta": envelope}))
+    }
+    known = {"packages": packages, "versions": HANDSHAKE_PROTOCOL_VERSIONS, **answers}
+    return json.dumps(known, indent=1, ensure_ascii=False) + "\n"
+
+
+async def answer_in_memory(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result of a server's first request; the server opens nothing."""
+    from ava_server.core.errors import ConfigError
+    from ava_server.mcp_server.server import build_server
+
+    def opens_nothing() -> NoReturn:
+        raise ConfigError("there is no data root here")
+
+    server = build_server(opens_nothing)
+    to_server, read = anyio.create_memory_object_stream[SessionMessage | Exception](1)
+    write, from_server = anyio.create_memory_object_stream[SessionMessage](1)
+    logging.getLogger("ava.app").disabled = True
+    async with to_server, from_server, anyio.create_task_group() as tasks:
+        tasks.start_soon(server.run, read, write, server.create_initialization_options())
+        await to_server.send(SessionMessage(jsonrpc_message_adapter.validate_python(request)))
+        with anyio.fail_after(60):
+            message = (await from_server.receive()).message
+        tasks.cancel_scope.cancel()
+    logging.getLogger("ava.app").disabled = False
+    assert isinstance(message, JSONRPCResponse), message
+    return message.result
 
 
 # -- hosts --------------------------------------------------------------------------------------------------------

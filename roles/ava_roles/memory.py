@@ -14,12 +14,15 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, PassageRanking, split_passages
 from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root
-from ava_roles.words import Query
+
+if TYPE_CHECKING:
+    from ava_roles.passages import FileMatch
+    from ava_roles.words import Query
 
 NOTE_BYTES = 100_000
 MAX_NOTES = 500
@@ -225,6 +228,8 @@ def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str
         most: The most notes to return.
         hide: Replaces secrets in a whole note, before it is split into passages.
     """
+    from ava_roles.words import Query
+
     words = Query(query)
     names = {file.path for file in _ranked(notes, words, most)}
     # Secrets are searched only in matching notes: a whole memory would take seconds.
@@ -232,6 +237,8 @@ def best_notes(notes: Sequence[Note], query: str, most: int, hide: Callable[[str
 
 
 def _ranked(notes: Sequence[Note], query: Query, most: int) -> tuple[FileMatch, ...]:
+    from ava_roles.passages import PassageRanking, split_passages
+
     ranking = PassageRanking(query)
     for note in notes:
         ranking.add(note.name, split_passages(note.text))

@@ -9,17 +9,24 @@ if __name__ == "__main__" and not sys.flags.safe_path:
 import os
 import signal
 from types import FrameType
+from typing import Any
 
 _INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1:2] == ["serve"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    if sys.argv[1:2] == ["serve"]:
         # Until the server watches for signals itself. An exception is lost where it comes up in a callback of the
         # import system, and the server would go on; there is nothing yet that an end at once could leave half done.
-        signal.signal(signal.SIGINT, _leave)
+        _leave_at(signal.SIGINT, signal.default_int_handler)
     try:
+        if sys.argv[1:] == ["serve"] and sys.platform != "win32" and "_AVA_COMPLETE" not in os.environ:
+            for number in (signal.SIGTERM, signal.SIGHUP):  # hosts may send one as soon as they have an answer
+                _leave_at(number, signal.SIG_DFL)
+            from ava_server.mcp_server.first_answer import answer_first
+
+            answer_first()
         from ava_server.cli import run
 
         run()
@@ -27,9 +34,15 @@ def main() -> None:
         raise SystemExit(_INTERRUPTED) from None
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    """End this process at once."""
-    os._exit(_INTERRUPTED)
+def _leave_at(number: int, default: Any) -> None:
+    """Have a signal end this process at once, unless whoever started it wants something else."""
+    if signal.getsignal(number) == default:
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """End this process at once, with the code of a server that has watched for signals."""
+    os._exit(_INTERRUPTED if number == signal.SIGINT else 0)
 
 
 if __name__ == "__main__":

@@ -313,6 +313,18 @@ def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> No
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
+def test_help_imports_nothing_that_no_command_is_registered_with() -> None:
+    program = (
+        "import sys; from ava_server.cli.app import main; main(['--help']); "
+        "heavy = ('pydantic', 'mcp', 'rich', 'asyncio', 'ssl', 'portalocker', 'importlib.metadata', "
+        "'ava_audit.redaction', 'ava_roles.words'); "
+        "sys.exit(str([name for name in heavy if name in sys.modules]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert "Usage: ava" in done.stdout
+    assert done.stderr == "[]\n"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the default data root is elsewhere there")
 def test_the_data_root_is_named_only_if_it_is_not_the_default_one_or_with_v(tmp_path: Path) -> None:

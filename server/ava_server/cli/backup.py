@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import anyio
 import typer
 
-from ava_audit.store.locks import is_held
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
@@ -170,6 +169,8 @@ def _refuse_overlap(root: Path, folder: Path) -> None:
 
 
 def _refuse_used(root: DataRoot) -> None:
+    from ava_audit.store.locks import is_held
+
     if _is_free(root.path):
         return
     locks = [*root.instances.glob("*.lock"), root.http_lock, root.pages_lock, root.worker_lock]

@@ -8,12 +8,15 @@ from __future__ import annotations
 import codecs
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from ava_audit.redaction import Redactor
 from ava_roles.errors import ToolFailed
 from ava_roles.memory import MAX_NOTES, NAME_RULE, NOTE_BYTES, Memory, Note, Notes, is_note_name
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.files import make_private_folder, reason, replace_file
+
+if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
 
 LOCK_TIMEOUT_S = 10.0
 _MISSING = "There is no note {}. `ava memory` lists the notes."
@@ -54,6 +57,8 @@ class Notebook:
     """
 
     def __init__(self, memory: Memory, redactor: Redactor | None = None) -> None:
+        from ava_audit.redaction import Redactor
+
         self.memory = memory
         self._redactor = redactor or Redactor({})
 

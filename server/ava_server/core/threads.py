@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import signal
 import sys
@@ -24,6 +23,8 @@ def received(*numbers: signal.Signals) -> Generator[AsyncIterator[int]]:
         with anyio.open_signal_receiver(*numbers) as signals:
             yield signals
         return
+    import asyncio
+
     # On Windows the event loop does not support signals; a handler of the interpreter wakes it.
     loop = asyncio.get_running_loop()
     send, receive = anyio.create_memory_object_stream[int](math.inf)
@@ -44,6 +45,8 @@ async def read_apart(read: Callable[[], T]) -> T:
 
     A cancelled caller continues at once, and what is read after that is lost.
     """
+    import asyncio
+
     loop = asyncio.get_running_loop()
     found: asyncio.Future[T] = loop.create_future()
 

@@ -23,6 +23,7 @@ from mcp.shared.message import SessionMessage
 
 from ava_server.core.shutdown import Shutdown, ignore_signals, log_to_stderr
 from ava_server.core.threads import read_apart
+from ava_server.mcp_server.first_answer import EARLY
 from ava_server.mcp_server.server import build_server
 
 if TYPE_CHECKING:
@@ -61,11 +62,12 @@ async def _serve(load: Callable[[], Settings]) -> int:
     async with anyio.create_task_group() as tasks:
         await tasks.start(ending.watch)
         with ending.serving:
-            lines, write = await _open_wire()
+            already_read, answered = EARLY.take()
+            lines, write = await _open_wire(already_read)
             incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception]()
             answers, outgoing = anyio.create_memory_object_stream[SessionMessage]()
             async with anyio.create_task_group() as writing:
-                writing.start_soon(_write, outgoing, write)
+                writing.start_soon(_write, outgoing, write, answered)
                 async with anyio.create_task_group() as reading:
                     reading.start_soon(_read, lines, incoming, answers.clone(), ending)
                     await server.run(cast("Any", read), cast("Any", answers), server.create_initialization_options())
@@ -123,12 +125,20 @@ def _refusal(code: int, why: str, request_id: str | int | None) -> types.JSONRPC
     return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=types.ErrorData(code=code, message=why))
 
 
-async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write) -> None:
-    """Write the server's messages until the last one, or until the host is gone."""
+async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Write, answered: str | int | None) -> None:
+    """Write the server's messages until the last one, or until the host is gone; not what was answered before."""
     gone = False
     async with outgoing:
         async for item in outgoing:
-            text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+            message = item.message
+            if (
+                answered is not None
+                and isinstance(message, types.JSONRPCResponse | types.JSONRPCError)
+                and message.id == answered
+            ):
+                answered = None
+                continue
+            text = message.model_dump_json(by_alias=True, exclude_unset=True)
             try:
                 if not gone:
                     await write(text.encode() + b"\n")
@@ -139,24 +149,28 @@ async def _write(outgoing: MemoryObjectReceiveStream[SessionMessage], write: Wri
 # -- the wire ---------------------------------------------------------------------------------------------------------
 
 
-async def _open_wire() -> tuple[AsyncIterator[bytes | TooLong], Write]:
+async def _open_wire(already_read: bytes) -> tuple[AsyncIterator[bytes | TooLong], Write]:
     """Reserve stdin and stdout for messages.
 
     Everything else in this process reads an empty stdin, and prints to stderr.
+
+    Args:
+        already_read: The beginning of stdin.
     """
     source, sink = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
     os.dup2(2, 1)
-    return await _lines_of(source), await _writer_to(sink)
+    return await _lines_of(source, already_read), await _writer_to(sink)
 
 
-async def _lines_of(source: IO[bytes]) -> AsyncIterator[bytes | TooLong]:
+async def _lines_of(source: IO[bytes], already_read: bytes) -> AsyncIterator[bytes | TooLong]:
     """Return the lines of stdin, read by the event loop where the system allows it, else by a thread."""
     if _can_be_awaited(source):
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader(limit=LINE_BYTES, loop=loop)
+        reader.feed_data(already_read)  # only what is a pipe, and comes here, is read before
         await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader, loop=loop), source)
         return _streamed(reader)
     return _threaded(os.fdopen(os.dup(source.fileno()), "rb"))

@@ -1,0 +1,175 @@
+"""The first answer of `ava serve`, from generated data, while nothing but a little of the standard library is loaded.
+
+Most of a start is the import of the SDK. A host that asks `initialize` or `server/discover` at once gets its answer
+before that. The server then reads the same request again, so that the session begins as ever, and its own answer to it
+is dropped. Only a request that is understood completely is answered here; the server answers all others.
+`first_answers.json` is written by `scripts/gen_docs.py`, and used only with the versions that it was made with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+import sys
+import time
+from typing import Any
+
+WAIT_S = 0.1
+"""Hosts write the first request at once. For others, the imports must not wait longer."""
+MOST_BYTES = 65_536
+_MOST_NESTED = 60
+_MOST_ID = 2**53
+_CLIENT = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str}
+_CAPABILITIES = {
+    "roots": {"listChanged": bool},
+    "sampling": {"context": {}, "tools": {}},
+    "elicitation": {"form": {}, "url": {}},
+    "experimental": [dict],
+    "extensions": [dict],
+}
+_META = "io.modelcontextprotocol/"
+
+
+class Early:
+    """What was done before the server was loaded.
+
+    Attributes:
+        read: What was read from stdin, the answered request included; the server reads it again.
+        answered: The id of the request that was answered.
+    """
+
+    def __init__(self) -> None:
+        self.read = b""
+        self.answered: int | str | None = None
+
+    def take(self) -> tuple[bytes, int | str | None]:
+        """Return both, once."""
+        taken = self.read, self.answered
+        self.read, self.answered = b"", None
+        return taken
+
+
+EARLY = Early()
+
+
+def answer_first() -> bool:
+    """Answer the first request, if it can be answered from here, and return whether it was."""
+    known = _known_answers()
+    if known is None or os.environ.get("AVA_RUN_ID") or not all(map(_is_pipe, (0, 1))):
+        return False
+    EARLY.read = _read_line()
+    line, end, _rest = EARLY.read.partition(b"\n")
+    found = answer_to(line, known) if end else None
+    if found is None:
+        return False
+    EARLY.answered, answer = found
+    _write(answer)
+    return True
+
+
+def answer_to(line: bytes, known: dict[str, Any]) -> tuple[int | str, bytes] | None:
+    """Return the id of a request and the line that answers it; None if the server has to answer."""
+    # Here an escape may be half a surrogate, and the SDK has a limit of its own for nesting: both are its business.
+    if b"\\u" in line or line.count(b"{") + line.count(b"[") > _MOST_NESTED:
+        return None
+    try:
+        message = json.loads(line.decode(), parse_constant=_refuse_constant)
+    except ValueError:
+        return None
+    request = {"jsonrpc": str, "id": object, "method": str, "params": {}}
+    if not isinstance(message, dict) or message.keys() != request.keys() or message["jsonrpc"] != "2.0":
+        return None
+    request_id, params = message["id"], message["params"]
+    if type(request_id) is not str and not (type(request_id) is int and abs(request_id) < _MOST_ID):
+        return None
+    result = _result(message["method"], params, known)
+    if result is None:
+        return None
+    answer = {"jsonrpc": "2.0", "id": request_id, "result": result}
+    return request_id, json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] | None:
+    if method == "initialize":
+        shape = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
+        if _fits(params, shape, shape) and _fits(params["clientInfo"], _CLIENT, ("name", "version")):
+            version = params["protocolVersion"]
+            return {**known[method], "protocolVersion": version} if version in known["versions"] else None
+    elif method == "server/discover":
+        envelope = {_META + "protocolVersion": str, _META + "clientCapabilities": _CAPABILITIES}
+        envelope[_META + "clientInfo"] = _CLIENT
+        shape = {"_meta": envelope}
+        if (
+            _fits(params, shape, shape)
+            and _fits(params["_meta"], envelope, envelope)
+            and _fits(params["_meta"][_META + "clientInfo"], _CLIENT, ("name", "version"))
+        ):
+            result: dict[str, Any] = known[method]
+            return result if params["_meta"][_META + "protocolVersion"] in result["supportedVersions"] else None
+    return None
+
+
+def _fits(value: Any, shape: Any, required: Any = ()) -> bool:
+    """Tell whether a value has a shape: a type, an object with these members at most, or `[type]`, any members."""
+    if isinstance(shape, list):
+        return type(value) is dict and all(type(each) is shape[0] for each in value.values())
+    if isinstance(shape, dict):
+        return (
+            type(value) is dict
+            and all(name in value for name in required)
+            and all(name in shape and _fits(each, shape[name]) for name, each in value.items())
+        )
+    return type(value) is shape
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def _known_answers() -> dict[str, Any] | None:
+    """Return the generated answers if the installed packages are those that they were made with."""
+    try:
+        with open(os.path.join(os.path.dirname(__file__), "first_answers.json"), encoding="utf-8") as file:
+            known: dict[str, Any] = json.load(file)
+    except (OSError, ValueError):
+        return None
+    folder = next((each for each in sys.path if os.path.isdir(os.path.join(each, "mcp"))), None)
+    if folder is None:
+        return None
+    made_with = (os.path.join(folder, f"{name}.dist-info") for name in known["packages"])
+    return known if all(map(os.path.isdir, made_with)) else None
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return sys.platform != "win32" and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))
+
+
+def _read_line() -> bytes:
+    """Return what stdin has to offer soon, up to the end of its first line or a little more."""
+    data, until = b"", time.monotonic() + WAIT_S
+    while b"\n" not in data and len(data) < MOST_BYTES:
+        readable = select.select([0], [], [], max(0, until - time.monotonic()))[0]
+        try:
+            piece = os.read(0, MOST_BYTES) if readable else b""
+        except OSError:  # the server meets it again
+            break
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def _write(answer: bytes) -> None:
+    left = memoryview(answer)
+    try:
+        while left:
+            select.select([], [1], [])
+            left = left[os.write(1, left) :]
+    except OSError:  # nobody reads any more; the end of stdin is what ends the server
+        pass
