@@ -6,11 +6,8 @@ import logging
 import time
 from typing import Any
 
-import anyio.to_thread
-
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
-from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US
@@ -21,9 +18,8 @@ from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
-from ava_server.runs.lifecycle import awaited, waits_for_resume
-from ava_server.service.access import Access, CallContext, Progress, Session
-from ava_server.service.check import RunChecks, RunSteering, dumped
+from ava_server.service.access import Access, CallContext, News, Progress, Session
+from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
 from ava_server.service.extensions import Extensions
 from ava_server.service.logs import LogReader
@@ -113,7 +109,9 @@ class Service:
         refuse_deep(given)
         await self._runtime.credentials.refresh()
         reading = spec.recorded == "after"
-        called = self._called(tool, given)
+        redacted = self._redactor.redact_json(given)
+        called = self._called(tool, given, redacted)
+        caller = CallContext(progress, person, degraded, wakes, pages)
         began = time.monotonic()
         mistake: Exception | None = None
         try:
@@ -122,9 +120,9 @@ class Service:
             elif spec.recorded == "before":
                 await self._store.do(called)
             self._access.refuse_without(spec.scope, admin=spec.admin)
-            self._access.refuse_keys(given)
-            caller = CallContext(progress, person, degraded, wakes, pages)
-            answer = await handler(self._redactor.redact_json(given), caller)
+            if redacted != given:  # else nothing in them looks like a key
+                self._access.refuse_keys(given)
+            answer = await handler(redacted, caller)
         except (AvaError, RolesError, AuditError) as error:
             mistake = error
             message, _count = self._redactor.redact(self._access.explained(error))
@@ -138,7 +136,8 @@ class Service:
             self._store.post(append(self._answered(tool, "a fault of Ava itself", began, success=False)))
             raise
         try:
-            answer.notices = await self._notices(answer) or None
+            news = caller.news[0] if caller.news else await self._store.read(self._access.news)
+            answer.notices = self._notices(answer, news) or None
             out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # the caller has waited for it once
             await self._record(called, tool, answer, began, reading=reading, waits=not out_of_reach)
         except AuditError as error:  # what was done is done: the answer is given
@@ -147,36 +146,21 @@ class Service:
             raise mistake
         return answer
 
-    async def _notices(self, answer: Answer) -> list[str]:
+    def _notices(self, answer: Answer, news: News) -> list[str]:
         """Return a line for each run of this user that ended and whose result was not fetched yet.
 
         One that ended more than an hour ago, perhaps while no host was open, is mentioned once in a session. Runs of
         this workspace come first; before them, those that wait for a person: to allow them more, to answer, or to
         resume.
         """
-        in_it = {run["subagent_id"] for run in _runs_in(answer)}
-        now_us = time.time_ns() // 1000
-
-        def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
-            held_up = view.runs(user=self._session.user, states=(QUEUED,), paused_at_us=now_us)
-            asks = [row for row in held_up if awaited(row, now_us)]
-            running = view.runs(user=self._session.user, states=(RUNNING,))
-            silent = [row for row in running if waits_for_resume(view, row, now_us)]
-            return asks, silent, view.unfetched(self._session.user)
-
-        asks, silent, rows = await self._store.read(query)
-        gone = (
-            await anyio.to_thread.run_sync(self._runtime.manager.control.gone, silent) if silent else frozenset[str]()
-        )
-        interrupted = [
-            Notice(row, interrupted_us=now_us - (row.last_us or 0)) for row in silent if row.instance in gone
-        ]
+        in_it, now_us = set(_run_ids(answer)), news.at_us
+        interrupted = [Notice(row, interrupted_us=now_us - (row.last_us or 0)) for row in news.interrupted]
         ended = [
             Notice(row)
-            for row in sorted(rows, key=lambda row: not self._access.is_here(row))
+            for row in sorted(news.ended, key=lambda row: not self._access.is_here(row))
             if row.id not in in_it and (row.ended_us or 0) >= now_us - self._mentioned_for_us(row.id)
         ]
-        waiting = [Notice(row) for row in asks if row.id not in in_it]
+        waiting = [Notice(row) for row in news.asking if row.id not in in_it]
         notices = [*waiting, *interrupted, *ended][:NOTICES]
         hour_ago_us = now_us - HOUR_US
         self._session.told.update(notice.row.id for notice in notices if 0 < (notice.row.ended_us or 0) < hour_ago_us)
@@ -190,19 +174,18 @@ class Service:
         self, called: Command[None], tool: str, answer: Answer, began: float, *, reading: bool, waits: bool
     ) -> None:
         """Record the answer: before it is given if it carries a result, not at all for a poll without news."""
-        results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
-        text = text_of(answer)
         states = _poll_states(answer) if not failed else {}
         if states and all(self._session.seen.get(run_id) == state for run_id, state in states.items()):
             return
+        text, results = text_of(answer), _run_ids(answer, with_result=True)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
         result = self._answered(tool, text, began, success=not failed)
         if reading:
             self._store.post(called)
         # A result that an auditor reads is still news for its user.
-        own = await self._access.rows([str(run["subagent_id"]) for run in results])
+        own = await self._access.rows(results) if results else []
         fetched = tuple(carried(self._session.who, tool, row.id) for row in own if self._access.owns(row))
         if waits and (results or not reading):
             await self._store.do(append(result, *fetched))
@@ -210,10 +193,10 @@ class Service:
             self._store.post(append(result))
         self._session.seen.update(states)
 
-    def _called(self, tool: str, given: dict[str, Any]) -> Command[None]:
+    def _called(self, tool: str, given: dict[str, Any], redacted: dict[str, Any]) -> Command[None]:
         """Return the command that records a call; its header names a run only if that is this user's."""
         # What is too long to store is also too long to accept.
-        args, _changes = sanitize_json(self._redactor.redact_json(given))
+        args, _changes = sanitize_json(redacted)
         fact = ToolCall(tool=tool, args=args)
 
         def command(view: View, _now_us: int) -> Outcome[None]:
@@ -235,16 +218,17 @@ def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:
     if not isinstance(answer, CheckAnswer):
         return {}
     states: dict[str, tuple[object, ...]] = {
-        run["subagent_id"]: (run["state"], run.get("iteration"), run.get("untrusted_result") is None, run.get("cursor"))
-        for run in _runs_in(answer)
+        run.subagent_id: (run.state, run.iteration, run.untrusted_result is None, run.cursor) for run in answer.runs
     }
     return {"": (len(states),), **states}
 
 
-def _runs_in(answer: Answer) -> list[dict[str, Any]]:
+def _run_ids(answer: Answer, *, with_result: bool = False) -> list[str]:
+    """Return the ids of an answer's runs, or only of those that it shows the result of."""
     if isinstance(answer, CheckAnswer):
-        return dumped(answer.runs)
-    return (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
+        return [run.subagent_id for run in answer.runs if not with_result or run.untrusted_result is not None]
+    runs = (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
+    return [str(run["subagent_id"]) for run in runs if not with_result or run.get("untrusted_result")]
 
 
 def _run_in(given: dict[str, Any]) -> str | None:
