@@ -24,9 +24,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -194,9 +195,14 @@ class Load:
         self.faults: set[str] = set()
 
     async def start(self, runs: int) -> None:
-        """Start the runs that are polled."""
+        """Start the runs that are polled, and wait until they run."""
         for user in range(USERS):
             self._runs.append([await start_run(self._clients[user], self._url, n) for n in range(runs // USERS)])
+        with anyio.fail_after(60):
+            for number in range(USERS):
+                call = self.check(number)
+                while any([await call() is not None for _run in self._runs[number]]):  # noqa: ASYNC110 - another process
+                    await anyio.sleep(0.1)
 
     def check(self, number: int) -> Call:
         """Return the call of a client that polls its user's runs in turn."""
@@ -323,21 +329,10 @@ def wait_for(port: int) -> None:
     raise TimeoutError(f"nobody listens on port {port}")
 
 
-def main() -> None:
-    """Measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=200)
-    parser.add_argument("--runs", type=int, default=100)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--every", type=float, default=5.0)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds at full speed")
-    parser.add_argument("--round-s", type=float, default=4.0, help="seconds of each server in a round")
-    parser.add_argument("--quick", action="store_true", help="only full speed, in about a minute")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    args = parser.parse_args()
-    if args.quick:
-        args.clients = 20
-    with tempfile.TemporaryDirectory() as folder:
+@contextmanager
+def servers() -> Generator[tuple[tuple[str, int], tuple[str, int], list[str]]]:
+    """Run Ava's server and the floor; yield the address and process of each, and the tokens of Ava's users."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # its worker may write to the last
         root = Path(folder) / "data"
         root.mkdir(mode=0o700)
         (root / "config.toml").write_text(LIMITS)
@@ -357,14 +352,56 @@ def main() -> None:
             while "Serving" not in (line := server.stdout.readline()):
                 assert line, "the server has ended"
             wait_for(beside)
-            ours, at = (f"http://127.0.0.1:{port}", server.pid), (f"http://127.0.0.1:{beside}", floor.pid)
-            figures = anyio.run(load, ours, at, tokens, args)
-            if args.json is not None:
-                write_json(args.json, figures)
+            yield (f"http://127.0.0.1:{port}", server.pid), (f"http://127.0.0.1:{beside}", floor.pid), tokens
         finally:
             for process in (server, mute, floor):
                 process.terminate()
                 process.wait(20)
+
+
+@contextmanager
+def busy() -> Generator[int]:
+    """Have 20 clients poll at full speed for a profiler; yield Ava's process."""
+
+    async def poll(ours: tuple[str, int], tokens: Sequence[str]) -> None:
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(tokens[n % USERS])) for n in range(20)]
+            one = Load(ours, ours, clients)
+            await one.start(100)
+            ready.set()
+            while not over.is_set():
+                await one.measured(one.pid, one.check, 20, 1.0, 0.0)
+
+    ready, over = threading.Event(), threading.Event()
+    with servers() as (ours, _floor, tokens):
+        polled = threading.Thread(target=anyio.run, args=(poll, ours, tokens), daemon=True)
+        polled.start()
+        try:
+            assert ready.wait(90), "the runs have not started"
+            yield ours[1]
+        finally:
+            over.set()
+            polled.join(30)
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--every", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=5, help="rounds at full speed")
+    parser.add_argument("--round-s", type=float, default=4.0, help="seconds of each server in a round")
+    parser.add_argument("--quick", action="store_true", help="only full speed, in about a minute")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    if args.quick:
+        args.clients = 20
+    with servers() as (ours, floor, tokens):
+        figures = anyio.run(load, ours, floor, tokens, args)
+    if args.json is not None:
+        write_json(args.json, figures)
 
 
 if __name__ == "__main__":

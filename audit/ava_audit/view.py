@@ -71,7 +71,6 @@ class View:
         states: Iterable[str] | None = None,
         ended_since_us: int | None = None,
         paused_at_us: int | None = None,
-        not_of: str | None = None,
         limit: int = 1000,
     ) -> list[RunRow]:
         """Return runs, oldest first.
@@ -81,7 +80,6 @@ class View:
             states: Only in these states.
             ended_since_us: Only those that ended at or after this time.
             paused_at_us: Only those that nobody may start at this time.
-            not_of: Only those that an instance other than this one has claimed.
             limit: At most so many, the newest ones; -1 means all.
         """
         where = ["1 = 1"]
@@ -99,10 +97,12 @@ class View:
         if paused_at_us is not None:
             where.append("not_before_us > ?")
             values.append(paused_at_us)
-        if not_of is not None:
-            where.append("instance <> ?")
-            values.append(not_of)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
+
+    def owners(self, user: str) -> set[str]:
+        """Return the instances that have claimed this user's running runs."""
+        sql = "SELECT DISTINCT instance FROM runs WHERE user_id = ? AND state = ? AND instance IS NOT NULL"
+        return {str(instance) for (instance,) in self.select(sql, user, RUNNING)}
 
     def queued_before(self, run: RunRow, now_us: int) -> int:
         """Return how many queued runs, of all users, may start now and were queued before this one."""

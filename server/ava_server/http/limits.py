@@ -90,6 +90,8 @@ SEND_WITHIN_S = 60.0
 """Seconds a client may leave a piece of an answer unread."""
 LOOK_EVERY_S = 1.0
 """Seconds between token checks of requests to which nothing is sent."""
+_CHECKED_S = 0.001
+"""Seconds for which a check counts: the head of an answer and its body are sent together."""
 CALLS_OF_USER, STREAMS_OF_USER = 100, 200
 """Calls in progress and open streams per user: a twentieth and a tenth of all connections."""
 CONNECTION = "ava.connection"
@@ -106,6 +108,11 @@ class ConnectionInfo(Protocol):
 
     def abort(self) -> None:
         """Drop it."""
+        ...
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether its client reads what it gets, so that sending does not wait."""
         ...
 
 
@@ -193,6 +200,8 @@ class RequestInProgress:
         self.listens = scope["method"] == "GET" or self.is_told
         self._counts: Callable[[], bool] = lambda: True
         self._user = ""
+        self._checked = -_CHECKED_S
+        self._line = connection_of(scope)
         self._answering = anyio.CancelScope()
         self._waiting: anyio.CancelScope | None = None
 
@@ -270,7 +279,10 @@ class RequestInProgress:
         Raises:
             TimeoutError: The client does not read.
         """
-        self.check_token()
+        now = anyio.current_time()
+        if now - self._checked >= _CHECKED_S:
+            self.check_token()
+            self._checked = now
         if self._rejected:
             await anyio.lowlevel.checkpoint_if_cancelled()
             return
@@ -283,13 +295,16 @@ class RequestInProgress:
             if self._ended:
                 return
             self._ended = not message.get("more_body", False)
+        if self._line is not None and self._line.keeps_up:
+            await self._send(message)
+            return
         with anyio.fail_after(SEND_WITHIN_S):
             await self._send(message)
 
     def abort(self) -> None:
         """Drop the connection without waiting for what was written to it."""
-        if (line := connection_of(self._scope)) is not None:
-            line.abort()
+        if self._line is not None:
+            self._line.abort()
 
 
 def connection_of(scope: Scope) -> ConnectionInfo | None:

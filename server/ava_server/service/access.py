@@ -25,6 +25,7 @@ from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
+    from ava_server.service.run_view import Alive
     from ava_server.service.runtime import Runtime
 
 
@@ -248,16 +249,16 @@ class Access:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own
 
-    def news(self, view: View) -> News:
-        """Return which of the user's runs each answer mentions. Blocking."""
-        user, control, now_us = self.session.user, self.runtime.manager.control, time.time_ns() // 1000
+    def news(self, view: View, alive: Alive | None = None) -> News:
+        """Return which of the user's runs each answer mentions. Blocking; `alive` tells whether an instance lives."""
+        user, now_us, alive = self.session.user, time.time_ns() // 1000, alive or self.runtime.alive
         held_up = view.runs(user=user, states=(QUEUED,), paused_at_us=now_us)
-        of_others = view.runs(user=user, states=(RUNNING,), not_of=self.runtime.membership.name)
-        gone = control.gone(of_others)
+        gone = {name for name in view.owners(user) if not alive(name)}
+        lost = [row for row in view.runs(user=user, states=(RUNNING,)) if row.instance in gone] if gone else []
         return News(
             at_us=now_us,
             asking=[row for row in held_up if awaited(row, now_us)],
-            interrupted=[row for row in of_others if row.instance in gone and waits_for_resume(view, row, now_us)],
+            interrupted=[row for row in lost if waits_for_resume(view, row, now_us)],
             ended=view.unfetched(user),
         )
 

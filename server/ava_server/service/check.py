@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import anyio
@@ -23,6 +24,7 @@ from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, Mess
 from ava_server.service.run_view import (
     EXPIRED,
     INTERRUPTED,
+    Alive,
     RunView,
     json_chars,
     others_words,
@@ -94,8 +96,9 @@ class RunChecks(Operations):
 
         def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
             rows = [view.run(row.id) or row for row in known] or self._named(view, args)
-            caller.news.append(self._access.news(view))
-            return rows, self._shown(view, rows, offset)
+            alive = cache(self._runtime.alive)
+            caller.news.append(self._access.news(view, alive))
+            return rows, self._shown(view, rows, alive, offset)
 
         rows, runs = await self._store.read(query)
         await self._bring_branches(rows, runs)
@@ -120,11 +123,11 @@ class RunChecks(Operations):
         Also a sentence on the runs that this session is not shown; empty where there are none.
         """
         now_us = time.time_ns() // 1000
-        user, alive = self._session.user, self._runtime.alive
+        user, alive = self._session.user, cache(self._runtime.alive)
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
-            caller.news.append(self._access.news(view))
+            caller.news.append(self._access.news(view, alive))
             rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
@@ -142,13 +145,13 @@ class RunChecks(Operations):
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         """Return runs as the tools' answers show them."""
-        return await self._store.read(lambda view: self._shown(view, [view.run(row.id) or row for row in rows]))
+        alive = cache(self._runtime.alive)
+        return await self._store.read(lambda view: self._shown(view, [view.run(row.id) or row for row in rows], alive))
 
-    def _shown(self, view: View, rows: list[RunRow], offset: int = 0) -> list[RunAnswer]:
+    def _shown(self, view: View, rows: list[RunRow], alive: Alive, offset: int = 0) -> list[RunAnswer]:
         """Return runs as the tools' answers show them; `offset` continues a long output. Blocking."""
         now_us = time.time_ns() // 1000
-        alive, manager = self._runtime.alive, self._runtime.manager
-        runs = [view_run(view, row, alive, now_us, manager=manager) for row in rows]
+        runs = [view_run(view, row, alive, now_us, manager=self._runtime.manager) for row in rows]
         room = room_for(sum(row.ended for row in rows))
         by_pin = any(run.state == WAITING for run in runs) and self._by_pin()
         answers = [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
