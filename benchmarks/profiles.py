@@ -1,7 +1,7 @@
 """Where the time goes, as flame graphs: records what is asked for with py-spy and writes `benchmarks/profiles/*.svg`.
 
     pip install py-spy
-    python benchmarks/profiles.py [turn] [--seconds 15] [--out FOLDER]
+    python benchmarks/profiles.py [turn] [spawn] [http_call] [--seconds 15] [--out FOLDER]
 
 Each part is a function of `PARTS`, which starts a process, keeps it busy and yields its id; another part is another
 function. Only what runs counts, not what waits. Paths are relative to the repository or to `site-packages`.
@@ -21,6 +21,8 @@ from contextlib import AbstractContextManager, contextmanager
 from html import escape
 from pathlib import Path
 
+import http_load
+import spawn
 from loop_parts.children import AVA, Child, endpoint, started
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +61,11 @@ def _keep_busy(child: Child) -> None:
         return
 
 
-PARTS: dict[str, Callable[[], AbstractContextManager[int]]] = {"turn": turn}
+PARTS: dict[str, Callable[[], AbstractContextManager[int]]] = {
+    "turn": turn,
+    "spawn": spawn.spawning,
+    "http_call": http_load.busy,
+}
 
 
 def recorded(pid: int, seconds: int) -> dict[tuple[str, ...], int]:

@@ -99,6 +99,11 @@ class View:
             values.append(paused_at_us)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
+    def owners(self, user: str) -> set[str]:
+        """Return the instances that have claimed this user's running runs."""
+        sql = "SELECT DISTINCT instance FROM runs WHERE user_id = ? AND state = ? AND instance IS NOT NULL"
+        return {str(instance) for (instance,) in self.select(sql, user, RUNNING)}
+
     def queued_before(self, run: RunRow, now_us: int) -> int:
         """Return how many queued runs, of all users, may start now and were queued before this one."""
         sql = (

@@ -11,7 +11,7 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
@@ -132,7 +132,7 @@ class Tokens:
 
     def holds(self, token: Token) -> bool:
         """Tell whether a token is still valid and unchanged; not if the file cannot be read. Blocking."""
-        return any(stored == token and not stored.expired() for stored in self._readable())
+        return self._readable().get(token.name) == token and not token.expired()
 
     def with_id(self, token_id: str) -> Token | None:
         """Return the valid token with this id, None without one. Blocking.
@@ -145,13 +145,13 @@ class Tokens:
 
     def holds_id(self, token_id: str) -> bool:
         """Tell whether the token with this id is still valid; not if the file cannot be read. Blocking."""
-        return any(stored.id == token_id and not stored.expired() for stored in self._readable())
+        return any(stored.id == token_id and not stored.expired() for stored in self._readable().values())
 
-    def _readable(self) -> Iterable[Token]:
+    def _readable(self) -> Mapping[str, Token]:
         try:
-            return self._file.current().values()
+            return self._file.current()
         except ConfigError:
-            return ()
+            return {}
 
 
 def read_tokens(path: Path) -> dict[str, Token]:

@@ -108,6 +108,11 @@ class ConnectionInfo(Protocol):
         """Drop it."""
         ...
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether its client reads what it gets, so that sending does not wait."""
+        ...
+
 
 @dataclass(eq=False)
 class RequestLimits:
@@ -193,6 +198,7 @@ class RequestInProgress:
         self.listens = scope["method"] == "GET" or self.is_told
         self._counts: Callable[[], bool] = lambda: True
         self._user = ""
+        self._line = connection_of(scope)
         self._answering = anyio.CancelScope()
         self._waiting: anyio.CancelScope | None = None
 
@@ -283,13 +289,16 @@ class RequestInProgress:
             if self._ended:
                 return
             self._ended = not message.get("more_body", False)
+        if self._line is not None and self._line.keeps_up:
+            await self._send(message)
+            return
         with anyio.fail_after(SEND_WITHIN_S):
             await self._send(message)
 
     def abort(self) -> None:
         """Drop the connection without waiting for what was written to it."""
-        if (line := connection_of(self._scope)) is not None:
-            line.abort()
+        if self._line is not None:
+            self._line.abort()
 
 
 def connection_of(scope: Scope) -> ConnectionInfo | None:

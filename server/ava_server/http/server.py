@@ -144,6 +144,11 @@ class Connection(H11Protocol):
         cycle = cast("Any", self.cycle)  # None before the first request
         return cycle is None or cycle.response_complete
 
+    @property
+    def keeps_up(self) -> bool:
+        """Whether its client reads what it gets, so that sending does not wait."""
+        return not self.flow.write_paused
+
     def let_in(self) -> None:
         """Note that a valid token arrived on it."""
         self.known = True

@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
@@ -66,13 +67,13 @@ class Reach:
         """The URL for MCP clients."""
         return f"{self.base_url}/mcp"
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         """Allowed host names; others are refused, which stops DNS rebinding."""
         public = urlsplit(self.public_url).hostname if self.public_url else None
         return self._own_names | {public} if public else self._own_names
 
-    @property
+    @cached_property
     def _own_names(self) -> frozenset[str]:
         names = LOOPBACK_NAMES if self.loopback else frozenset[str]()
         return names if _is_any(self.host) else names | {self.host.lower()}

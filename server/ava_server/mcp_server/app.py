@@ -145,6 +145,8 @@ class App:
         """
         runtime = await self.opened()
         service = self._service_of(ctx, runtime)
+        if service.session.started and service.session.remote:
+            return service
         async with self._starting:  # a second call that comes meanwhile waits for what the first one asks the client
             await self._start_session(ctx, service.session)
         return service
@@ -160,8 +162,9 @@ class App:
         opening = self._opening
         if opening is None or opening.error is not None:
             opening = self._open_again()
-        with anyio.move_on_after(OPEN_WITHIN_S):
-            await opening.done.wait()
+        if not opening.done.is_set():
+            with anyio.move_on_after(OPEN_WITHIN_S):
+                await opening.done.wait()
         if opening.error is not None:
             raise ConfigError(str(opening.error)) from opening.error
         if self._runtime is None:

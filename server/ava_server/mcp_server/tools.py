@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Mapping
 from functools import cache
@@ -13,6 +14,7 @@ import anyio.to_thread
 import mcp_types as types
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import MCPError
+from mcp.shared.inbound import X_MCP_HEADER_KEY
 
 from ava_server.core.errors import AvaError, Refused
 from ava_server.mcp_server.card import declares_apps, with_card
@@ -87,8 +89,9 @@ async def call_tool(
 
     try:
         service = await ctx.lifespan_context.service(ctx)
-        client = ClientPerson(ctx, params)
-        person, pages = client if can_ask(ctx) else None, client if can_open(ctx) else None
+        asks, opens = can_ask(ctx), can_open(ctx)
+        client = ClientPerson(ctx, params) if asks or opens else None
+        person, pages = client if asks else None, client if opens else None
         if person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
             raise Refused(NO_QUESTION)
         given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
@@ -151,9 +154,18 @@ def _listed(tool: ServiceTool) -> types.Tool:
     )
 
 
+@cache
+def _schemas() -> dict[str, Mapping[str, Any]]:
+    schemas = {tool.name: tool.input_schema for tool in _fixed_tools()}
+    return {name: schema for name, schema in schemas.items() if X_MCP_HEADER_KEY in json.dumps(schema)}
+
+
 def input_schema(name: str) -> Mapping[str, Any] | None:
-    """Return a tool's input schema, or None for an unknown name. Without it, each call over HTTP lists all tools."""
-    return next((tool.input_schema for tool in _fixed_tools() if tool.name == name), None)
+    """Return the input schema of a tool with arguments that clients also send as headers, by which these are checked.
+
+    Without this function, the SDK lists all tools for each call over HTTP.
+    """
+    return _schemas().get(name)
 
 
 def tools_now(catalog: Catalog | None = None) -> list[types.Tool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
 
 from ava_audit.events import CancelledBy, Channel, Who
-from ava_audit.rows import RunRow
-from ava_audit.view import Command, T, loads
+from ava_audit.rows import QUEUED, RUNNING, RunRow
+from ava_audit.view import Command, T, View, loads
 from ava_server.approval.questions import PageOpener, Person
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
@@ -20,10 +21,12 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.hosts import launching
 from ava_server.hosts.known import host_of
+from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Token
     from ava_server.service.responses import Answer
+    from ava_server.service.run_view import Alive
     from ava_server.service.runtime import Runtime
 
 
@@ -170,13 +173,21 @@ class Access:
         Raises:
             BadInput: There is none; runs of other users do not exist for this one.
         """
+        return await self.store.read(lambda view: self.run_in(view, given, field, reading=reading, steering=steering))
+
+    def run_in(self, view: View, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
+        """Return the same as `run`, out of one state of the log.
+
+        Raises:
+            BadInput: As for `run`.
+        """
         if given.strip().lower().startswith("p-"):  # a proposal's id also names its run
-            pending_id = parse_id("pending_id", given, field)
-            row = await self.store.read(lambda view: view.proposal(pending_id))
-            asked, run_id = pending_id, row.run_id if row is not None else None
+            asked = parse_id("pending_id", given, field)
+            proposal = view.proposal(asked)
+            run_id = proposal.run_id if proposal is not None else None
         else:
             asked = run_id = parse_id("subagent_id", given, field)
-        run = await self.store.read(lambda view: view.run(run_id)) if run_id is not None else None
+        run = view.run(run_id) if run_id is not None else None
         if run is None or not self.owns(run, reading=reading, steering=steering):
             raise BadInput(f"{field}: no subagent {asked} of yours is known; check_subagent without an id lists them")
         return run
@@ -224,12 +235,33 @@ class Access:
         Raises:
             BadInput: There is none.
         """
+        return await self.store.read(lambda view: self.group_in(view, given, reading=reading, steering=steering))
+
+    def group_in(self, view: View, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:
+        """Return the same as `group`, out of one state of the log.
+
+        Raises:
+            BadInput: As for `group`.
+        """
         group_id = parse_id("group_id", given)
-        rows = await self.store.read(lambda view: view.group_runs(group_id))
+        rows = view.group_runs(group_id)
         own = [row for row in rows if self.owns(row, reading=reading, steering=steering)]
         if not own:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own
+
+    def news(self, view: View, alive: Alive | None = None) -> News:
+        """Return which of the user's runs each answer mentions. Blocking; `alive` tells whether an instance lives."""
+        user, now_us, alive = self.session.user, time.time_ns() // 1000, alive or self.runtime.alive
+        held_up = view.runs(user=user, states=(QUEUED,), paused_at_us=now_us)
+        gone = {name for name in view.owners(user) if not alive(name)}
+        lost = [row for row in view.runs(user=user, states=(RUNNING,)) if row.instance in gone] if gone else []
+        return News(
+            at_us=now_us,
+            asking=[row for row in held_up if awaited(row, now_us)],
+            interrupted=[row for row in lost if waits_for_resume(view, row, now_us)],
+            ended=view.unfetched(user),
+        )
 
     def explained(self, error: Exception) -> str:
         """Return an error's text; where a key would help, with how this host takes one."""
@@ -313,6 +345,23 @@ class Operations:
         self._session = access.session
 
 
+@dataclass(frozen=True)
+class News:
+    """Runs that an answer mentions, whatever was asked.
+
+    Attributes:
+        at_us: When they were looked for.
+        asking: Those that wait for a person, to allow them more or to answer.
+        interrupted: Those that only a person can resume.
+        ended: Those whose result was not fetched yet, newest first.
+    """
+
+    at_us: int
+    asking: list[RunRow]
+    interrupted: list[RunRow]
+    ended: list[RunRow]
+
+
 Progress = Callable[[str], Awaitable[None]]
 """Tells the host that a call still waits, with a status line."""
 
@@ -343,6 +392,7 @@ class CallContext:
         pages: Opens a page for that person; None where the client cannot.
         degraded: A proposal may miss tools that its role needs.
         wakes: The client takes an approval as a task, and gives its model the result when the run ends.
+        news: The news, where it was read together with the answer.
     """
 
     progress: Progress
@@ -351,3 +401,4 @@ class CallContext:
     degraded: bool = False
     wakes: bool = False
     pages: PageOpener | None = None
+    news: list[News] = field(default_factory=list[News])

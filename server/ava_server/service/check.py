@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any
 
 import anyio
@@ -23,6 +24,7 @@ from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, Mess
 from ava_server.service.run_view import (
     EXPIRED,
     INTERRUPTED,
+    Alive,
     RunView,
     json_chars,
     others_words,
@@ -73,72 +75,86 @@ class RunChecks(Operations):
         if args.subagent_id is None and args.group_id is None:
             if args.wait_seconds:
                 raise BadInput("wait_seconds: give subagent_id or group_id with it; there is nothing else to wait for")
-            listed = await self._going_on()
+            listed, others = await self._going_on(caller)
             runs, message = fit_runs(listed)
             if sum(run.state == WAITING for run in listed) > EXPLAINED:
                 how = self._access.adapt_text(_SEVERAL_WAIT)
                 message = f"{how} {message}" if message else how
             if not runs:
                 message = "No subagents: none waits, runs, or ended in the last 60 minutes."
-            if others := await self._others():
+            if others:
                 message = f"{message or ''} {others}".strip()
             return CheckAnswer(status="list", message=message, runs=runs)
-        if args.group_id is not None:
-            members = await self._access.group(args.group_id, reading=True)
-            rows = await self._waited_for(members, args.wait_seconds, caller.progress)
-        else:
-            run = await self._access.run(args.subagent_id or "", "subagent_id", reading=True)
-            rows = await self._waited_for([run], args.wait_seconds, caller.progress)
-        # A question and a wait share the time of a call: after a long wait, the next call asks.
-        in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
-        decided = await self._questions.send(rows, caller.pages if in_time else None)
-        decided = decided or await self._questions.ask(rows, caller.person if in_time else None)
-        runs = await self.answers(rows, offset=offset)
+        decided, known = None, list[RunRow]()
+        if args.wait_seconds or caller.person is not None or caller.pages is not None:
+            known = await self._store.read(lambda view: self._named(view, args))
+            known = await self._waited_for(known, args.wait_seconds, caller.progress)
+            # A question and a wait share the time of a call: after a long wait, the next call asks.
+            in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
+            decided = await self._questions.send(known, caller.pages if in_time else None)
+            decided = decided or await self._questions.ask(known, caller.person if in_time else None)
+
+        def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
+            rows = [view.run(row.id) or row for row in known] or self._named(view, args)
+            alive = cache(self._runtime.alive)
+            caller.news.append(self._access.news(view, alive))
+            return rows, self._shown(view, rows, alive, offset)
+
+        rows, runs = await self._store.read(query)
         await self._bring_branches(rows, runs)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)
         message = " ".join(filter(None, (decided, message))) or None
         return CheckAnswer(status=status, message=message, runs=runs)
 
-    async def _others(self) -> str:
-        """Return a sentence on the runs that this session is not shown; empty where there are none."""
-        if self._session.audits:
-            return ""
-        count = await self._store.read(lambda view: view.unended_of_others(self._session.user))
-        return others_words(count)
+    def _named(self, view: View, args: CheckArgs) -> list[RunRow]:
+        """Return the runs that a call names.
 
-    async def _going_on(self) -> list[RunAnswer]:
-        """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched."""
-        by_pin = await self._by_pin()
+        Raises:
+            BadInput: There is none.
+        """
+        if args.group_id is not None:
+            return self._access.group_in(view, args.group_id, reading=True)
+        return [self._access.run_in(view, args.subagent_id or "", "subagent_id", reading=True)]
+
+    async def _going_on(self, caller: CallContext) -> tuple[list[RunAnswer], str]:
+        """Return everything that waits, is queued, runs, ended in the last 60 minutes or was never fetched.
+
+        Also a sentence on the runs that this session is not shown; empty where there are none.
+        """
         now_us = time.time_ns() // 1000
-        user, alive = self._session.user, self._runtime.instances.alive
+        user, alive = self._session.user, cache(self._runtime.alive)
         whose = None if self._session.audits else user
 
-        def query(view: View) -> list[RunAnswer]:
+        def query(view: View) -> tuple[list[RunAnswer], str]:
+            caller.news.append(self._access.news(view, alive))
             rows = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in view.unfetched(user) if row.ended_us and row.ended_us < now_us - HOUR_US]
             runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
-            brief = sum(run.state == WAITING for run in runs) > EXPLAINED
-            return [
+            waiting = sum(run.state == WAITING for run in runs)
+            by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
+            shown_runs = [
                 self._answer(run, by_pin=by_pin, brief=brief)
                 for run in runs
                 if run.state != EXPIRED or (run.expires_us or 0) >= now_us - HOUR_US
             ]
+            return shown_runs, "" if whose is None else others_words(view.unended_of_others(user))
 
         return await self._store.read(query)
 
-    async def answers(self, rows: list[RunRow], *, offset: int = 0) -> list[RunAnswer]:
-        """Return runs as the tools' answers show them; `offset` continues a long output."""
+    async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
+        """Return runs as the tools' answers show them."""
+        alive = cache(self._runtime.alive)
+        return await self._store.read(lambda view: self._shown(view, [view.run(row.id) or row for row in rows], alive))
+
+    def _shown(self, view: View, rows: list[RunRow], alive: Alive, offset: int = 0) -> list[RunAnswer]:
+        """Return runs as the tools' answers show them; `offset` continues a long output. Blocking."""
         now_us = time.time_ns() // 1000
-        alive, manager = self._runtime.instances.alive, self._runtime.manager
-        room, by_pin = room_for(sum(row.ended for row in rows)), await self._by_pin()
-
-        def query(view: View) -> list[RunAnswer]:
-            runs = [view_run(view, view.run(row.id) or row, alive, now_us, manager=manager) for row in rows]
-            return [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
-
-        answers = await self._store.read(query)
+        runs = [view_run(view, row, alive, now_us, manager=self._runtime.manager) for row in rows]
+        room = room_for(sum(row.ended for row in rows))
+        by_pin = any(run.state == WAITING for run in runs) and self._by_pin()
+        answers = [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
         for answer in answers:
             if answer.error and answer.error.get("kind") == "auth" and answer.model:  # its log knows of no host
                 answer.error["what_to_do"] = self._access.key_advice(answer.model.partition(":")[0])
@@ -166,9 +182,9 @@ class RunChecks(Operations):
             travel = self._runtime.run_setup.travel
             await bring_to_repositories(self._store, travel, [row for row, _answer in own], [a for _row, a in own])
 
-    async def _by_pin(self) -> bool:
-        """Tell whether only the approval PIN can approve."""
-        return await self._runtime.policy(self._session.user) == "human"
+    def _by_pin(self) -> bool:
+        """Tell whether only the approval PIN can approve. Blocking."""
+        return self._runtime.policy_now(self._session.user) == "human"
 
     async def _waited_for(self, rows: list[RunRow], wait_s: float, progress: Progress) -> list[RunRow]:
         return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
@@ -211,7 +227,7 @@ def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:
     kept: list[RunAnswer] = []
     used = 0
     for run in runs:
-        used += json_chars(run.model_dump(mode="json", exclude_none=True))
+        used += json_chars(run.model_dump(mode="json", exclude_none=True)) if len(runs) > 1 else 0
         if kept and used > RUNS_CHARS:
             break
         kept.append(run)

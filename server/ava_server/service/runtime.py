@@ -35,12 +35,13 @@ from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
 from ava_server.budget.caps import measured_ratio
 from ava_server.config import role_folders
-from ava_server.config.pin import policy_in_force
+from ava_server.config.pin import PinFile
 from ava_server.config.settings import record_settings
 from ava_server.config.users import WatchedUsers, with_shared_users
 from ava_server.core.data_root import NOWHERE, home_folder, os_user, working_folder
 from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused
+from ava_server.core.files import WatchedFile
 from ava_server.core.ids import AGENT
 from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
@@ -96,6 +97,8 @@ class Runtime(RunResources):
         """Make the shared objects now: two threads that need one at the same time would make two."""
         super().__post_init__()
         self.tally = Tally(since=self.store.head)
+        pin = PinFile(self.settings.paths.approval_file)
+        self._has_pin = WatchedFile(pin.path, lambda: pin.is_set)
 
     @cached_property
     def run_setup(self) -> RunSetup:
@@ -140,8 +143,20 @@ class Runtime(RunResources):
         Raises:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
         """
-        in_force = await anyio.to_thread.run_sync(policy_in_force, self.settings)
+        return await anyio.to_thread.run_sync(self.policy_now, user)
+
+    def policy_now(self, user: str | None = None) -> Policy:
+        """Return the same as `policy`. Blocking.
+
+        Raises:
+            ConfigError: As for `policy`.
+        """
+        in_force: Policy = "human" if self._has_pin.current() else self.settings.approval
         return user_limits.stricter_policy(self.settings, user or self.user, in_force)
+
+    def alive(self, instance: str) -> bool:
+        """Tell whether a process on this log is alive; this one is. Blocking."""
+        return instance == self.membership.name or self.instances.alive(instance)
 
     async def catalog(self, client_roots: Sequence[str], *, remote: str | None = None) -> Catalog:
         """Read the role files and return the roles.
@@ -237,7 +252,7 @@ class Runtime(RunResources):
             sandbox=self.sandbox,
             notes=memory is not None and not memory.is_empty(),
             background=self.background,
-            policy=user_limits.stricter_policy(self.settings, user, policy_in_force(self.settings)),
+            policy=self.policy_now(user),
         )
         if not remote:
             return around

@@ -7,11 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import anyio.to_thread
-
 from ava_audit.errors import AuditError, EntryTooLarge, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
-from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US
@@ -22,9 +19,8 @@ from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import parse_id
-from ava_server.runs.lifecycle import awaited, waits_for_resume
-from ava_server.service.access import Access, CallContext, Progress, Session
-from ava_server.service.check import RunChecks, RunSteering, dumped
+from ava_server.service.access import Access, CallContext, News, Progress, Session
+from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
 from ava_server.service.extensions import Extensions
 from ava_server.service.logs import LogReader
@@ -116,6 +112,7 @@ class Service:
         await self._runtime.credentials.refresh()
         redacted = self._redactor.redact_json(given)
         record = _Record(self, tool, self._called(tool, given, redacted))
+        caller = CallContext(progress, record, person, degraded, wakes, pages)
         mistake: Exception | None = None
         try:
             if spec.recorded == "meanwhile":
@@ -123,8 +120,9 @@ class Service:
             elif spec.recorded == "before":
                 await record.begin()
             self._access.refuse_without(spec.scope, admin=spec.admin)
-            self._access.refuse_keys(given)
-            answer = await handler(redacted, CallContext(progress, record, person, degraded, wakes, pages))
+            if redacted != given:  # else nothing in them looks like a key
+                self._access.refuse_keys(given)
+            answer = await handler(redacted, caller)
             if record.is_answered:
                 return answer
         except (AvaError, RolesError, AuditError) as error:
@@ -136,7 +134,8 @@ class Service:
             record.post(record.answer("a fault of Ava itself", success=False))
             raise
         try:
-            notices = await self.notices(answer)
+            news = caller.news[0] if caller.news else await self.store.read(self._access.news)
+            notices = self.notices(news, _run_ids(answer))
             answer.notices = self.mention(notices)
             self.note_mentioned(notices)
             out_of_reach = isinstance(mistake, StoreUnavailable | SchemaNewer)  # the caller has waited for it once
@@ -154,37 +153,26 @@ class Service:
         message, _count = self._redactor.redact(self._access.explained(error))
         return spec.answer(status=FAILED, message=message)
 
-    async def notices(self, answer: Answer | None = None) -> list[Notice]:
+    def notices(self, news: News, shown: Sequence[str] = ()) -> list[Notice]:
         """Return a notice for each run of this user that ended and whose result was not fetched yet.
 
         One that ended more than an hour ago, perhaps while no host was open, is mentioned once in a session. Runs of
         this workspace come first; before them, those that wait for a person: to allow them more, to answer, or to
         resume.
         """
-        in_it = {run["subagent_id"] for run in _runs_in(answer)} if answer is not None else set[str]()
-        now_us = time.time_ns() // 1000
-
-        def query(view: View) -> tuple[list[RunRow], list[RunRow], list[RunRow]]:
-            held_up = view.runs(user=self._session.user, states=(QUEUED,), paused_at_us=now_us)
-            asks = [row for row in held_up if awaited(row, now_us)]
-            running = view.runs(user=self._session.user, states=(RUNNING,))
-            silent = [row for row in running if waits_for_resume(view, row, now_us)]
-            return asks, silent, view.unfetched(self._session.user)
-
-        asks, silent, rows = await self._store.read(query)
-        gone = (
-            await anyio.to_thread.run_sync(self._runtime.manager.control.gone, silent) if silent else frozenset[str]()
-        )
-        interrupted = [
-            Notice(row, interrupted_us=now_us - (row.last_us or 0)) for row in silent if row.instance in gone
-        ]
+        now_us = news.at_us
+        interrupted = [Notice(row, interrupted_us=now_us - (row.last_us or 0)) for row in news.interrupted]
         ended = [
             Notice(row)
-            for row in sorted(rows, key=lambda row: not self._access.is_here(row))
-            if row.id not in in_it and (row.ended_us or 0) >= now_us - self._mentioned_for_us(row.id)
+            for row in sorted(news.ended, key=lambda row: not self._access.is_here(row))
+            if row.id not in shown and (row.ended_us or 0) >= now_us - self._mentioned_for_us(row.id)
         ]
-        waiting = [Notice(row) for row in asks if row.id not in in_it]
+        waiting = [Notice(row) for row in news.asking if row.id not in shown]
         return [*waiting, *interrupted, *ended][:NOTICES]
+
+    async def current_notices(self) -> list[Notice]:
+        """Return the notices for an answer that shows no run."""
+        return self.notices(await self.store.read(self._access.news))
 
     def mention(self, notices: Sequence[Notice]) -> list[str] | None:
         """Return the lines of notices for an answer."""
@@ -201,17 +189,16 @@ class Service:
 
     async def _record(self, record: _Record, answer: Answer, *, reading: bool, waits: bool) -> None:
         """Record the answer: before it is given if it carries a result, not at all for a poll without news."""
-        results = [run for run in _runs_in(answer) if run.get("untrusted_result")]
         failed = answer.status == FAILED
-        text = text_of(answer)
         states = _poll_states(answer) if not failed else {}
         if states and all(self._session.seen.get(run_id) == state for run_id, state in states.items()):
             return
+        text, results = text_of(answer), _run_ids(answer, with_result=True)
         if isinstance(answer, LogAnswer) and not failed:  # what was read is in the log already
             text = f"{len(answer.untrusted_entries)} entries"
         result = record.answer(text, success=not failed)
         # A result that an auditor reads is still news for its user.
-        own = await self._access.rows([str(run["subagent_id"]) for run in results]) if results else []
+        own = await self._access.rows(results) if results else []
         fetched = tuple(carried(self._session.who, record.tool, row.id) for row in own if self._access.owns(row))
         if waits and (results or not reading):
             await record.do(append(result, *fetched))
@@ -282,7 +269,7 @@ class _Record:
             answered: Returns the answer that follows from its value; None where that comes later.
         """
         service = self._service
-        notices = await service.notices() if answered is not None else []
+        notices = await service.current_notices() if answered is not None else []
         lines = service.mention(notices)
         took_s = time.monotonic() - self._began
         answer: Answer | None = None
@@ -326,16 +313,17 @@ def _poll_states(answer: Answer) -> dict[str, tuple[object, ...]]:
     if not isinstance(answer, CheckAnswer):
         return {}
     states: dict[str, tuple[object, ...]] = {
-        run["subagent_id"]: (run["state"], run.get("iteration"), run.get("untrusted_result") is None, run.get("cursor"))
-        for run in _runs_in(answer)
+        run.subagent_id: (run.state, run.iteration, run.untrusted_result is None, run.cursor) for run in answer.runs
     }
     return {"": (len(states),), **states}
 
 
-def _runs_in(answer: Answer) -> list[dict[str, Any]]:
+def _run_ids(answer: Answer, *, with_result: bool = False) -> list[str]:
+    """Return the ids of an answer's runs, or only of those that it shows the result of."""
     if isinstance(answer, CheckAnswer):
-        return dumped(answer.runs)
-    return (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
+        return [run.subagent_id for run in answer.runs if not with_result or run.untrusted_result is not None]
+    runs = (answer.runs or []) if isinstance(answer, ConfirmAnswer | CancelAnswer) else []
+    return [str(run["subagent_id"]) for run in runs if not with_result or run.get("untrusted_result")]
 
 
 def _run_in(given: dict[str, Any]) -> str | None:
