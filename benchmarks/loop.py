@@ -29,7 +29,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--runs", type=int, default=1_000, help="that wait for a model, in one process")
-    options.add_argument("--only", choices=PARTS, help="of the parts")
+    options.add_argument("--only", action="append", choices=PARTS, help="of the parts; may be repeated")
     options.add_argument("--peers", type=Path, help="a Python that has loop_parts/requirements.txt")
     options.add_argument("--no-peers", action="store_true", help="the floor and Ava alone")
     options.add_argument("--out", type=Path, help="write the tables here too, as Markdown")
@@ -49,11 +49,11 @@ def main() -> None:
         if peers is not None:
             report.say(f"Peers: {versions(peers)}.")
         figures: list[Figure] = []
-        if chosen.only in (None, "turns"):
+        if "turns" in (chosen.only or PARTS):
             figures += turns.show(report, chosen.rounds, peers)
-        if chosen.only in (None, "waiting"):
+        if "waiting" in (chosen.only or PARTS):
             figures += waiting.show(report, chosen.runs, peers)
-        if chosen.only in (None, "spans"):
+        if "spans" in (chosen.only or PARTS):
             figures += tracing.show(report, chosen.rounds)
     if chosen.json is not None:
         write_json(chosen.json, figures)

@@ -1,9 +1,10 @@
 """Every figure that people feel, beside its floor and its goal: one table, and JSON to compare later changes with.
 
-    python benchmarks/run_all.py [--only NAME] [--compare OLD.json] [--out NEW.json]
+    python benchmarks/run_all.py [--only NAME] [--packages FOLDER] [--compare OLD.json] [--out NEW.json]
 
 Runs the other scripts one after the other, which takes about half an hour on an idle machine. What they print goes to
-stderr. Ends with 1 if one of them fails; a goal that is missed is only shown.
+stderr. Ends with 1 if one of them fails; a goal that is missed is only shown. `tokens.py` needs `--packages`, a folder
+with tokenizers from npm, and is left out without it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SCRIPTS: dict[str, tuple[str, ...]] = {
     "spawn": (),
     "confinement": (),
     "loop": ("--no-peers", "--only", "turns", "--only", "waiting"),
-    "http_load": ("--only", "full-speed"),
+    "http_load": ("--quick",),
     "audit": ("--only", "writing", "--only", "processes", "--only", "searching", "--only", "verifying"),
 }
 LONGEST_S = 1_800.0
@@ -37,14 +38,18 @@ COLUMNS = ("figure", "Ava", "floor", "ratio", "goal", "", "before")
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--only", action="append", choices=SCRIPTS, help="one of the scripts; may be repeated")
+    options.add_argument("--packages", type=Path, metavar="FOLDER", help="the tokenizers for tokens.py")
     options.add_argument("--compare", type=Path, metavar="OLD.json", help="show the figures of an earlier run too")
     options.add_argument("--out", type=Path, metavar="NEW.json", help="write the figures here")
     chosen = options.parse_args()
+    if chosen.only and "tokens" in chosen.only and not chosen.packages:
+        options.error("--only tokens needs --packages FOLDER; `python benchmarks/tokens.py --help` tells what is in it")
     before = json.loads(chosen.compare.read_text("utf-8"))["figures"] if chosen.compare else []
     found = {"machine": machine(), "figures": [], "failed": []}
     with tempfile.TemporaryDirectory() as folder:
-        for name in chosen.only or SCRIPTS:
-            figures = run(name, Path(folder) / f"{name}.json")
+        for name in chosen.only or (name for name in SCRIPTS if name != "tokens" or chosen.packages):
+            more = ("--packages", str(chosen.packages)) if name == "tokens" else ()
+            figures = run(name, more, Path(folder) / f"{name}.json")
             if figures is None:
                 found["failed"].append(name)
             else:
@@ -71,10 +76,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def run(name: str, written: Path) -> list[dict[str, Any]] | None:
+def run(name: str, more: Sequence[str], written: Path) -> list[dict[str, Any]] | None:
     """Run a script and return its figures; None if it failed."""
     print(f"\n== {name} ==", file=sys.stderr, flush=True)
-    command = (sys.executable, str(HERE / f"{name}.py"), *SCRIPTS[name], "--json", str(written))
+    command = (sys.executable, str(HERE / f"{name}.py"), *SCRIPTS[name], *more, "--json", str(written))
     try:
         ended = subprocess.run(command, stdout=sys.stderr, timeout=LONGEST_S, check=False)
     except subprocess.TimeoutExpired:
