@@ -45,7 +45,6 @@ def _no_bool(kind: LiteralString) -> BeforeValidator:
 Number = Annotated[float, Field(gt=0), _no_bool("float_type")]
 WholeNumber = Annotated[int, Field(gt=0), _no_bool("int_type")]
 ShortText = Annotated[str, Field(min_length=1)]
-SubagentId = Annotated[str, Field(description="S-…")]
 Wait = Annotated[
     float,
     Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for the end."),
@@ -109,7 +108,7 @@ class SpawnArgs(Arguments):
     task: str = Field(
         min_length=1,
         max_length=100_000,
-        description="Required, except with retry_of. One subject: goal, what counts as done, form of the answer.",
+        description="Required too. One subject: goal, what counts as done, form of the answer.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
@@ -141,11 +140,11 @@ class SpawnArgs(Arguments):
     verify: str | None = Field(
         default=None,
         max_length=2_000,
-        description="Coder: command that must pass. Default: the role's, or as found.",
+        description="Coder: command that must pass.",
     )
     workspace: str | None = Field(
         default=None,
-        description="Absolute path of a folder to read. Without it only code_reviewer and coder see files.",
+        description="Absolute path of the folder to read. Without it only code_reviewer and coder see files.",
     )
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of `output`.")
     task_id: str | None = Field(
@@ -166,7 +165,7 @@ class ConfirmArgs(Arguments):
         default=None,
         description="To approve, first: each approval_line, letter for letter, in the order of pending_ids.",
     )
-    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(min_length=1, max_length=20, description="P-…")
+    pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(min_length=1, max_length=20)
     decision: Literal["approve", "reject"] = "approve"
     changes: dict[str, Changes] | None = Field(
         default=None, description=f"Only lower: {CHANGES_FORM}; caps as in spawn_subagent."
@@ -181,7 +180,7 @@ class CheckArgs(Arguments):
 
     tool = "check_subagent"
 
-    subagent_id: SubagentId | None = None
+    subagent_id: str | None = None
     group_id: str | None = None
     cursor: str | None = Field(default=None, description="Goes on in a long result.")
     wait_seconds: Wait = 0
@@ -192,7 +191,7 @@ class MessageArgs(Arguments):
 
     tool = "message_subagent"
 
-    subagent_id: SubagentId
+    subagent_id: str
     message: Annotated[str, AfterValidator(_not_blank)] = Field(min_length=1, max_length=20_000)
 
 
@@ -201,7 +200,7 @@ class CancelArgs(Arguments):
 
     tool = "cancel_subagent"
 
-    subagent_id: SubagentId | None = None
+    subagent_id: str | None = None
     group_id: str | None = None
     pending_id: str | None = None
     reason: str | None = Field(default=None, max_length=500)
@@ -212,7 +211,7 @@ class LogArgs(Arguments):
 
     tool = "read_ava_logs"
 
-    subagent_id: SubagentId | None = None
+    subagent_id: str | None = None
     last_n: Annotated[int, Field(ge=1, le=500), _no_bool("int_type")] = 50
     search: str | None = Field(default=None, description="Words, all of which occur.")
     since: str | None = Field(default=None, description="1h, yesterday, or ISO time.")
