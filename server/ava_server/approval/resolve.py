@@ -25,6 +25,7 @@ from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_server.approval.coding import changes_files, resolve_coding
 from ava_server.approval.output_schema import check_schema
+from ava_server.approval.remote_users import workspace_over_http
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
@@ -48,7 +49,6 @@ from ava_server.budget.run_config import (
     cap_fields,
     role_caps,
 )
-from ava_server.budget.user_limits import workspace_over_http
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret

@@ -13,7 +13,6 @@ from ava_audit.units import format_usd
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
-from ava_roles.tools.registry import tool_specs
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
 from ava_server.config.search_engines import engine_title, search_cost
 
@@ -378,6 +377,8 @@ def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:
 
 def _lost_lines(config: RunConfig) -> list[str]:
     """Return what the run lacks of its role's tools, a line for each reason; MCP tools have their own notes."""
+    from ava_roles.tools.registry import tool_specs  # loads every tool, and commands that only look need none
+
     known, commands = tool_specs(), not config.commands_note
     reasons: dict[str, list[str]] = {}
     for name in config.unavailable_tools:

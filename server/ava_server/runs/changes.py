@@ -10,13 +10,15 @@ import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.events import CommandRun, WorkChecked, WorktreeReady
-from ava_roles.worktree.spec import Branch, ChangedFile
 from ava_roles.wrap import clean
 from ava_server.budget.run_config import Coding, StoredFile
 from ava_server.runs.submit import cut
+
+if TYPE_CHECKING:
+    from ava_roles.worktree.spec import Branch, ChangedFile
 
 SUBJECT_CHARS, TASK_CHARS, BODY_COLUMNS = 72, 400, 72
 KINDS = ("added", "changed", "removed")

@@ -14,7 +14,6 @@ from urllib.parse import unquote, urlsplit
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.view import Command, T, View, loads
-from ava_server.approval.questions import PageOpener, Person
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -24,6 +23,7 @@ from ava_server.hosts.known import host_of
 from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
+    from ava_server.approval.questions import PageOpener, Person
     from ava_server.config.tokens import Token
     from ava_server.service.responses import Answer
     from ava_server.service.run_view import Alive

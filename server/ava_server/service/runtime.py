@@ -29,6 +29,7 @@ from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
+from ava_server.approval import remote_users
 from ava_server.approval.proposals import SpawnLimits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
@@ -175,7 +176,7 @@ class Runtime(RunResources):
     ) -> tuple[Catalog, Workspace | WorkspaceRefused | None]:
         """Read the role files, also of the folder that a call names; return the roles, and the call's workspace."""
         if remote is not None:
-            return user_limits.roles_over_http(self.settings, remote, owner=remote == self.user), None
+            return remote_users.roles_over_http(self.settings, remote, owner=remote == self.user), None
         cwd, home = working_folder() or NOWHERE, home_folder()
         found = role_folders.workspace_of(self.settings, asked=asked, client_roots=client_roots, cwd=cwd, home=home)
         places = role_folders.places_of(self.settings, asked=asked, cwd=cwd, home=home, found=found)
@@ -260,7 +261,7 @@ class Runtime(RunResources):
             around,
             client_roots=(),
             remote_roots=user_limits.user_settings(self.settings, user).workspaces,
-            sandbox=lambda: user_limits.sandbox_over_http(self.sandbox(), self.settings),
+            sandbox=lambda: remote_users.sandbox_over_http(self.sandbox(), self.settings),
         )
 
     async def prepare_first_run(self) -> None:
