@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
@@ -109,14 +110,15 @@ def counted() -> Generator[list[int]]:
     def called(_frame: FrameType, event: str, _argument: object) -> None:
         count[0] += event == "call"
 
-    threading.setprofile_all_threads(called)
-    try:
-        yield count
-    finally:
-        threading.setprofile_all_threads(None)
+    if sys.version_info >= (3, 12):
+        threading.setprofile_all_threads(called)
+        try:
+            yield count
+        finally:
+            threading.setprofile_all_threads(None)
 
 
-@pytest.mark.skipif(not hasattr(threading, "setprofile_all_threads"), reason="threads that run cannot be profiled")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="threads that run cannot be profiled")
 async def test_a_proposal_calls_few_functions(tmp_path: Path) -> None:
     async with open_lab(tmp_path, runs=False) as lab:
         for _ in range(2):  # what is loaded once does not count
