@@ -110,12 +110,13 @@ def counted() -> Generator[list[int]]:
     def called(_frame: FrameType, event: str, _argument: object) -> None:
         count[0] += event == "call"
 
-    if sys.version_info >= (3, 12):
-        threading.setprofile_all_threads(called)
-        try:
-            yield count
-        finally:
-            threading.setprofile_all_threads(None)
+    if sys.version_info < (3, 12):
+        raise RuntimeError("threads that run cannot be profiled")
+    threading.setprofile_all_threads(called)
+    try:
+        yield count
+    finally:
+        threading.setprofile_all_threads(None)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="threads that run cannot be profiled")
