@@ -43,7 +43,7 @@ def test_generated_pages_are_up_to_date() -> None:
     pages = script("gen_docs").pages()
     stale = [path.name for path, text in pages.items() if not path.exists() or path.read_text("utf-8") != text]
     assert not stale, f"{', '.join(stale)}: out of date, run `python scripts/gen_docs.py`"
-    assert len(pages) == 8
+    assert len(pages) == 9
 
 
 def test_the_reference_lists_every_event_type_and_every_tool() -> None:

@@ -16,7 +16,7 @@ from support.runtime import PRICED, arrived, hand_over, open_lab
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
-from ava_server.service import service
+from ava_server.service import access, service
 from ava_server.service.access import Session
 from ava_server.service.render_text import INSTRUCTIONS, text_of
 from ava_server.service.run_view import tokens_short
@@ -109,7 +109,8 @@ async def test_a_new_session_is_told_once_of_a_run_that_ended_while_no_host_was_
         run_id = await lab.start()
         await lab.ended(run_id)
         later = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: time.time_ns() + 3 * 24 * 3600 * 10**9)
-        monkeypatch.setattr(service, "time", later)
+        for module in (access, service):
+            monkeypatch.setattr(module, "time", later)
         for _session in range(2):
             host = replace(lab, service=Service(lab.runtime, Session(user=lab.runtime.user, transport="memory")))
             [notice] = (await host.call("read_ava_logs")).notices

@@ -108,7 +108,7 @@ class SpawnArgs(Arguments):
     task: str = Field(
         min_length=1,
         max_length=100_000,
-        description="Required too. One subject: goal, what counts as done, form of the answer.",
+        description="Required, except with retry_of. One subject: goal, what counts as done, form of the answer.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
