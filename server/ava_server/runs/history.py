@@ -339,6 +339,8 @@ class History:
     _written: int | None = None
     _unknown: tuple[int, int] | None = None
     _results_in: bool = True
+    _tools: tuple[ToolSchema, ...] = ()
+    _last_shown: tuple[Recipe, list[tuple[_Item, Turn]]] | None = None
 
     def add_all(self, entries: Iterable[Entry]) -> None:
         """Fold entries in the order of the log."""
@@ -348,9 +350,11 @@ class History:
 
     def add(self, seq: int, fact: Fact, usage: Usage | None = None, *, fenced: bool = True) -> None:
         """Fold one entry; `fenced` marks what the run's owner wrote."""
+        self._last_shown = None
         match fact:
             case RunStarted():
                 self.prefix = fact
+                self._tools = tuple(ToolSchema(**tool, own=tool["name"] in fact.own_tools) for tool in fact.tools)
             case UserMessage(kind="task"):
                 self.last_message_seq = max(self.last_message_seq, seq)  # it is read once
                 self.task = fact
@@ -411,7 +415,7 @@ class History:
         """Set the `seq` of the newest result, which was folded before it was written."""
         assert isinstance(result, ToolResult)
         assert self.outputs[-1] == (UNWRITTEN, result), "it is the newest"
-        self.outputs[-1] = (seq, result)
+        self.outputs[-1], self._last_shown = (seq, result), None
         if result.call_id is not None:
             self._arrived[result.call_id] = seq
 
@@ -430,6 +434,8 @@ class History:
         return self._reports.usage(self._shown(recipe))
 
     def _shown(self, recipe: Recipe) -> list[tuple[_Item, Turn]]:
+        if self._last_shown is not None and self._last_shown[0] == recipe:
+            return self._last_shown[1]
         new = set(recipe.elide) - self._elided
         elided, cut = self._elided | new, {**self._cut, **dict(recipe.cut)}
         shown: list[tuple[_Item, Turn]] = []
@@ -437,6 +443,7 @@ class History:
         for item in [*self._items, *self._added(recipe)]:
             edited = edited or item.seq in new
             shown.append((item, _shown_turn(item, elided, cut, edited)))
+        self._last_shown = recipe, shown
         return shown
 
     def request(self, recipe: Recipe, max_output: int, thinking: int = 0) -> Request:
@@ -445,7 +452,7 @@ class History:
         return Request(
             model=self.prefix.model.partition(":")[2] or self.prefix.model,
             system=self.prefix.system,
-            tools=tuple(ToolSchema(**tool, own=tool["name"] in self.prefix.own_tools) for tool in self.prefix.tools),
+            tools=self._tools,
             turns=self.turns(recipe),
             max_output=max_output,
             thinking=thinking,
@@ -456,8 +463,7 @@ class History:
         """Return the tool calls that an answer's text contains, or what looks like them."""
         if self.prefix is None:
             return None
-        tools = tuple(ToolSchema(**tool) for tool in self.prefix.tools)
-        return read_printed(text, tools, self._untrusted_texts)
+        return read_printed(text, self._tools, self._untrusted_texts)
 
     def open_calls(self) -> tuple[ToolUse, ...]:
         """Return the last answer's tool calls that have no result yet."""

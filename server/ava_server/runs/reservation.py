@@ -178,6 +178,7 @@ class Reservations:
         self.extensions = CapExtensions(run_log, config, context.extensions)
         self._wrap_output = config.wrap_output
         self._looked = run_log.history.last_message_seq  # up to here, messages to the run have been read
+        self._sized: dict[Recipe, tuple[Request, Bound]] = {}  # of this reservation: the fold so far decides both
 
     @property
     def active_s(self) -> float:
@@ -198,6 +199,7 @@ class Reservations:
         if not history.answered and history.unknown_attempts >= UNKNOWN_ATTEMPTS:
             return RunResult("error", UNKNOWN, error_kind="dropped", error_message=UNKNOWN, what_to_do=UNKNOWN_ADVICE)
         notice = self._notice(attempt)
+        self._sized.clear()
         shape: _Shape | None = None
         while True:
             last = self.last_turn(turn)
@@ -246,19 +248,27 @@ class Reservations:
         if shape.most_shown is not None:
             cut = tuple((seq, shape.most_shown) for seq, text in fresh if len(text) > shape.most_shown)
         recipe = Recipe(upto, elide, cut, notice.text)
-        request = history.request(recipe, shape.output, 0 if last else self._thinking(shape.output, recipe))
-        bound = self._bound(request, recipe, shape)
+        request, bound = self._sized_for(recipe, shape)
         if last is not None:
             return _Call(recipe, request, bound, None)
+        request = replace(request, thinking=self._thinking(request))
         left_out = {*elide, *(seq for seq, _text in fresh), *(seq for seq, _saved in history.elidable())}
         bare = Recipe(upto, tuple(left_out), (), notice.text)
-        wrap = self._bound(history.request(bare, shape.output), bare, shape).prompt_tokens
-        wrap = min(wrap, bound.prompt_tokens) + shape.output + WRAP_PROMPT
+        if set(bare.elide) == set(elide) and not cut:
+            bare = recipe
+        wrap = min(self._sized_for(bare, shape)[1].prompt_tokens, bound.prompt_tokens) + shape.output + WRAP_PROMPT
         return _Call(recipe, request, bound, Bound(wrap, self._wrap_output))
 
-    def _bound(self, request: Request, recipe: Recipe, shape: _Shape) -> Bound:
-        bound = self._model.bound(request, self._history.reported(recipe))
-        return bound if shape.byte_tokens is None else bound.by_ratio(shape.byte_tokens)
+    def _sized_for(self, recipe: Recipe, shape: _Shape) -> tuple[Request, Bound]:
+        """Return the request of a recipe, without thinking, and its bound, both for an answer of the shape's length."""
+        known = self._sized.get(recipe)
+        if known is None:
+            request = self._history.request(recipe, shape.output)
+            known = self._sized[recipe] = request, self._model.bound(request, self._history.reported(recipe))
+        request, bound = known
+        if request.max_output != shape.output:
+            request, bound = replace(request, max_output=shape.output), replace(bound, output_tokens=shape.output)
+        return request, bound if shape.byte_tokens is None else bound.by_ratio(shape.byte_tokens)
 
     def _ask_for(
         self, turn: int, attempt: int, shape: _Shape, call: _Call, last: LastTurn | None, notice: _Notice
@@ -288,15 +298,16 @@ class Reservations:
         wrap_tokens = wrap.prompt_tokens + wrap.output_tokens if wrap is not None else 0
         return CapRequest(fact, prompt + shape.output, wrap_tokens)
 
-    def _thinking(self, output: int, recipe: Recipe) -> int:
+    def _thinking(self, request: Request) -> int:
         """Return how many of a call's output tokens may be thinking.
 
         Once it is off it stays off: providers want one mode within a conversation of calls and results, and the prompt
         size that a call without thinking reports says nothing about a call with it.
         """
+        output = request.max_output
         if not self._config.extended_thinking or not self._history.thinks or output < LEAST_TO_THINK:
             return 0
-        return output // 2 if self._model.may_think(self._history.turns(recipe)) else 0
+        return output // 2 if self._model.may_think(request.turns) else 0
 
     def _granted(self, answer: Reservation | CapReached | UnreadMessages) -> None:
         """Fold what the log has now: the reservation, or the messages to the run that have to go first."""
@@ -378,9 +389,7 @@ class Reservations:
         room = int(TRIM_SHARE * min(self._window, left))
         elide: list[int] = []
         freed = 0
-        recipe = Recipe(upto)
-        request = self._history.request(recipe, LEAST_OUTPUT)
-        bound = self._model.bound(request, self._history.reported(recipe)).prompt_tokens
+        bound = self._sized_for(Recipe(upto), _Shape(LEAST_OUTPUT))[1].prompt_tokens
         if bound <= room:
             return ()
         for seq, saved in elidable:
