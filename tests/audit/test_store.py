@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from functools import partial
@@ -357,6 +358,55 @@ async def test_cancelling_the_caller_interrupts_a_read(tmp_path: Path) -> None:
                 assert await anyio.to_thread.run_sync(ended.wait, 4)
         async with Store.open(tmp_path) as log:
             assert await log.read(View.head) == 0
+
+
+def in_thread(view: View) -> int:
+    view.head()
+    return threading.get_ident()
+
+
+async def test_a_look_is_done_at_once_where_that_is_quick(tmp_path: Path, database: str) -> None:
+    def slow(view: View) -> None:
+        view.head()
+        time.sleep(2 * store.LOOK_S)
+
+    async with Store.open(tmp_path) as log:
+        here = threading.get_ident()
+        await log.read(View.head)  # a connection is at hand
+        assert await log.read(in_thread) != here
+        if database == "postgres":  # it may be far away
+            assert await log.look(in_thread) != here
+            return
+        assert await log.look(in_thread) == here
+        await log.look(slow)
+        assert await log.look(in_thread) != here
+        await anyio.sleep(store.THREADS_S)
+        assert await log.look(in_thread) == here
+
+
+async def test_a_look_sees_what_was_acknowledged_and_frees_its_connection(tmp_path: Path) -> None:
+    async with Store.open(tmp_path) as log:
+        await log.read(View.head)
+        for number in range(1, 20):
+            await write(log, said(f"answer {number}"))
+            assert await log.look(View.head) == log.head
+        assert await log.checkpoint(), "no look holds a part of the write-ahead log"
+
+
+async def test_a_look_that_fails_says_what_a_read_says(tmp_path: Path) -> None:
+    def wrong(view: View) -> None:
+        list(view.select("SELECT nonsense FROM events"))
+
+    async with Store.open(tmp_path) as log:
+        await log.read(View.head)
+        with pytest.raises(StoreUnavailable) as read:
+            await log.read(wrong)
+        with pytest.raises(StoreUnavailable) as looked:
+            await log.look(wrong)
+        assert str(looked.value) == str(read.value)
+        assert await log.look(View.head) == log.head
+    with pytest.raises(StoreUnavailable, match="closed"):
+        await log.look(View.head)
 
 
 async def test_waits_for_an_entry_committed_by_another_process(tmp_path: Path) -> None:

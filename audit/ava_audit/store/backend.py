@@ -70,11 +70,13 @@ class Backend(Protocol):
         place: What a person calls it; never with a password.
         error: What its driver raises.
         no_answer: Why the writer may not answer in time.
+        is_near: It is in this process: a few rows are read faster than a thread is woken.
     """
 
     place: str
     error: type[Exception]
     no_answer: str
+    is_near: bool
 
     def prepare(self, *, fresh: bool = False) -> None:
         """Create or migrate the database. Blocking.

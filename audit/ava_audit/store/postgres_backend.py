@@ -71,6 +71,7 @@ class PostgresBackend:
     """
 
     error: type[Exception] = psycopg.Error
+    is_near = False
     no_answer = (
         "the log did not answer in time: the Postgres server cannot be reached or is stuck, or another process writes"
     )

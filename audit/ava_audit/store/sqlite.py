@@ -37,6 +37,7 @@ class SqliteBackend:
     """
 
     error: type[Exception] = sqlite3.Error
+    is_near = True
     no_answer = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
 
     def __init__(self, root: Path, path: Path | None = None) -> None:

@@ -12,6 +12,7 @@ import logging
 import math
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
@@ -43,6 +44,8 @@ COMMIT_S = 30.0
 """How much longer a command may take once the writer has started it: a disk may hang in fsync."""
 CLOSE_S = 2.0
 """How long closing the store waits for its writer."""
+LOOK_S, THREADS_S = 0.005, 1.0
+"""Seconds that a look may take in the caller's thread; after a longer one, looks go to reader threads for a while."""
 LIVE_S = 0.2
 """Live activities are written with the next command, or after so many seconds without one."""
 _CLOSED = "the log is closed: this server is shutting down"
@@ -71,6 +74,25 @@ class Readers:
         self._idle: queue.LifoQueue[Database] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(READERS, "ava-reader")
         self._closed = False
+        self._threads_until = 0.0 if backend.is_near else math.inf
+
+    def is_quick(self) -> bool:
+        """Tell whether the next look can be done at once: with a connection at hand, and no slow disk just before."""
+        return not self._idle.empty() and time.monotonic() >= self._threads_until
+
+    def look(self, query: Query[T]) -> T:
+        """Run a short query in this thread.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        began = time.monotonic()
+        try:
+            return self._read(query, _Reading())
+        finally:
+            ended = time.monotonic()
+            if ended - began > LOOK_S:
+                self._threads_until = ended + THREADS_S
 
     async def read(self, query: Query[T], *, interrupt: bool) -> T:
         """Run a query. With `interrupt`, a cancelled caller returns at once, and the query is interrupted.
@@ -277,13 +299,32 @@ class Store:
             StoreUnavailable: The database cannot be read.
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
+        self._refuse_reading()
+        return await self._readers.read(query, interrupt=interrupt)
+
+    async def look(self, query: Query[T]) -> T:
+        """Run a query that reads a few rows by their keys, which takes less time than the way to a thread and back.
+
+        It is run at once, in the event loop's thread. Where the database is another machine's, or the disk was slow
+        just now, it is like `read`.
+
+        Raises:
+            LogMoved: The log was removed, moved or replaced.
+            StoreUnavailable: The database cannot be read.
+        """
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        self._refuse_reading()
+        if self._readers.is_quick():
+            return self._readers.look(query)
+        return await self._readers.read(query, interrupt=True)
+
+    def _refuse_reading(self) -> None:
         if self._closed:
             raise StoreUnavailable(_CLOSED)
         if self._moved is not None:
             self._watch_location()  # it may be back since the last check
         if self._moved is not None:
             raise LogMoved(str(self._moved))
-        return await self._readers.read(query, interrupt=interrupt)
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         """Return the live processes on this log; see `Backend.instances`."""

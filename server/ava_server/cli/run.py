@@ -171,9 +171,9 @@ def run_command(
     apply to each, --group-max and --group-timeout to all together, and the exit code is that of the first that did not
     succeed.
     """
-    from ava_server.core.shutdown import hide
+    from ava_server.core.shutdown import prepare_to_run
 
-    hide()
+    prepare_to_run()
     refuse_in_subagent("ava run")
     if yes and max_cost is None:
         raise BadInput("--yes skips the question, so --max-cost is required; such as --max-cost 0.50")

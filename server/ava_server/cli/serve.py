@@ -69,10 +69,10 @@ def serve_command(
         raise BadInput("ava serve: --host, --port and the others are for a server over HTTP; add --http.")
     refuse_in_subagent("ava serve")
     from ava_server.config.settings import load_settings
-    from ava_server.core.shutdown import hide
+    from ava_server.core.shutdown import prepare_to_run
     from ava_server.mcp_server.stdio import serve
 
-    hide()
+    prepare_to_run()
     if http:
         from ava_server.cli.options import parse_seconds
         from ava_server.cli.terminal import say
@@ -149,9 +149,9 @@ def worker_command(
     """
     from ava_server.cli.options import parse_seconds
     from ava_server.config.settings import load_settings
-    from ava_server.core.shutdown import hide, log_to_stderr
+    from ava_server.core.shutdown import log_to_stderr, prepare_to_run
 
-    hide()
+    prepare_to_run()
     refuse_in_subagent("ava worker")
     if database_url is not None:
         os.environ["AVA_DATABASE_URL"] = database_url

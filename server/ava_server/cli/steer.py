@@ -185,9 +185,9 @@ def resume_command(
     Answers that it already has are not requested again. Its previous owner can no longer write or spend.
     """
     from ava_server.config.settings import load_settings
-    from ava_server.core.shutdown import hide
+    from ava_server.core.shutdown import prepare_to_run
 
-    hide()
+    prepare_to_run()
     refuse_in_subagent("ava resume")
     if (server := chosen_server(context, url, token_file)) is not None:
         if force:

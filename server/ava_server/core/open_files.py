@@ -14,6 +14,7 @@ SERVER_RESERVE = 4
 """Further files that a server itself opens after its start, such as connections to its log."""
 WANTED = 1_024
 """The limit that a server asks the system for."""
+RAISE_LIMIT = f"Raise the limit (`ulimit -n {WANTED}`, or LimitNOFILE in systemd) and restart the server"
 
 
 def raise_limit(wanted: int = WANTED) -> int | None:
@@ -46,7 +47,7 @@ def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
         most = "no more files" if limit is None else f"only {limit} files"
         return (
             f"this server may open {most}, too few for another subagent: nothing new starts, and what runs"
-            " continues. Raise the limit (`ulimit -n 1024`, or LimitNOFILE in systemd) and restart the server"
+            f" continues. {RAISE_LIMIT}"
         )
     finally:
         for descriptor in opened:

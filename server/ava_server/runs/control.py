@@ -76,7 +76,7 @@ class RunControl:
         See `lifecycle.cancel`.
         """
         until = anyio.current_time() + ANSWER_S
-        run = await self._store.read(lambda view: view.run(run_id))
+        run = await self._store.look(lambda view: view.run(run_id))
         paused = run is not None and run.state == QUEUED and run.generation > 0
         files = await self._files(run, until) if run is not None and paused else RunFiles()
         found = await self._store.do(cancel(run_id, who, reason, by, files, anyones=anyones))
@@ -90,7 +90,7 @@ class RunControl:
                     await self.ended(run_id)
             ended = RunResult("cancelled", ON_REQUEST, reason=reason)
             await self.end(run_id, ended, "cancel unanswered", until=until)
-        return await self._store.read(lambda view: view.run(run_id))
+        return await self._store.look(lambda view: view.run(run_id))
 
     async def _files(self, run: RunRow, until: float) -> RunFiles:
         """Return what a run has handed over and changed; its changes are committed if that is done in time."""
@@ -135,7 +135,7 @@ class RunControl:
         self, run_id: str, command: Callable[..., Command[bool]], until: float | None = None, *, remove: bool = True
     ) -> bool:
         until = anyio.current_time() + KEEP_S if until is None else until
-        run = await self._store.read(lambda view: view.run(run_id))
+        run = await self._store.look(lambda view: view.run(run_id))
         if run is None or run.ended:
             return False
         command = partial(command, await self._files(run, until))
@@ -162,7 +162,7 @@ class RunControl:
         anyones: bool = False,
     ) -> RunRow | NotResumed:
         """Resume an interrupted or held run; see `lifecycle.resume`."""
-        run = await self._store.read(lambda view: view.run(run_id))
+        run = await self._store.look(lambda view: view.run(run_id))
         gone = await anyio.to_thread.run_sync(self.gone, [run] if run is not None else [])
         return await self._store.do(resume(run_id, who, channel, gone, limits, line=line, force=force, anyones=anyones))
 
@@ -170,7 +170,7 @@ class RunControl:
         """Wait until a run has ended, in any process."""
         while True:
             seen = self._store.head
-            run = await self._store.read(lambda view: view.run(run_id))
+            run = await self._store.look(lambda view: view.run(run_id))
             assert run is not None
             if run.ended:
                 return run

@@ -120,7 +120,7 @@ class RunLog:
 
     async def read(self, query: Query[T]) -> T:
         """Run a query."""
-        return await self._hold(lambda: self._store.read(query), None)
+        return await self._hold(lambda: self._store.look(query), None)
 
     def say(self, sentence: str) -> None:
         """Show in the status line what the run is doing; does not wait."""

@@ -250,7 +250,7 @@ class Manager:
                 await anyio.sleep_until(self._looked_s + SETTLE_S)
                 head, self._looked_s = self._store.head, anyio.current_time()
                 try:
-                    news = await self._store.read(partial(View.any_after, seq=seen, types=NEWS))
+                    news = await self._store.look(partial(View.any_after, seq=seen, types=NEWS))
                 except AuditError:  # the next look reports it
                     news = True
                 if news:
@@ -319,7 +319,7 @@ class Manager:
         if owned is None:
             return
         if row.cancel_seq is not None:
-            owned.cancel(await self._store.read(lambda view: cancel_reason(view, row.id)))
+            owned.cancel(await self._store.look(lambda view: cancel_reason(view, row.id)))
         if row.state == RUNNING and row.instance == self.instance and (ended := owned.overdue()) is not None:
             log.error("%s does not stop and is ended by the manager (%s)", row.id, ended.status)
             await self.control.end(row.id, ended, "give up")
@@ -440,7 +440,7 @@ class Manager:
             case "running here":  # dropped by an internal error, or because the log could not take its ending
                 return True
             case "interrupted":
-                return not await self._store.read(lambda view: waits_for_resume(view, row, now))
+                return not await self._store.look(lambda view: waits_for_resume(view, row, now))
             case "paused":
                 self._waits(row.id, pause_words(row))
                 return False
@@ -496,7 +496,7 @@ class Manager:
             if notes.cancelled:  # the cancel came while the log was out of reach
                 owned.cancel(notes.cancel_reason)
             elif run.cancel_seq is not None:
-                owned.cancel(await self._store.read(lambda view: cancel_reason(view, run.id)))
+                owned.cancel(await self._store.look(lambda view: cancel_reason(view, run.id)))
             with telemetry.invoke_agent(run):
                 await owned.drive(await self._group_time(run))
         except StoreUnavailable as error:  # the log is out of reach: the run stays for the next look or another owner
@@ -525,7 +525,7 @@ class Manager:
         group_id = run.group_id
         if group_id is None:
             return None
-        return group_time(await self._store.read(lambda view: view.group(group_id)), now_us())
+        return group_time(await self._store.look(lambda view: view.group(group_id)), now_us())
 
     async def cancel(
         self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model", *, anyones: bool = False

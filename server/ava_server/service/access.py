@@ -173,7 +173,7 @@ class Access:
         Raises:
             BadInput: There is none; runs of other users do not exist for this one.
         """
-        return await self.store.read(lambda view: self.run_in(view, given, field, reading=reading, steering=steering))
+        return await self.store.look(lambda view: self.run_in(view, given, field, reading=reading, steering=steering))
 
     def run_in(self, view: View, given: str, field: str, *, reading: bool = False, steering: bool = False) -> RunRow:
         """Return the same as `run`, out of one state of the log.
@@ -226,7 +226,7 @@ class Access:
 
     async def rows(self, run_ids: list[str]) -> list[RunRow]:
         """Return the runs of these ids."""
-        rows = await self.store.read(lambda view: [view.run(run_id) for run_id in run_ids])
+        rows = await self.store.look(lambda view: [view.run(run_id) for run_id in run_ids])
         return [row for row in rows if row is not None]
 
     async def group(self, given: str, *, reading: bool = False, steering: bool = False) -> list[RunRow]:

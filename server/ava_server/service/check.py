@@ -87,7 +87,7 @@ class RunChecks(Operations):
             return CheckAnswer(status="list", message=message, runs=runs)
         decided, known = None, list[RunRow]()
         if args.wait_seconds or caller.person is not None or caller.pages is not None:
-            known = await self._store.read(lambda view: self._named(view, args))
+            known = await self._store.look(lambda view: self._named(view, args))
             known = await self._waited_for(known, args.wait_seconds, caller.progress)
             # A question and a wait share the time of a call: after a long wait, the next call asks.
             in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
@@ -100,7 +100,7 @@ class RunChecks(Operations):
             caller.news.append(self._access.news(view, alive))
             return rows, self._shown(view, rows, alive, offset)
 
-        rows, runs = await self._store.read(query)
+        rows, runs = await self._store.look(query)
         await self._bring_branches(rows, runs)
         status = runs[0].state if len(runs) == 1 else "group"
         runs, message = fit_runs(runs)

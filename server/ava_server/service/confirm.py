@@ -113,7 +113,7 @@ class Confirmations(Operations):
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
         who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
         now_us = time.time_ns() // 1000
-        checked = await self._store.read(lambda view: check_approval(view, asked, who, "elicitation", limits, now_us))
+        checked = await self._store.look(lambda view: check_approval(view, asked, who, "elicitation", limits, now_us))
         if isinstance(checked, Outcome):
             return await self._store.do(refuse(asked, who, "elicitation", limits))
         reply = await person.ask(question(checked))

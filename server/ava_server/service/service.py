@@ -17,8 +17,9 @@ from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, PageOpener, Person
 from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
-from ava_server.core.errors import AvaError, BadInput
+from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
+from ava_server.core.open_files import RAISE_LIMIT, is_shortage
 from ava_server.service.access import Access, CallContext, News, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
@@ -130,11 +131,14 @@ class Service:
         except AnsweredLater as asked:
             record.post(record.answer(f"Nothing was decided: {asked}.", success=True))
             raise
-        except Exception:
-            record.post(record.answer("a fault of Ava itself", success=False))
-            raise
+        except Exception as error:
+            if not is_shortage(error):
+                record.post(record.answer("a fault of Ava itself", success=False))
+                raise
+            mistake = Refused(f"this server may open no more files at the moment: try again. {RAISE_LIMIT}")
+            answer = self._failed(spec, mistake)
         try:
-            news = caller.news[0] if caller.news else await self.store.read(self._access.news)
+            news = caller.news[0] if caller.news else await self.store.look(self._access.news)
             notices = self.notices(news, _run_ids(answer))
             answer.notices = self.mention(notices)
             self.note_mentioned(notices)
@@ -172,7 +176,7 @@ class Service:
 
     async def current_notices(self) -> list[Notice]:
         """Return the notices for an answer that shows no run."""
-        return self.notices(await self.store.read(self._access.news))
+        return self.notices(await self.store.look(self._access.news))
 
     def mention(self, notices: Sequence[Notice]) -> list[str] | None:
         """Return the lines of notices for an answer."""

@@ -162,7 +162,7 @@ class Spawns(Operations):
         if starts:
             if made.state == WAITING:
                 await self._start_automatically(made, answer)
-            limited = await self._store.read(lambda view: self._limited(view, made, now_us()))
+            limited = await self._store.look(lambda view: self._limited(view, made, now_us()))
             self._advise(made, answer, caller, limited)
         return answer
 
