@@ -40,7 +40,8 @@ log = logging.getLogger("ava.maintenance")
 TAKE_OVER_S = 1.0
 """How often other processes try to take the lock."""
 GROUP_S = 0.2
-"""How long a duty waits for more entries after some; the mirror must follow within 1 s of a commit."""
+"""How long a duty waits after an entry, for more of them and out of the way of whoever wrote it. The mirror must follow
+within 1 s of a commit."""
 RETRY_S = (1.0, 5.0, 30.0)
 FINAL_S = 2.0
 """How long the duties may take at the end; the server has 5 s to shut down."""
@@ -158,8 +159,8 @@ async def _follow(name: str, store: Store, work: Callable[[], Awaitable[None]]) 
     while True:
         head = store.head
         await _retry(name, work)
-        await anyio.sleep(GROUP_S)
         await store.wait_for_entry_after(head)
+        await anyio.sleep(GROUP_S)
 
 
 async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:

@@ -411,9 +411,8 @@ class History:
             case _:
                 pass
 
-    def place(self, seq: int, result: Fact) -> None:
+    def place(self, seq: int, result: ToolResult) -> None:
         """Set the `seq` of the newest result, which was folded before it was written."""
-        assert isinstance(result, ToolResult)
         assert self.outputs[-1] == (UNWRITTEN, result), "it is the newest"
         self.outputs[-1], self._last_shown = (seq, result), None
         if result.call_id is not None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.events import Event, Fact, Fence, ToolResult, Who
+from ava_audit.events import Event, Fact, Fence, RunStarted, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Command, Outcome, Query, Store, T
 from ava_audit.view import View
@@ -81,18 +81,18 @@ class RunLog:
         who, fence, purpose = self.who, self.fence, self.history.purpose
         await self.append_for(lambda run: () if run is None else settle_unknown(run, who, fence, purpose=purpose))
 
-    def keep(self, result: ToolResult, duration_ms: int) -> None:
-        """Fold a result now, and write it with whatever is written next, which saves a commit in every turn.
+    def keep(self, fact: RunStarted | ToolResult, duration_ms: int | None = None) -> None:
+        """Fold a fact now, and write it with whatever is written next, which saves a commit in every turn.
 
-        Only for the last result of an answer, of a tool that only reads: a crash before it is written loses it, and the
-        next owner calls the tool again.
+        Only for what the next owner does again if a crash comes before it is written: the start of a run that has done
+        nothing yet, and the last result of an answer, of a tool that only reads.
         """
         assert self._unwritten is None, "a turn has one last result"
-        self._unwritten = self.event(result, duration_ms=duration_ms)
-        self.history.add(UNWRITTEN, result)
+        self._unwritten = self.event(fact, duration_ms=duration_ms)
+        self.history.add(UNWRITTEN, fact)
 
     async def write_kept(self) -> None:
-        """Write the kept result, if there is one.
+        """Write the kept fact, if there is one.
 
         Raises:
             StaleOwner: The run has another owner by now, or has ended.
@@ -112,7 +112,8 @@ class RunLog:
 
         def written(answer: tuple[int, T]) -> None:
             self._unwritten = None
-            self.history.place(answer[0], kept.fact)
+            if isinstance(kept.fact, ToolResult):
+                self.history.place(answer[0], kept.fact)
             if then is not None:
                 then(answer[1])
 
@@ -149,7 +150,7 @@ class RunLog:
 def _after(event: Event, command: Command[T]) -> Command[tuple[int, T]]:
     """Return a command that writes an event and then does what another one does; its value is both results.
 
-    The event changes nothing that a command reads of a run: it is a result of one of its tools.
+    The event changes nothing that a command reads of a run: it is its start, or a result of one of its tools.
     """
 
     def both(view: View, now_us: int) -> Outcome[tuple[int, T]]:

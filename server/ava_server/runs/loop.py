@@ -240,7 +240,9 @@ class AgentRun:
     async def _work_within(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult | Paused:
         """Work for `work_s` seconds, then wrap up in the rest of `left_s`."""
         if self._history.prefix is None:
-            await self._log.record(self._context.started)
+            self._log.keep(self._context.started)  # written with the first call's reservation
+            if self._coding is not None:  # its worktree comes before that
+                await self._log.write_kept()
         with anyio.move_on_after(work_s):
             return await self._work()
         own = self._reservations.last_turn() is None and cap.reason != GROUP_TIMEOUT

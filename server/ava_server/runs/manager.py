@@ -471,7 +471,8 @@ class Manager:
             return False
         self.waiting_for.pop(row.id, None)
         self._store.set_live(row.id, "Starting")  # in place of what it waited for
-        run, entries = await self._store.read(lambda view: (view.run(row.id), view.entries(row.id)))
+        ask = self._store.look if row.generation == 0 else self._store.read  # a run that was begun has many entries
+        run, entries = await ask(lambda view: (view.run(row.id), view.entries(row.id)))
         claimed = (RUNNING, self.instance, got.generation + 1)
         if (
             run is None or (run.state, run.instance, run.generation) != claimed

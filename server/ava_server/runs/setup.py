@@ -174,7 +174,7 @@ class RunSetup:
         await self._search_model(config)
         if (why := self._resources.foreign.cannot(config)) is not None:
             raise ConfigNotSupported(why)
-        if await self._resources.store.read(lambda view: texts_of(view, run)) is None:
+        if await self._resources.store.look(lambda view: texts_of(view, run)) is None:
             raise ConfigNotSupported("its task was erased")
         await self._sandbox(config.confinement)
         await self._check_model(run)
@@ -192,7 +192,7 @@ class RunSetup:
             return
         if await anyio.to_thread.run_sync(self.worktrees.folder_of(run.id).is_dir):
             return
-        ready = await self._resources.store.read(lambda view: view.last_entry(run.id, "WorktreeReady"))
+        ready = await self._resources.store.look(lambda view: view.last_entry(run.id, "WorktreeReady"))
         if ready is not None and now_us() - max(run.last_us or 0, run.queued_us or 0) < WORKTREE_S * 1e6:
             raise ConfigNotSupported(
                 f"the machine that has its worktree does not run it; without that it ends {WORKTREE_S / 60:.0f} minutes"
@@ -326,7 +326,7 @@ class RunSetup:
         """
         if run.generation == 0:  # it has never been claimed
             return
-        entry = await self._resources.store.read(lambda view: view.last_entry(run.id, "RunStarted"))
+        entry = await self._resources.store.look(lambda view: view.last_entry(run.id, "RunStarted"))
         if entry is None or not isinstance(entry.fact, RunStarted):
             return
         try:

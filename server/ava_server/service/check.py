@@ -146,7 +146,7 @@ class RunChecks(Operations):
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         """Return runs as the tools' answers show them."""
         alive = cache(self._runtime.alive)
-        return await self._store.read(lambda view: self._shown(view, [view.run(row.id) or row for row in rows], alive))
+        return await self._store.look(lambda view: self._shown(view, [view.run(row.id) or row for row in rows], alive))
 
     def _shown(self, view: View, rows: list[RunRow], alive: Alive, offset: int = 0) -> list[RunAnswer]:
         """Return runs as the tools' answers show them; `offset` continues a long output. Blocking."""
