@@ -44,8 +44,9 @@ COMMIT_S = 30.0
 """How much longer a command may take once the writer has started it: a disk may hang in fsync."""
 CLOSE_S = 2.0
 """How long closing the store waits for its writer."""
-LOOK_S, THREADS_S = 0.005, 1.0
-"""Seconds that a look may take in the caller's thread; after a longer one, looks go to reader threads for a while."""
+LOOK_S, THREADS_FOR = 0.005, 100
+"""Seconds that a look may take in the event loop's thread. After a longer one, looks go to reader threads for so many
+times what it took: slow ones cost the loop a hundredth of its time at most."""
 LIVE_S = 0.2
 """Live activities are written with the next command, or after so many seconds without one."""
 _CLOSED = "the log is closed: this server is shutting down"
@@ -92,7 +93,7 @@ class Readers:
         finally:
             ended = time.monotonic()
             if ended - began > LOOK_S:
-                self._threads_until = ended + THREADS_S
+                self._threads_until = ended + THREADS_FOR * (ended - began)
 
     async def read(self, query: Query[T], *, interrupt: bool) -> T:
         """Run a query. With `interrupt`, a cancelled caller returns at once, and the query is interrupted.
