@@ -79,12 +79,11 @@ class SupervisedSandbox:
             self._supervise(replace(command, stdin=False)) as running,
             anyio.create_task_group() as tasks,
         ):
-            report = running.report
             tasks.start_soon(output.drain, running.stdout)
-            await report.wait()
+            await running.report.wait()
             await self._sweep(running)
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
-        how, _, rest = report.text.partition(" ")
+        how, _, rest = running.report.text.partition(" ")
         text, dropped = output.text()
         if how in get_args(Ended):
             code = int(rest) if rest else None

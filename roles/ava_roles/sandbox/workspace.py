@@ -186,9 +186,9 @@ class WorkspaceRule:
 
     def is_home(self, folder: Path) -> bool:
         """Tell whether a folder is anyone's home folder."""
-        return self._is_home(_upwards(str(folder)))
+        return self.leads_home(_upwards(str(folder)))
 
-    def _is_home(self, upwards: Sequence[str]) -> bool:
+    def leads_home(self, upwards: Sequence[str]) -> bool:
         """Tell whether the first of a folder and all above it is anyone's home folder."""
         if self.look.is_any(upwards[0], (str(self.home), *ROOT_HOMES)):
             return True
@@ -207,12 +207,12 @@ class WorkspaceRule:
             return f"{folder} belongs to the kernel"
         if within(folder, (data_root,)) or within(self.data_root, (given,)):
             return f"{folder} is, lies in or contains Ava's own folder {self.data_root}"
-        if self._is_home(upwards):
+        if self.leads_home(upwards):
             return f"{folder} is a home folder"
         if within(self.home, (given,)) or self.look.is_any(given, HOMES):
             return f"{folder} contains home folders"
         for place, part in enumerate(folder.parts):
-            if part.startswith(".") and self._is_home(upwards[len(upwards) - place :]):
+            if part.startswith(".") and self.leads_home(upwards[len(upwards) - place :]):
                 return f"{folder} lies in {part}, a dot-folder of a home folder"
         closed = self._closed(folder)
         if closed is None or self.allow is None:
@@ -231,7 +231,7 @@ class WorkspaceRule:
             return f"{system}, a system folder"
         upwards = _upwards(str(folder))
         for place, above in enumerate(upwards[1:], 1):
-            if self._is_home(upwards[place:]) and not _is_own(Path(above)):
+            if self.leads_home(upwards[place:]) and not _is_own(Path(above)):
                 return f"{above}, another user's home"
         return None
 
@@ -326,7 +326,7 @@ def _repository(places: WorkspaceRule, folder: Path) -> Path | None:
     """Return the git repository that contains a folder, unless that is a home folder."""
     upwards = _upwards(str(folder))
     for place, candidate in enumerate(upwards):
-        if places._is_home(upwards[place:]):
+        if places.leads_home(upwards[place:]):
             return None
         # In a worktree or submodule, .git is a file that names the repository.
         git = f"{candidate}{os.sep}.git"

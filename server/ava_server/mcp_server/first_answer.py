@@ -14,21 +14,22 @@ import select
 import stat
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 WAIT_S = 0.1
 """Hosts write the first request at once. For others, the imports must not wait longer."""
 MOST_BYTES = 65_536
 _MOST_NESTED = 60
 _MOST_ID = 2**53
-_CLIENT = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str}
-_CAPABILITIES = {
+_CLIENT: Any = {"name": str, "version": str, "title": str, "description": str, "websiteUrl": str}
+_CAPABILITIES: Any = {
     "roots": {"listChanged": bool},
     "sampling": {"context": {}, "tools": {}},
     "elicitation": {"form": {}, "url": {}},
     "experimental": [dict],
     "extensions": [dict],
 }
+_REQUEST = {"jsonrpc", "id", "method", "params"}
 _META = "io.modelcontextprotocol/"
 
 
@@ -75,16 +76,16 @@ def answer_to(line: bytes, known: dict[str, Any]) -> tuple[int | str, bytes] | N
     if b"\\u" in line or line.count(b"{") + line.count(b"[") > _MOST_NESTED:
         return None
     try:
-        message = json.loads(line.decode(), parse_constant=_refuse_constant)
+        message: Any = json.loads(line.decode(), parse_constant=_refuse_constant)
     except ValueError:
         return None
-    request = {"jsonrpc": str, "id": object, "method": str, "params": {}}
-    if not isinstance(message, dict) or message.keys() != request.keys() or message["jsonrpc"] != "2.0":
+    request = _members(message)
+    if request is None or request.keys() != _REQUEST or request["jsonrpc"] != "2.0":
         return None
-    request_id, params = message["id"], message["params"]
+    request_id: Any = request["id"]
     if type(request_id) is not str and not (type(request_id) is int and abs(request_id) < _MOST_ID):
         return None
-    result = _result(message["method"], params, known)
+    result = _result(request["method"], request["params"], known)
     if result is None:
         return None
     answer = {"jsonrpc": "2.0", "id": request_id, "result": result}
@@ -93,13 +94,16 @@ def answer_to(line: bytes, known: dict[str, Any]) -> tuple[int | str, bytes] | N
 
 def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] | None:
     if method == "initialize":
-        shape = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
+        shape: Any = {"protocolVersion": str, "capabilities": _CAPABILITIES, "clientInfo": _CLIENT}
         if _fits(params, shape, shape) and _fits(params["clientInfo"], _CLIENT, ("name", "version")):
             version = params["protocolVersion"]
             return {**known[method], "protocolVersion": version} if version in known["versions"] else None
     elif method == "server/discover":
-        envelope = {_META + "protocolVersion": str, _META + "clientCapabilities": _CAPABILITIES}
-        envelope[_META + "clientInfo"] = _CLIENT
+        envelope: Any = {
+            _META + "protocolVersion": str,
+            _META + "clientCapabilities": _CAPABILITIES,
+            _META + "clientInfo": _CLIENT,
+        }
         shape = {"_meta": envelope}
         if (
             _fits(params, shape, shape)
@@ -113,15 +117,21 @@ def _result(method: Any, params: Any, known: dict[str, Any]) -> dict[str, Any] |
 
 def _fits(value: Any, shape: Any, required: Any = ()) -> bool:
     """Tell whether a value has a shape: a type, an object with these members at most, or `[type]`, any members."""
+    members = _members(value)
     if isinstance(shape, list):
-        return type(value) is dict and all(type(each) is shape[0] for each in value.values())
-    if isinstance(shape, dict):
+        of_type: Any = cast("list[Any]", shape)[0]
+        return members is not None and all(type(each) is of_type for each in members.values())
+    if (known := _members(shape)) is not None:
         return (
-            type(value) is dict
-            and all(name in value for name in required)
-            and all(name in shape and _fits(each, shape[name]) for name, each in value.items())
+            members is not None
+            and all(name in members for name in required)
+            and all(name in known and _fits(each, known[name]) for name, each in members.items())
         )
     return type(value) is shape
+
+
+def _members(value: Any) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if type(value) is dict else None
 
 
 def _refuse_constant(name: str) -> None:
