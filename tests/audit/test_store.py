@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 from support.log import AVA, Life, child, said, write, write_each, writing
@@ -383,6 +384,25 @@ async def test_a_look_is_done_at_once_where_that_is_quick(tmp_path: Path, databa
         with anyio.fail_after(20):
             while await log.look(in_thread) != here:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
+
+
+async def test_a_task_that_only_looks_lets_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LOOK_S", 60.0)  # no look goes to a thread
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
+        await log.read(View.head)
+        tasks.start_soon(other)
+        for _ in range(10 * store.LOOKS):
+            await log.look(View.head)
+        assert turns >= 8
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_look_sees_what_was_acknowledged_and_frees_its_connection(tmp_path: Path) -> None:

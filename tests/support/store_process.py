@@ -94,6 +94,9 @@ class ProcessStore:
         value: T = await self._process.ask("read", query)
         return value
 
+    async def look(self, query: Query[T]) -> T:
+        return await self.read(query)
+
 
 @contextmanager
 def store_processes(count: int) -> Generator[list[StoreProcess]]:

@@ -47,6 +47,8 @@ CLOSE_S = 2.0
 LOOK_S, THREADS_FOR = 0.005, 100
 """Seconds that a look may take in the event loop's thread. After a longer one, looks go to reader threads for so many
 times what it took: slow ones cost the loop a hundredth of its time at most."""
+LOOKS = 16
+"""So many looks at most without letting other tasks run."""
 LIVE_S = 0.2
 """Live activities are written with the next command, or after so many seconds without one."""
 _CLOSED = "the log is closed: this server is shutting down"
@@ -185,6 +187,7 @@ class Store:
         self._timer: asyncio.TimerHandle | None = None
         self._writer = Writer(backend, self._on_done)
         self._readers = Readers(backend, loop)
+        self._looks = 0
         self._closed = False
 
     @staticmethod
@@ -313,7 +316,11 @@ class Store:
             LogMoved: The log was removed, moved or replaced.
             StoreUnavailable: The database cannot be read.
         """
-        await anyio.lowlevel.checkpoint_if_cancelled()
+        self._looks += 1
+        if self._looks % LOOKS == 0:  # else a task that only looks would keep all others from running
+            await anyio.lowlevel.checkpoint()
+        else:
+            await anyio.lowlevel.checkpoint_if_cancelled()
         self._refuse_reading()
         if self._readers.is_quick():
             return self._readers.look(query)
