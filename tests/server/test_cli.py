@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import subprocess
@@ -313,16 +314,30 @@ def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> No
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
-def test_help_imports_nothing_that_no_command_is_registered_with() -> None:
+def modules_of(root: Path, *args: str) -> set[str]:
+    """Return the modules that a command imports, of Ava and of other packages."""
     program = (
-        "import sys; from ava_server.cli.app import main; main(['--help']); "
-        "heavy = ('pydantic', 'mcp', 'rich', 'asyncio', 'ssl', 'portalocker', 'importlib.metadata', "
-        "'ava_audit.redaction', 'ava_roles.words'); "
-        "sys.exit(str([name for name in heavy if name in sys.modules]))"
+        "import json, sys; from ava_server.__main__ import main; sys.argv = ['ava', *sys.argv[1:]]\n"
+        "try: main()\n"
+        "except SystemExit: print(json.dumps([*sys.modules]), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
-    assert "Usage: ava" in done.stdout
-    assert done.stderr == "[]\n"
+    environment = {"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root)}
+    command = [sys.executable, "-c", program, *args]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    modules: list[str] = json.loads(done.stderr.splitlines()[-1])
+    return {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+def packages_of(modules: set[str]) -> set[str]:
+    """Return the packages of other people that are among some modules."""
+    return {name.partition(".")[0] for name in modules if not name.startswith(("_", "ava", "sitecustomize"))}
+
+
+@pytest.mark.parametrize("args", [("--help",), (), ("--no-such-option",), ("--version",)])
+def test_help_imports_typer_and_no_command(tmp_path: Path, args: tuple[str, ...]) -> None:
+    modules = modules_of(tmp_path, *args)
+    assert packages_of(modules) == {"typer", "annotated_doc", "shellingham"}
+    assert len([name for name in modules if name.startswith("ava")]) < 20, sorted(modules)
 
 
 @pytest.mark.slow

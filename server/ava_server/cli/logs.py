@@ -68,9 +68,8 @@ Level = Annotated[Literal["info", "warning", "error"] | None, typer.Option(help=
 
 def register(app: typer.Typer) -> None:
     """Add `ava logs` and `ava logs export` to the app."""
-    app.command("logs", short_help="The log of your last run, of one, or of all; -f follows it.")(logs_command)
-    about = "Entries as a file of JSON lines, which can be verified by itself."
-    app.command("logs export", short_help=about)(export_command)
+    app.command("logs")(logs_command)
+    app.command("logs export")(export_command)
 
 
 def logs_command(

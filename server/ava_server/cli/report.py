@@ -52,7 +52,7 @@ BAR = 48
 
 def register(app: typer.Typer) -> None:
     """Add `ava report` to the app."""
-    app.command("report", short_help="What was spent, by day, role, model and ending, and what failed.")(report_command)
+    app.command("report")(report_command)
 
 
 def report_command(
