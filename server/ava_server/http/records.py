@@ -35,7 +35,7 @@ from ava_server.core.ids import UNKNOWN_ID, parse_id
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.service import records
+from ava_server.service import log_lines, records
 from ava_server.service.access import Access
 from ava_server.service.run_view import carried, view_run
 
@@ -223,7 +223,7 @@ class _Reader:
                 raise _NeedsAudit("it is not your own")
             # Of a run of one's own, all is one's own; the condition would only make the search slower.
             users = () if runs else (own,)
-        limit = max(1, min(given.limit, records.PAGE_ENTRIES))
+        limit = max(1, min(given.limit, log_lines.PAGE_ENTRIES))
         return _json(await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit)))
 
     async def _report(self) -> Response:
