@@ -27,6 +27,7 @@ import anyio.to_thread
 
 from ava_audit.database import Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
+from ava_audit.events import build_models
 from ava_audit.store.backend import Backend, backend_of
 from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
@@ -34,6 +35,7 @@ from ava_audit.view import Command, Outcome, Query, T, View, append
 
 __all__ = ["Command", "Outcome", "Query", "Store", "T", "append"]
 
+build_models()
 log = logging.getLogger("ava.store")
 
 READERS = 8

@@ -23,10 +23,9 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.search import LogQuery
-from ava_audit.store.store import append
-from ava_audit.totals import group_sum, spending
+from ava_audit.totals import UserSpending, group_sum, spending
 from ava_audit.units import DAY_US
-from ava_audit.view import View
+from ava_audit.view import View, append
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.data_root import home_folder
@@ -236,7 +235,7 @@ class _Reader:
             return _json(group)
         first, last = (_day(self._asked.get(name, "")) for name in ("first", "last"))
         found = await self._store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
-        return _json(records.UserSpending(user, found))
+        return _json(UserSpending(user, found))
 
 
 def _facts(token: Token) -> records.TokenFacts:

@@ -14,9 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.search import LogQuery, search
-from ava_audit.store.store import Store
-from ava_audit.totals import Spending
 from ava_audit.units import HOUR_US
 from ava_audit.view import View
 from ava_roles.errors import RolesError
@@ -32,6 +29,8 @@ from ava_server.service.run_view import EXPIRED, INTERRUPTED, Alive, RunView, ru
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
+    from ava_audit.search import LogQuery
+    from ava_audit.store.store import Store
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
@@ -109,14 +108,6 @@ class LogLines:
     upto: int
 
 
-@dataclass(frozen=True)
-class UserSpending:
-    """A user's spending; `user` is None where it covers all users."""
-
-    user: str | None
-    spending: Spending
-
-
 def current_runs(
     view: View, user: str | None, alive: Alive, at_us: int, *, served: Callable[[], bool], most: int
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
@@ -166,6 +157,8 @@ async def log_lines(store: Store, query: LogQuery) -> LogLines:
         BadQuery: The query names an unknown event type.
         StoreUnavailable: The log cannot be read.
     """
+    from ava_audit.search import search
+
     page = await search(store, query)
     lines: list[str] = []
     chars = 0
