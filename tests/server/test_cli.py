@@ -1,4 +1,3 @@
-import json
 import os
 import signal
 import subprocess
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 import typer
 from support import terminal
+from support.imports import modules_of, ours, packages_of_others
 from support.terminal import on_terminal
 from typer.main import get_command
 
@@ -314,30 +314,11 @@ def test_a_command_imports_neither_rich_nor_other_commands(tmp_path: Path) -> No
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == 0
 
 
-def modules_of(root: Path, *args: str) -> set[str]:
-    """Return the modules that a command imports, of Ava and of other packages."""
-    program = (
-        "import json, sys; from ava_server.__main__ import main; sys.argv = ['ava', *sys.argv[1:]]\n"
-        "try: main()\n"
-        "except SystemExit: print(json.dumps([*sys.modules]), file=sys.stderr)"
-    )
-    environment = {"PATH": os.environ["PATH"], "AVA_DATA_ROOT": str(root)}
-    command = [sys.executable, "-c", program, *args]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
-    modules: list[str] = json.loads(done.stderr.splitlines()[-1])
-    return {name for name in modules if name.partition(".")[0] not in sys.stdlib_module_names}
-
-
-def packages_of(modules: set[str]) -> set[str]:
-    """Return the packages of other people that are among some modules."""
-    return {name.partition(".")[0] for name in modules if not name.startswith(("_", "ava", "sitecustomize"))}
-
-
 @pytest.mark.parametrize("args", [("--help",), (), ("--no-such-option",), ("--version",)])
 def test_help_imports_typer_and_no_command(tmp_path: Path, args: tuple[str, ...]) -> None:
     modules = modules_of(tmp_path, *args)
-    assert packages_of(modules) == {"typer", "annotated_doc", "shellingham"}
-    assert len([name for name in modules if name.startswith("ava")]) < 20, sorted(modules)
+    assert packages_of_others(modules) <= {"typer", "annotated_doc", "shellingham"}
+    assert len(ours(modules)) <= 13, ours(modules)
 
 
 @pytest.mark.slow
