@@ -17,7 +17,7 @@ from ava_audit.units import iso_second, now_us
 from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.records import ASK, AskArgs
+from ava_roles.tools.run_specs import ASK, AskArgs
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.questions import Question, Reply, TextField
 from ava_server.core.errors import BadInput
