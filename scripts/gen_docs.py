@@ -399,7 +399,7 @@ def commands_page() -> str:
         " token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16 abandoned; 20 model or provider;"
         " 21 verification failed; 30 configuration; 70 internal error; 130 interrupted while something keeps running.",
     ]
-    app = build(())
+    app = build()
     before = app.registered_callback.callback if app.registered_callback is not None else None
     assert before is not None
     parts.append("Options before the command:")

@@ -68,7 +68,8 @@ class Usage(BaseModel):
 class Fact(BaseModel):
     """What happened. The subclasses are the closed set of event types; the class name is the type's name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A model is built at its first use. Threads must not do that at the same time: `store.py` builds all before.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     version: ClassVar[int] = 1
     transcript: ClassVar[bool] = False
@@ -669,6 +670,12 @@ class Unknown(Fact):
     def type(self) -> str:
         """The type's name in the log."""
         return self.name
+
+
+def build_models() -> None:
+    """Build the models of all facts: two threads that build one at the same time can break it."""
+    for fact in Fact.__subclasses__():
+        fact.model_rebuild()
 
 
 FACTS: dict[str, type[Fact]] = {fact.__name__: fact for fact in Fact.__subclasses__() if fact is not Unknown}

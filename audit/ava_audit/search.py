@@ -10,21 +10,18 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
-
-import anyio
+from typing import TYPE_CHECKING, Any
 
 from ava_audit.database import ALL_ROWS
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of, limit_content, mirror_line
-from ava_audit.errors import StoreUnavailable
 from ava_audit.events import Severity
 from ava_audit.projections import index_words
 from ava_audit.store.schema import open_in_memory
-from ava_audit.store.store import Query, Store
 from ava_audit.text_index import index_row, match_expression, type_filter
-from ava_audit.view import View, placeholders
+from ava_audit.view import Readable, View, placeholders
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from ava_audit.store.store import Store
 
 SLICE = 500
 SLICE_CHARS = 8_000_000
@@ -111,14 +108,14 @@ class ExportSlice:
     of: int
 
 
-async def search(store: Store, query: LogQuery) -> Page:
+async def search(store: Readable, query: LogQuery) -> Page:
     """Return the newest entries that match a query.
 
     Raises:
         BadQuery: The query names an unknown event type.
         StoreUnavailable: The log cannot be read.
     """
-    return await _read(store, partial(_page, query=query, conditions=Conditions(query)))
+    return await store.read(partial(_page, query=query, conditions=Conditions(query)), within_s=SEARCH_S)
 
 
 async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:
@@ -154,9 +151,9 @@ async def export_lines(store: Store, query: LogQuery) -> AsyncGenerator[ExportSl
         StoreUnavailable: The log cannot be read.
     """
     conditions = Conditions(query)
-    low, high = await _read(store, lambda view: _bounds(view, query, view.head()))
+    low, high = await store.read(lambda view: _bounds(view, query, view.head()), within_s=SEARCH_S)
     while low < high and not conditions.impossible:
-        lines = await _read(store, partial(_export_slice, conditions=conditions, low=low, high=high))
+        lines = await store.read(partial(_export_slice, conditions=conditions, low=low, high=high), within_s=SEARCH_S)
         yield lines
         low = lines.upto
 
@@ -213,17 +210,6 @@ class Conditions:
 def _joined(parts: Sequence[tuple[str, Sequence[Any]]]) -> tuple[str, list[Any]]:
     """Return conditions as one, with all their values."""
     return " AND ".join([ALWAYS, *(part for part, _ in parts)]), [value for _, values in parts for value in values]
-
-
-async def _read(store: Store, query: Query[T]) -> T:
-    """Run a query with the time limit of a search; a cancelled caller leaves nothing running."""
-    try:
-        with anyio.fail_after(SEARCH_S):
-            return await store.read(query, interrupt=True)
-    except TimeoutError as error:
-        raise StoreUnavailable(
-            f"the log did not answer within {SEARCH_S:.0f} s; check that no other program holds ava.db, and try again"
-        ) from error
 
 
 def _page(view: View, *, query: LogQuery, conditions: Conditions) -> Page:

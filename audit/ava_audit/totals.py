@@ -87,6 +87,14 @@ class Spending:
 
 
 @dataclass(frozen=True)
+class UserSpending:
+    """A user's spending; `user` is None where it covers all users."""
+
+    user: str | None
+    spending: Spending
+
+
+@dataclass(frozen=True)
 class GroupSum:
     """A group with its runs, oldest first, and what its cap has spent and held."""
 

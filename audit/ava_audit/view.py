@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
@@ -426,6 +426,18 @@ class Outcome(Generic[T]):
 Command = Callable[[View, int], Outcome[T]]
 """A pure function: `(state, now in microseconds UTC) -> outcome`."""
 Query = Callable[[View], T]
+
+
+class Readable(Protocol):
+    """A log that answers queries: a `Store`, or one state of the log that was opened to look at it."""
+
+    async def read(self, query: Query[T], /, *, within_s: float | None = None) -> T:
+        """Run a query on one consistent state, as `Store.read` does.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        ...
 
 
 def append(*events: Event) -> Command[None]:

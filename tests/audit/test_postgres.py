@@ -346,7 +346,7 @@ async def test_cancelling_the_caller_interrupts_a_read(url: str, tmp_path: Path)
     with anyio.fail_after(10):
         async with store.Store.open(tmp_path, url) as log:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(log.read, sleep, interrupt=True))
+                tasks.start_soon(partial(log.read, sleep, within_s=60.0))
                 await until(1)
                 tasks.cancel_scope.cancel()
             await until(0)

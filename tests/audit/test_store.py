@@ -352,7 +352,7 @@ async def test_cancelling_the_caller_interrupts_a_read(tmp_path: Path) -> None:
 
     with anyio.fail_after(10):
         async with Store.open(tmp_path) as log, anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(log.read, count, interrupt=True))
+            tasks.start_soon(partial(log.read, count, within_s=60.0))
             assert await anyio.to_thread.run_sync(begun.wait, 4)
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from support.imports import modules_of, ours, packages_of_others
 from support.log import AVA, Life, run_who, said, write_each
 from support.terminal import COMMAND, ava, environment, on_terminal
 
@@ -69,6 +70,16 @@ def types(root: Path, *args: str) -> list[str]:
 
 def agents(root: Path, *args: str) -> set[str]:
     return {line.split()[2] for line in lines(root, *args)}
+
+
+def test_imports_only_what_reads_the_log_and_no_event_loop(root: Path) -> None:
+    modules = modules_of(root, "logs", "--last", "20")
+    assert modules.isdisjoint({"asyncio", "ssl", "portalocker", "rich", "ava_audit.store.store"})
+    assert packages_of_others(modules) <= {
+        "typer", "annotated_doc", "shellingham", "pydantic", "pydantic_core", "annotated_types", "typing_inspection",
+        "typing_extensions", "anyio", "sniffio", "platformdirs",
+    }  # fmt: skip
+    assert len(ours(modules)) <= 50, ours(modules)
 
 
 def test_shows_the_last_entries_of_all_agents_newest_last(root: Path) -> None:

@@ -27,6 +27,7 @@ import anyio.to_thread
 
 from ava_audit.database import Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
+from ava_audit.events import build_models
 from ava_audit.store.backend import Backend, backend_of
 from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
@@ -34,6 +35,7 @@ from ava_audit.view import Command, Outcome, Query, T, View, append
 
 __all__ = ["Command", "Outcome", "Query", "Store", "T", "append"]
 
+build_models()
 log = logging.getLogger("ava.store")
 
 READERS = 8
@@ -291,12 +293,12 @@ class Store:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all readers of the activity
                 self._loop.call_soon_threadsafe(self._loop.call_later, LIVE_S, self._flush_live)
 
-    async def read(self, query: Query[T], *, interrupt: bool = False) -> T:
+    async def read(self, query: Query[T], /, *, within_s: float | None = None) -> T:
         """Run a query on one consistent state, in a thread. It never waits for a writer.
 
         Args:
             query: What to read.
-            interrupt: A cancelled caller returns at once, and its query is interrupted.
+            within_s: How long it may take; a cancelled caller then returns at once, and its query is interrupted.
 
         Raises:
             LogMoved: The log was removed, moved or replaced.
@@ -304,7 +306,14 @@ class Store:
         """
         await anyio.lowlevel.checkpoint_if_cancelled()
         self._refuse_reading()
-        return await self._readers.read(query, interrupt=interrupt)
+        try:
+            with anyio.fail_after(within_s):
+                return await self._readers.read(query, interrupt=within_s is not None)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"the log did not answer within {within_s:.0f} s; check that no other program holds ava.db,"
+                " and try again"
+            ) from error
 
     async def look(self, query: Query[T]) -> T:
         """Run a query that reads a few rows by their keys, which takes less time than the way to a thread and back.

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMessage, Who
 from ava_audit.rows import WAITING, ProposalRow, RunRow
-from ava_audit.store.store import Command, Outcome
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
-from ava_audit.view import View
+from ava_audit.view import Command, Outcome, View
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
 from ava_server.approval.summary import approval_line, group_line, minutes, normalize_typography
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of

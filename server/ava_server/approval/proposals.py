@@ -20,9 +20,8 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import WAITING, ProposalRow, RunRow
-from ava_audit.store.store import Command, Outcome
 from ava_audit.units import format_usd
-from ava_audit.view import View
+from ava_audit.view import Command, Outcome, View
 from ava_server.approval.summary import (
     TASK_CHARS,
     approval_line,

@@ -20,9 +20,9 @@ from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tool import Tool
-from ava_roles.tools.records import ASK
 from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
+from ava_roles.tools.run_specs import ASK
 from ava_server.approval.coding import changes_files, resolve_coding
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.remote_users import workspace_over_http

@@ -14,7 +14,6 @@ from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
 from ava_server.budget.run_config import PLAN_TURNS, Coding, EarlierRun, ForeignUse, RunConfig, Texts
-from ava_server.config.search_engines import engine_title, search_cost
 
 TASK_CHARS = 120
 SHOWN_CHARS = 600
@@ -302,6 +301,8 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
         lines.extend(_coding_lines(config.coding))
     lines.extend(_travel_lines(config))
     if config.search:
+        from ava_server.config.search_engines import engine_title, search_cost  # with the HTTP client
+
         capped = config.search_call is not None
         by = f" ({config.search_call.model})" if config.search_call is not None else ""
         cost = search_cost(config.search_micros, capped=capped)

@@ -16,8 +16,7 @@ from ava_audit.entries import Entry
 from ava_audit.errors import StaleOwner
 from ava_audit.events import CostReserved, CostUpdate, Event, Fence, Settlement, Usage, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store.store import Command, Outcome, T
-from ava_audit.view import View, loads
+from ava_audit.view import Command, Outcome, T, View, loads
 from ava_server.budget.run_config import config_of
 from ava_server.models.prices import COST_PARTS, Price, cost_by, cost_micros
 

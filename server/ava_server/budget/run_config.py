@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, PlainSerializer
 
 from ava_audit.units import cap_micros
 from ava_roles.mcp_client.tools import OfferedTool
-from ava_roles.tools.records import RUN_SPECS
+from ava_roles.tools.run_specs import RUN_SPECS
 from ava_server.models.prices import Price
 
 if TYPE_CHECKING:

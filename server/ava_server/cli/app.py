@@ -49,26 +49,55 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "completion": ("completion",),
 }
 """Each module, whose `register(app)` adds the commands to the app, with their first words."""
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Subagents": ("run", "approve", "reject", "status", "ui", "show", "wait", "fetch", "send", "cancel", "resume"),
-    "Records": ("logs", "logs export", "report", "verify", "erase", "backup", "restore", "export", "import", "migrate"),
-    "Set-up": (
-        "init",
-        "demo",
-        "doctor",
-        "config",
-        "key",
-        "secret",
-        "models",
-        "roles",
-        "memory",
-        "pin",
-        "passkey",
-        "completion",
-    ),
-    "Server": ("serve", "connect", "worker", "token", "user"),
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "Subagents": {
+        "run": "Propose a subagent, ask whether to start it, show its result.",
+        "approve": "Start proposals or raise a run's cap; without an id, all that wait.",
+        "reject": "Reject proposals; without an id, one by one.",
+        "status": "A dashboard of runs, spending and health; decide in it.",
+        "ui": "See runs, costs and the log in a browser, and decide there.",
+        "show": "One run: its task, who approved it, what it did, its result.",
+        "wait": "Wait for the end of runs, and show their results.",
+        "fetch": "Bring a coder's branch here from another machine.",
+        "send": "Send a message to a run; it reads it before its next turn.",
+        "cancel": "End runs, or withdraw proposals; results so far are kept.",
+        "resume": "Resume an interrupted subagent, and show its result.",
+    },
+    "Records": {
+        "logs": "The log of your last run, of one, or of all; -f follows it.",
+        "logs export": "Entries as a file of JSON lines, which can be verified by itself.",
+        "report": "What was spent, by day, role, model and ending, and what failed.",
+        "verify": "Check the log's hash chain and rebuild its state.",
+        "erase": "Erase a finished run's content; keep its metadata and cost.",
+        "backup": "Copy the data root, also while servers run.",
+        "restore": "Restore a backup; unfinished subagents wait for you.",
+        "export": "Write the whole log to a file, to move it.",
+        "import": "Fill an empty log from such a file.",
+        "migrate": "Bring the log to this version's schema.",
+    },
+    "Set-up": {
+        "init": "Add Ava to a host's configuration, or remove it.",
+        "demo": "Run a complete example: no key, no cost.",
+        "doctor": "Check the installation, and say what to do.",
+        "config": "The settings in config.toml: list, get, set, unset.",
+        "key": "Keys of model and search providers.",
+        "secret": "Secrets that tool calls of roles may send.",
+        "models": "Models with prices, and which tier each serves.",
+        "roles": "Roles and their files; by itself, the list.",
+        "memory": "Notes that subagents may recall.",
+        "pin": "The approval PIN, without which nothing starts.",
+        "passkey": "The passkeys with which people approve in a browser.",
+        "completion": "Print the completion script for bash, zsh or fish.",
+    },
+    "Server": {
+        "serve": "Serve one MCP host over stdio (hosts start it), or many users with --http.",
+        "connect": "Start the HTTP server for hosts on this machine, and print its headers.",
+        "worker": "Run approved subagents without a host; ends after a minute without work.",
+        "token": "The tokens for `ava serve --http`.",
+        "user": "The users of this data root.",
+    },
 }
-"""The commands by what they are for, in the order of the help."""
+"""The commands by what they are for, with their lines, in the order of the help."""
 COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
 """Each first word, and its module."""
 
@@ -157,13 +186,21 @@ def _joined(args: Sequence[str]) -> list[str]:
     return [*args[:begin], two, *args[begin + 2 :]] if two in TWO_WORDS else list(args)
 
 
-def build(args: Sequence[str] = ()) -> typer.Typer:
-    """Return the app with the commands that these arguments need; all commands for help and unknown words."""
+def build(args: Sequence[str] | None = None) -> typer.Typer:
+    """Return the app with the commands that these arguments need; without arguments, with all of them.
+
+    If they call no command, as `ava --help` does, all have only their names and lines: nothing is imported.
+    """
     app = new_app()
-    first = first_word(args)
-    modules = [COMMANDS[first]] if first in COMMANDS else [] if "--version" in args else COMMANDS.values()
-    for module in dict.fromkeys(modules):
+    first = None if args is None else first_word(args)
+    for module in dict.fromkeys(COMMANDS.values() if first is None else filter(None, (COMMANDS.get(first),))):
         import_module(module).register(app)
+    lines = {name: line for names in GROUPS.values() for name, line in names.items()}
+    if first is not None and first not in COMMANDS:
+        for name, line in lines.items():
+            app.command(name, short_help=line)(lambda: None)
+    for group in app.registered_groups:
+        group.help = lines[str(group.name)]
     return app
 
 

@@ -55,10 +55,8 @@ _Ids = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add `ava approve` and `ava reject` to the app."""
-    app.command("approve", short_help="Start proposals or raise a run's cap; without an id, all that wait.")(
-        approve_command
-    )
-    app.command("reject", short_help="Reject proposals; without an id, one by one.")(reject_command)
+    app.command("approve")(approve_command)
+    app.command("reject")(reject_command)
 
 
 def approve_command(

@@ -68,8 +68,8 @@ class _Restored:
 
 def register(app: typer.Typer) -> None:
     """Add `ava backup` and `ava restore` to the app."""
-    app.command("backup", short_help="Copy the data root, also while servers run.")(backup_command)
-    app.command("restore", short_help="Restore a backup; unfinished subagents wait for you.")(restore_command)
+    app.command("backup")(backup_command)
+    app.command("restore")(restore_command)
 
 
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]

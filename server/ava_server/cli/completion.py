@@ -55,7 +55,7 @@ _GROUPS = (
 
 def register(app: typer.Typer) -> None:
     """Add `ava completion` to the app."""
-    app.command("completion", short_help="Print the completion script for bash, zsh or fish.")(completion_command)
+    app.command("completion")(completion_command)
 
 
 def completion_command(
@@ -85,20 +85,14 @@ def complete() -> NoReturn:
     """Answer a shell that asks what to offer at TAB, and exit."""
     from typer._completion_classes import completion_init
 
-    from ava_server.cli.app import COMMANDS, build, first_word, new_app
+    from ava_server.cli.app import build
 
     words = _typed_words()
     sys.modules["rich"] = cast("Any", None)  # typer would import all of it to clean help texts, which are plain
     with open(os.devnull, "w", encoding="utf-8") as null, contextlib.redirect_stderr(null):  # noqa: PTH123
         try:
             completion_init()
-            if first_word(words) in COMMANDS:
-                app = build(words)
-            else:  # their names are enough
-                app = new_app()
-                for name in COMMANDS:
-                    app.command(name)(lambda: None)
-            app(args=[], prog_name="ava")
+            build(words)(args=[], prog_name="ava")
         except Exception:  # TAB asks no question that an error could answer
             raise SystemExit(1) from None
     raise SystemExit(0)

@@ -26,7 +26,7 @@ Name = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add `ava config` to the app."""
-    config = typer.Typer(no_args_is_help=True, help="The settings in config.toml: list, get, set, unset.")
+    config = typer.Typer(no_args_is_help=True)
     config.command("list", short_help="All settings, their values, and where each comes from.")(list_command)
     config.command("get", short_help="The value of one setting.")(get_command)
     config.command("set", short_help="Change one setting; comments in the file stay.")(set_command)

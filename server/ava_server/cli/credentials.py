@@ -50,18 +50,17 @@ class _ProviderOnlyCommand(NameOnlyCommand):
 def register(app: typer.Typer) -> None:
     """Add `ava key`, `ava secret` and `ava pin` to the app."""
     short = "asked for without echo, or read from a pipe."
-    key = typer.Typer(help="Keys of model and search providers.", no_args_is_help=True)
+    key = typer.Typer(no_args_is_help=True)
     key.command("set", cls=_ProviderOnlyCommand, short_help=f"Store a key: {short}")(set_key_command)
     key.command("list", short_help="List which keys are stored, never the keys.")(list_keys_command)
     key.command("remove", cls=_ProviderOnlyCommand)(remove_key_command)
     app.add_typer(key, name="key")
-    secret = typer.Typer(help="Secrets that tool calls of roles may send.", no_args_is_help=True)
+    secret = typer.Typer(no_args_is_help=True)
     secret.command("set", cls=NameOnlyCommand, short_help=f"Store a secret: {short}")(set_secret_command)
     secret.command("list", short_help="List names, hosts and roles, never values.")(list_secrets_command)
     secret.command("remove", cls=NameOnlyCommand)(remove_secret_command)
     app.add_typer(secret, name="secret")
-    about = "The approval PIN, without which nothing starts."
-    pin = typer.Typer(help=about, no_args_is_help=True)
+    pin = typer.Typer(no_args_is_help=True)
     pin.command("set", short_help="Set a PIN: from then on nothing starts without it.")(set_pin_command)
     pin.command("change", short_help="Replace the PIN.")(change_pin_command)
     pin.command("remove", short_help="Remove the PIN: config.toml decides again who approves.")(remove_pin_command)

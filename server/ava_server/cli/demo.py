@@ -80,7 +80,7 @@ _CODE = frozenset(keyword.kwlist) | frozenset(
 
 def register(app: typer.Typer) -> None:
     """Add `ava demo` to the app."""
-    app.command("demo", short_help="Run a complete example: no key, no cost.")(demo_command)
+    app.command("demo")(demo_command)
 
 
 @dataclass

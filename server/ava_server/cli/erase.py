@@ -43,7 +43,7 @@ _OUT_OF_REACH = (
 
 def register(app: typer.Typer) -> None:
     """Add `ava erase` to the app."""
-    app.command("erase", short_help="Erase a finished run's content; keep its metadata and cost.")(erase_command)
+    app.command("erase")(erase_command)
 
 
 def erase_command(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add `ava fetch` to the app."""
-    app.command("fetch", short_help="Bring a coder's branch here from another machine.")(fetch_command)
+    app.command("fetch")(fetch_command)
 
 
 def fetch_command(

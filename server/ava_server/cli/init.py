@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 
 def register(app: typer.Typer) -> None:
     """Add `ava init` to the app."""
-    app.command("init", short_help="Add Ava to a host's configuration, or remove it.")(init_command)
+    app.command("init")(init_command)
 
 
 def init_command(

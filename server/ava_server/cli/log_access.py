@@ -7,11 +7,11 @@ write lock. `record_setting` writes the one event that commands add themselves.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from ava_audit.database import Database
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
-    from ava_audit.view import View
+    from ava_audit.view import Query, Readable, View
     from ava_server.service.access import Session
     from ava_server.service.responses import RunAnswer
     from ava_server.service.run_view import Alive
 
+T = TypeVar("T")
 BUSY_S = 1.0
 _LONGEST_ID = 20
 _ENOUGH_DIGITS = 3
@@ -78,7 +79,7 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
         yield store
 
 
-async def find_run(store: Store | None, given: str | None) -> RunRow:
+async def find_run(store: Readable | None, given: str | None) -> RunRow:
     """Return the run with this id, or of the proposal with this id; without an id, this user's last run.
 
     Raises:
@@ -90,7 +91,7 @@ async def find_run(store: Store | None, given: str | None) -> RunRow:
     return run
 
 
-async def find_last_run(store: Store | None, *, unended: bool = False) -> RunRow:
+async def find_last_run(store: Readable | None, *, unended: bool = False) -> RunRow:
     """Return the run that this user proposed last; with `unended`, of those that have not ended.
 
     Raises:
@@ -102,7 +103,7 @@ async def find_last_run(store: Store | None, *, unended: bool = False) -> RunRow
     return run
 
 
-async def last_run(store: Store | None, *, unended: bool = False) -> RunRow | None:
+async def last_run(store: Readable | None, *, unended: bool = False) -> RunRow | None:
     """Return the run that this user proposed last; with `unended`, of those that have not ended."""
     from ava_audit.rows import UNENDED
 
@@ -111,7 +112,7 @@ async def last_run(store: Store | None, *, unended: bool = False) -> RunRow | No
     return rows[0] if rows else None
 
 
-async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:
+async def find_runs(store: Readable | None, given: list[str]) -> list[RunRow]:
     """Return the runs with these ids of subagents, proposals and groups, each once.
 
     Raises:
@@ -121,7 +122,7 @@ async def find_runs(store: Store | None, given: list[str]) -> list[RunRow]:
     return list({run.id: run for run in found}.values())
 
 
-async def _find(store: Store | None, given: str, *, groups: bool = False) -> list[RunRow]:
+async def _find(store: Readable | None, given: str, *, groups: bool = False) -> list[RunRow]:
     try:
         field, wanted = parse_any_id(given, groups=groups)
     except BadInput as error:
@@ -144,7 +145,7 @@ async def _find(store: Store | None, given: str, *, groups: bool = False) -> lis
     return runs
 
 
-async def _suggestion(store: Store | None, given: str, groups: bool) -> str:
+async def _suggestion(store: Readable | None, given: str, groups: bool) -> str:
     """Return a sentence that suggests a similar id; empty without one."""
     from ava_server.core.ids import nearest
 
@@ -226,6 +227,61 @@ class LogSnapshot:
     partial: bool
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A log that is read in this thread, without an event loop; a `Readable`."""
+
+    view: View
+
+    async def read(self, query: Query[T], /, *, within_s: float | None = None) -> T:
+        """Run a query at once; Ctrl-C ends one that takes long.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        import sqlite3
+
+        del within_s
+        try:
+            return query(self.view)
+        except sqlite3.Error as error:
+            from ava_audit.errors import StoreUnavailable
+
+            raise StoreUnavailable(f"the log cannot be read: {error}; check that no other program holds it") from error
+
+
+@contextmanager
+def open_to_look(root: DataRoot) -> Generator[Snapshot | None]:
+    """Open a log in this thread; None if there is none, or only a `Store` shows all of it.
+
+    That is a log in Postgres, one of another version, or one whose newest entries have to be recovered.
+
+    Raises:
+        ConfigError: The data root cannot be used.
+    """
+    import sqlite3
+
+    from ava_audit.store.schema import SCHEMA_VERSION
+
+    with contextlib.ExitStack() as stack:
+        usable = None
+        if has_log(root) and not in_postgres(root):
+            with contextlib.suppress(sqlite3.Error, OSError):  # the `Store` meets the same, and says what to do
+                found = stack.enter_context(open_snapshot(root.db))
+                if found.schema == SCHEMA_VERSION and not found.partial:
+                    usable = Snapshot(found.view)
+        yield usable
+
+
+def run_at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that waits for nothing, as one with a `Snapshot`: importing an event loop takes a while."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise RuntimeError("it waits for something")
+
+
 @contextmanager
 def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """Open a log to look at it, without creating a file beside it.
@@ -235,11 +291,12 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """
     import sqlite3
 
-    from ava_audit.store.backend import backend_of
     from ava_audit.store.connection import SqliteDatabase
     from ava_audit.view import View
 
     if in_postgres(DataRoot(path.parent)):
+        from ava_audit.store.backend import backend_of
+
         backend = backend_of(path.parent)
         try:
             with contextlib.closing(backend.open_to_check()) as remote:

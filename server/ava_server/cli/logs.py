@@ -8,7 +8,7 @@ import secrets
 import stat
 import sys
 from collections.abc import Generator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +18,7 @@ import anyio.to_thread
 import typer
 
 from ava_server.cli.completion import agents, all_runs, event_types
-from ava_server.cli.log_access import find_run, open_log
+from ava_server.cli.log_access import find_run, open_log, open_to_look, run_at_once
 from ava_server.cli.options import TokenFile, Until, Url, Utc, parse_time_option, split_names
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import (
@@ -68,9 +68,8 @@ Level = Annotated[Literal["info", "warning", "error"] | None, typer.Option(help=
 
 def register(app: typer.Typer) -> None:
     """Add `ava logs` and `ava logs export` to the app."""
-    app.command("logs", short_help="The log of your last run, of one, or of all; -f follows it.")(logs_command)
-    about = "Entries as a file of JSON lines, which can be verified by itself."
-    app.command("logs export", short_help=about)(export_command)
+    app.command("logs")(logs_command)
+    app.command("logs export")(export_command)
 
 
 def logs_command(
@@ -107,7 +106,7 @@ def logs_command(
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
-    from ava_server.service.logs import BOOKKEEPING
+    from ava_server.service.log_lines import BOOKKEEPING
 
     server = chosen_server(context, url, token_file)
     ranged = since is not None or until is not None
@@ -117,7 +116,15 @@ def logs_command(
     filters = (last, kind, since, until, search, agent, user, session, level)
     of_last = subagent is None and not (everything or follow or as_json or any(one is not None for one in filters))
     errors = subagent is not None or of_last or level is not None or "error" in (name.lower() for name in query.types)
-    anyio.run(_logs, server, query, subagent, of_last, _Printer(as_json, utc, whole_errors=errors), follow)
+    from ava_server.cli.records import LocalRecords, open_records
+
+    shown = (server, query, subagent, of_last, _Printer(as_json, utc, whole_errors=errors), follow)
+    if server is None and not follow:
+        root = find_data_root()
+        with open_to_look(root) as log:
+            if log is not None:
+                return run_at_once(_logs(nullcontext(LocalRecords(root, log, None)), *shown))
+    return anyio.run(_logs, open_records(server, find_data_root, make=follow), *shown)
 
 
 class _Printer:
@@ -132,7 +139,7 @@ class _Printer:
 
     async def entries(self, records: Records, entries: list[Entry]) -> None:
         """Write entries in the order given."""
-        from ava_server.service.logs import entry_line, is_trouble
+        from ava_server.service.log_lines import entry_line, is_trouble
 
         if not self.as_json:
             names = await records.names(entries)
@@ -160,12 +167,17 @@ def _coloured(line: str, entry: Entry) -> str:
 
 
 async def _logs(
-    server: RemoteServer | None, query: LogQuery, subagent: str | None, of_last: bool, printer: _Printer, follow: bool
+    opened: AbstractAsyncContextManager[Records],
+    server: RemoteServer | None,
+    query: LogQuery,
+    subagent: str | None,
+    of_last: bool,
+    printer: _Printer,
+    follow: bool,
 ) -> None:
-    from ava_server.cli.records import open_records
     from ava_server.core.ids import label
 
-    async with open_records(server, find_data_root, make=follow) as records:
+    async with opened as records:
         if not printer.as_json:
             heading(records.place)
         if of_last and (own := await records.find_last()) is not None:

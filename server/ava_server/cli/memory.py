@@ -57,7 +57,7 @@ class _TextCommand(TyperCommand):
 
 def register(app: typer.Typer) -> None:
     """Add `ava memory` to the app."""
-    memory = typer.Typer(help="Notes that subagents may recall.", invoke_without_command=True)
+    memory = typer.Typer(invoke_without_command=True)
     memory.callback()(_list_by_default)
     memory.command("list", short_help="List the notes; so does `ava memory` alone.")(list_command)
     memory.command("add", cls=_TextCommand, short_help="Write a note, or add to one.")(add_command)

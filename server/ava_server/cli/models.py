@@ -15,7 +15,7 @@ from ava_server.cli.terminal import present
 
 def register(app: typer.Typer) -> None:
     """Add `ava models` to the app."""
-    app.command("models", short_help="Models with prices, and which tier each serves.")(models_command)
+    app.command("models")(models_command)
 
 
 def models_command(

@@ -31,7 +31,7 @@ _User = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add `ava passkey` to the app."""
-    passkey = typer.Typer(help="The passkeys with which people approve in a browser.", no_args_is_help=True)
+    passkey = typer.Typer(no_args_is_help=True)
     passkey.command("add", short_help="Add a passkey, for approvals in the browser.")(add_command)
     passkey.command("list", short_help="List names, users, sites and last use.")(list_command)
     passkey.command("remove", short_help="Remove a passkey.")(remove_command)

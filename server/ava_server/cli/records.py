@@ -19,14 +19,12 @@ from ava_audit.entries import Entry, entry_of_line
 from ava_audit.search import LogQuery, Page
 from ava_audit.units import now_us
 from ava_roles.wrap import clean
-from ava_server.budget.run_config import config_of
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import find_last_run, find_run, find_runs, last_run, note_shown, open_log
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
 from ava_server.core.errors import AvaError, BadInput, ConfigError
-from ava_server.service.records import ListedRuns, LogLines, RunDiff, RunRecord, mirror_lines, run_record
-from ava_server.service.run_view import RunView, view_run
+from ava_server.service.log_lines import mirror_lines, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +33,12 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.instances import Instances
     from ava_audit.store.store import Store
-    from ava_audit.view import View
+    from ava_audit.view import Readable, View
     from ava_server.core.data_root import DataRoot
     from ava_server.runs.costs import Costs
     from ava_server.runs.manager import Manager
+    from ava_server.service.records import RunRecord
+    from ava_server.service.run_view import RunView
 
 T = TypeVar("T")
 GONE_S = 300.0
@@ -53,8 +53,8 @@ class LocalRecords:
 
     Args:
         root: The data root.
-        store: Its log; None if there is none yet.
-        instances: The live processes; None if there is no log.
+        store: Its log, a `Store` for what waits or writes; None if there is none yet.
+        instances: The live processes; None if there is no log, or no question of theirs.
         manager: This process's own, where it has one: it knows more than the log.
     """
 
@@ -62,7 +62,7 @@ class LocalRecords:
     """How often a screen that waits should look."""
 
     def __init__(
-        self, root: DataRoot, store: Store | None, instances: Instances | None, manager: Manager | None = None
+        self, root: DataRoot, store: Readable | None, instances: Instances | None, manager: Manager | None = None
     ) -> None:
         self.place = root
         self.store = store
@@ -70,7 +70,7 @@ class LocalRecords:
         self._manager = manager
 
     @property
-    def _log(self) -> Store:
+    def _log(self) -> Readable:
         assert self.store is not None, "a run was found, so there is a log"
         return self.store
 
@@ -117,6 +117,7 @@ class LocalRecords:
         Raises:
             StoreUnavailable: The log cannot be read.
         """
+        from ava_server.service.run_view import view_run
 
         def query(view: View) -> list[RunView]:
             rows = [row for row in map(view.run, run_ids) if row is not None]
@@ -130,11 +131,13 @@ class LocalRecords:
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
         """Return a run with its whole result; `shown` says that a person will see that."""
         del shown  # `note_shown` does it
+        from ava_server.service.records import run_record
+
         return await self._log.read(lambda view: run_record(view, run_id, self._processes.alive))
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """Log which results a command has shown at this terminal."""
-        await note_shown(self._log, command, [(one.row, one.answer) for one in shown])
+        await note_shown(cast("Store", self._log), command, [(one.row, one.answer) for one in shown])
 
     async def costs(self, run: RunRow) -> Costs:
         """Return what a run has cost, and for what."""
@@ -170,15 +173,13 @@ class LocalRecords:
         """Yield entries that match a query as they are written, without end."""
         from ava_audit.search import follow
 
-        return follow(self._log, query)
+        return follow(cast("Store", self._log), query)
 
     def wait_for_server(self, _tell_gone: Callable[[str], None] | None) -> None:
         """Do nothing: nothing can be out of reach for long."""
 
     async def names(self, entries: Sequence[Entry]) -> Mapping[str, str]:
         """Return the names of the runs that these entries mention."""
-        from ava_server.service.logs import names_of
-
         return await self._log.read(lambda view: names_of(view, entries))
 
     async def lines(self, entries: Sequence[Entry]) -> list[bytes]:
@@ -249,6 +250,8 @@ class RemoteRecords:
 
     async def find_last(self) -> RunRow | None:
         """Return the token's user's last run."""
+        from ava_server.service.records import ListedRuns
+
         found = (await self.get(ListedRuns, "/runs", last="any")).runs
         return found[0].row if found else None
 
@@ -266,6 +269,8 @@ class RemoteRecords:
         return await self._last("unended", " that could be ended")
 
     async def _last(self, which: str, what: str) -> RunRow:
+        from ava_server.service.records import ListedRuns
+
         found = (await self.get(ListedRuns, "/runs", last=which)).runs
         if not found:
             raise BadInput(f"You have no subagent{what} yet at {self.place}; give an id.")
@@ -273,10 +278,15 @@ class RemoteRecords:
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
         """Return runs as they are now, without their results."""
+        from ava_server.service.records import ListedRuns
+
         return (await self.get(ListedRuns, "/runs", id=list(run_ids))).runs
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
         """Return a run with its whole result; if it is `shown`, the server notes that it was fetched."""
+        from ava_server.budget.run_config import config_of
+        from ava_server.service.records import RunRecord
+
         found = await self.get(RunRecord, f"/runs/{run_id}", shown=shown)
         config_of(found.row.config)  # of a newer Ava, it could not be shown
         return found
@@ -292,6 +302,8 @@ class RemoteRecords:
 
     async def diff(self, run: RunRow, _changes: Mapping[str, Any]) -> str:
         """Return what a coder changed, as a unified diff."""
+        from ava_server.service.records import RunDiff
+
         return (await self.get(RunDiff, f"/runs/{run.id}/diff")).text
 
     async def entries(self, run_id: str) -> list[Entry]:
@@ -302,6 +314,8 @@ class RemoteRecords:
     async def search(self, query: LogQuery) -> Page:
         """Return the newest entries that match a query, from as many answers as that takes."""
         from pydantic import TypeAdapter
+
+        from ava_server.service.records import LogLines
 
         entries: list[Entry] = []
         while True:

@@ -52,7 +52,7 @@ BAR = 48
 
 def register(app: typer.Typer) -> None:
     """Add `ava report` to the app."""
-    app.command("report", short_help="What was spent, by day, role, model and ending, and what failed.")(report_command)
+    app.command("report")(report_command)
 
 
 def report_command(
@@ -93,7 +93,7 @@ def _spending(
 ) -> tuple[Place, Spending | None, str | None]:
     """Return where the spending of these days was read, the spending, and whose it is; None is everybody."""
     if server is not None:
-        from ava_server.service.records import UserSpending
+        from ava_audit.totals import UserSpending
 
         given = _ask(server, UserSpending, first=first, last=last, all=everybody)
         return server.address, given.spending, given.user

@@ -12,8 +12,8 @@ from ava_roles.memory import Memory
 from ava_roles.prompt import system_prompt
 from ava_roles.role import Role, first_sentence
 from ava_roles.tool import ToolArgs, ToolSpec
-from ava_roles.tools.records import RUN_SPECS
 from ava_roles.tools.registry import specs_of, tool_specs
+from ava_roles.tools.run_specs import RUN_SPECS
 from ava_roles.wrap import clean
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of

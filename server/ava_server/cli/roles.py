@@ -31,7 +31,7 @@ FAULT_FOUND = 1
 
 def register(app: typer.Typer) -> None:
     """Add `ava roles` to the app."""
-    roles = typer.Typer(help="Roles and their files; by itself, the list.")
+    roles = typer.Typer()
     roles.callback(invoke_without_command=True)(_list_by_default)
     roles.command("list", short_help="The roles, and what is wrong with unusable files.")(list_command)
     roles.command("show", short_help="One role: its file, and what it means here.")(show_command)

@@ -74,7 +74,7 @@ class RunRequest:
 
 def register(app: typer.Typer) -> None:
     """Add `ava run` to the app."""
-    app.command("run", short_help="Propose a subagent, ask whether to start it, show its result.")(run_command)
+    app.command("run")(run_command)
 
 
 def run_command(

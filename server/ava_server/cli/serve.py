@@ -24,15 +24,9 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add `ava serve` and `ava worker` to the app."""
-    app.command("serve", short_help="Serve one MCP host over stdio (hosts start it), or many users with --http.")(
-        serve_command
-    )
-    app.command("connect", short_help="Start the HTTP server for hosts on this machine, and print its headers.")(
-        connect_command
-    )
-    app.command("worker", short_help="Run approved subagents without a host; ends after a minute without work.")(
-        worker_command
-    )
+    app.command("serve")(serve_command)
+    app.command("connect")(connect_command)
+    app.command("worker")(worker_command)
 
 
 def serve_command(

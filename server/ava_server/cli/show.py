@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add `ava show` to the app."""
-    app.command("show", short_help="One run: its task, who approved it, what it did, its result.")(show_command)
+    app.command("show")(show_command)
 
 
 def show_command(

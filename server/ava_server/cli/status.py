@@ -28,7 +28,7 @@ SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 
 def register(app: typer.Typer) -> None:
     """Add `ava status` to the app."""
-    app.command("status", short_help="A dashboard of runs, spending and health; decide in it.")(status_command)
+    app.command("status")(status_command)
 
 
 def status_command(

@@ -33,9 +33,9 @@ FORCE = "If that process is stopped or hangs, and cannot be ended: ava resume --
 
 def register(app: typer.Typer) -> None:
     """Add `ava cancel`, `ava send` and `ava resume` to the app."""
-    app.command("cancel", short_help="End runs, or withdraw proposals; results so far are kept.")(cancel_command)
-    app.command("send", short_help="Send a message to a run; it reads it before its next turn.")(send_command)
-    app.command("resume", short_help="Resume an interrupted subagent, and show its result.")(resume_command)
+    app.command("cancel")(cancel_command)
+    app.command("send")(send_command)
+    app.command("resume")(resume_command)
 
 
 def cancel_command(

@@ -20,9 +20,9 @@ _File = Annotated[str, typer.Argument(metavar="FILE", help="The file with the lo
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the app."""
-    app.command("export", short_help="Write the whole log to a file, to move it.")(export_command)
-    app.command("import", short_help="Fill an empty log from such a file.")(import_command)
-    app.command("migrate", short_help="Bring the log to this version's schema.")(migrate_command)
+    app.command("export")(export_command)
+    app.command("import")(import_command)
+    app.command("migrate")(migrate_command)
 
 
 def export_command(

@@ -21,7 +21,7 @@ _DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 
 def register(app: typer.Typer) -> None:
     """Add `ava ui` to the app."""
-    app.command("ui", short_help="See runs, costs and the log in a browser, and decide there.")(ui_command)
+    app.command("ui")(ui_command)
 
 
 def ui_command(

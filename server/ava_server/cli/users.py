@@ -62,12 +62,12 @@ _Roles = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role f
 
 def register(app: typer.Typer) -> None:
     """Add `ava token` and `ava user` to the app."""
-    token = typer.Typer(help="The tokens for `ava serve --http`.", no_args_is_help=True)
+    token = typer.Typer(no_args_is_help=True)
     token.command("create", short_help="Create a token; it is shown once.")(create_command)
     token.command("list", short_help="List names, users, scopes and expiry, never the tokens.")(list_tokens_command)
     token.command("revoke", short_help="Revoke a token, from its next request on.")(revoke_command)
     app.add_typer(token, name="token")
-    users = typer.Typer(help="The users of this data root.", no_args_is_help=True)
+    users = typer.Typer(no_args_is_help=True)
     users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
     users.command("add", short_help="Add a user, with a token and limits.")(add_command)
     users.command("limit", short_help="Set what a user may do over HTTP, and spend.")(limit_command)

@@ -27,7 +27,7 @@ _IN_CHAIN = ("changed", "missing", "inserted", "reordered", "damaged")
 
 def register(app: typer.Typer) -> None:
     """Add `ava verify` to the app."""
-    app.command("verify", short_help="Check the log's hash chain and rebuild its state.")(verify_command)
+    app.command("verify")(verify_command)
 
 
 def verify_command(

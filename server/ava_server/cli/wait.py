@@ -48,7 +48,7 @@ WHAT_COLUMNS = 40
 
 def register(app: typer.Typer) -> None:
     """Add `ava wait` to the app."""
-    app.command("wait", short_help="Wait for the end of runs, and show their results.")(wait_command)
+    app.command("wait")(wait_command)
 
 
 def wait_command(

@@ -19,7 +19,6 @@ from ava_server.config.keys import (
     read_keys,
     why_unused,
 )
-from ava_server.config.search_engines import engine_of
 from ava_server.config.secrets import Secret, read_secrets
 from ava_server.core.files import WatchedFile
 from ava_server.models.prices import UserPrice
@@ -63,6 +62,8 @@ class Credentials:
         Raises:
             AvaError: `keys.toml` cannot be read or is invalid, or the key's variable is invalid.
         """
+        from ava_server.config.search_engines import engine_of
+
         return engine_of(self._settings.search, self._keys.current()[0], name)
 
     @property

@@ -23,10 +23,9 @@ from starlette.responses import JSONResponse, Response
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.search import LogQuery
-from ava_audit.store.store import append
-from ava_audit.totals import group_sum, spending
+from ava_audit.totals import UserSpending, group_sum, spending
 from ava_audit.units import DAY_US
-from ava_audit.view import View
+from ava_audit.view import View, append
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.data_root import home_folder
@@ -35,7 +34,7 @@ from ava_server.core.ids import UNKNOWN_ID, parse_id
 from ava_server.http.limits import forbidden
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.service import records
+from ava_server.service import log_lines, records
 from ava_server.service.access import Access
 from ava_server.service.run_view import carried, view_run
 
@@ -223,7 +222,7 @@ class _Reader:
                 raise _NeedsAudit("it is not your own")
             # Of a run of one's own, all is one's own; the condition would only make the search slower.
             users = () if runs else (own,)
-        limit = max(1, min(given.limit, records.PAGE_ENTRIES))
+        limit = max(1, min(given.limit, log_lines.PAGE_ENTRIES))
         return _json(await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit)))
 
     async def _report(self) -> Response:
@@ -236,7 +235,7 @@ class _Reader:
             return _json(group)
         first, last = (_day(self._asked.get(name, "")) for name in ("first", "last"))
         found = await self._store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
-        return _json(records.UserSpending(user, found))
+        return _json(UserSpending(user, found))
 
 
 def _facts(token: Token) -> records.TokenFacts:

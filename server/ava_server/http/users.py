@@ -17,8 +17,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
-from ava_audit.store.store import append
-from ava_audit.view import View
+from ava_audit.view import View, append
 from ava_server.budget.user_limits import STRICTEST_FIRST
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.settings import Policy, UserSettings

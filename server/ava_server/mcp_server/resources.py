@@ -164,7 +164,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
     Raises:
         BadInput: There is none of this address for this user.
     """
-    from ava_server.service.logs import entry_line, names_of
+    from ava_server.service.log_lines import entry_line, names_of
 
     session = own.session
     if uri == "ava://roles":

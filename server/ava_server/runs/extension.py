@@ -29,10 +29,10 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.ids import new_id
 from ava_server.runs.lifecycle import Paused, group_time, wait_for_person
-from ava_server.runs.log import RunLog
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Settings
+    from ava_server.runs.log import RunLog
 
 MOST_ASKED = 3
 """How often a run may ask; each time but the last a person must have agreed."""

@@ -14,9 +14,8 @@ from pydantic import BaseModel
 
 from ava_audit.events import Channel, Event, ExtendedCap, ExtensionAsked, ExtensionDecided, UserMessage, Who
 from ava_audit.rows import RunRow
-from ava_audit.store.store import Command, Outcome
 from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, iso_second
-from ava_audit.view import View
+from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import COST, TIME, LimitField, Question, Reply, number_in

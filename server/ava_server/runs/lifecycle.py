@@ -44,16 +44,14 @@ from ava_audit.events import (
 )
 from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
 from ava_audit.sanitize import sanitize_json
-from ava_audit.store.store import Command, Outcome
 from ava_audit.units import HOUR_US, format_usd, iso_utc
-from ava_audit.view import View, loads
+from ava_audit.view import Command, Outcome, View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
 from ava_server.approval.summary import approval_line, normalize_typography
 from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
-from ava_server.runs.history import History
 from ava_server.runs.result import RunResult, build_result
 from ava_server.runs.submit import Hide, hide_shapes
 
@@ -682,6 +680,8 @@ def _end_without_owner(
     """
     agent = _agent(run)
     settled = settle_unknown(run, agent, purpose=None if skip_log else in_flight_purpose(view, run))
+    from ava_server.runs.history import History  # with all that a run works with
+
     history = History(run.id)
     if not skip_log:
         history.add_all(view.entries(run.id))

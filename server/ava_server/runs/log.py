@@ -11,8 +11,8 @@ import anyio
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import Event, Fact, Fence, RunStarted, ToolResult, Who
 from ava_audit.rows import RunRow
-from ava_audit.store.store import Command, Outcome, Query, Store, T
-from ava_audit.view import View
+from ava_audit.store.store import Store
+from ava_audit.view import Command, Outcome, Query, T, View
 from ava_server.budget.caps import settle_unknown
 from ava_server.runs.history import UNWRITTEN, History
 

@@ -9,22 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ava_audit.events import Channel, Event, QuestionAnswered, QuestionAsked, ToolCall, UserMessage, Who
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.units import iso_second, now_us
-from ava_audit.view import View
+from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
-from ava_roles.tools.records import ASK, AskArgs
+from ava_roles.tools.run_specs import ASK, AskArgs
 from ava_roles.wrap import add_bars, clean
 from ava_server.approval.questions import Question, Reply, TextField
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id
-from ava_server.runs.history import Answered, History
 from ava_server.runs.lifecycle import situation, transition, wait_for_person
+
+if TYPE_CHECKING:
+    from ava_audit.store.store import Store
+    from ava_server.runs.history import Answered, History
 
 LEAST_LEFT_S = 10.0
 """With less time to work, a run does not ask: its wrap-up would begin before the model has read the answer."""

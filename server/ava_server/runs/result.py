@@ -8,7 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -19,9 +19,11 @@ from ava_roles.tool import WEB_SEARCH
 from ava_server.budget.run_config import config_of
 from ava_server.models.prices import COST_PARTS
 from ava_server.runs.changes import KeptChanges, build_changes
-from ava_server.runs.history import History
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import Finding, Hide, SubmitArgs, accept, cut, findings_in, hide_shapes
+
+if TYPE_CHECKING:
+    from ava_server.runs.history import History
 
 NEAR = 0.1
 """The share of a `near` quote's characters that may differ from the source."""

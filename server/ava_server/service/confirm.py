@@ -10,8 +10,8 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store.store import Outcome
 from ava_audit.units import cap_micros, format_ts
+from ava_audit.view import Outcome
 from ava_server.approval.decisions import Approval, ConfirmOutcome, NotAgreed, approve, check_approval, refuse, reject
 from ava_server.approval.questions import NOT_AGREED, Person, Question, apply_reply, question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse

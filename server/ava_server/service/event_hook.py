@@ -26,9 +26,9 @@ from ava_audit.events import ExtensionAsked, QuestionAsked
 from ava_audit.projections import note_progress
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.store.locks import hold_when_free
-from ava_audit.store.store import Query, Store
+from ava_audit.store.store import Store
 from ava_audit.units import cents, iso_utc, now_us
-from ava_audit.view import View
+from ava_audit.view import Query, View
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of

@@ -14,8 +14,7 @@ import anyio
 
 from ava_audit.events import SpawnDecided, SpawnProposed
 from ava_audit.rows import WAITING, ProposalRow
-from ava_audit.store.store import Outcome
-from ava_audit.view import View
+from ava_audit.view import Outcome, View
 from ava_server.approval.decisions import (
     Approval,
     ConfirmOutcome,

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.entries import Entry, mirror_line
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.search import LogQuery, search
-from ava_audit.store.store import Store
-from ava_audit.totals import Spending
 from ava_audit.units import HOUR_US
-from ava_audit.view import View, placeholders
+from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean
 from ava_server.approval.proposals import texts_of
@@ -27,18 +23,20 @@ from ava_server.budget.run_config import Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
-from ava_server.service.logs import names_of
+from ava_server.service.log_lines import mirror_lines, names_of
 from ava_server.service.responses import RunAnswer
 from ava_server.service.run_view import EXPIRED, INTERRUPTED, Alive, RunView, run_answer, shown_state, view_run
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
+    from ava_audit.search import LogQuery
+    from ava_audit.store.store import Store
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
 RECENT_US = HOUR_US
-PAGE_ENTRIES, PAGE_CHARS = 500, 4_000_000
-"""Entries and characters of lines in one answer over HTTP."""
+PAGE_CHARS = 4_000_000
+"""Characters of lines in one answer over HTTP."""
 _WHOLE_FILES = 1_000_000
 """Unchanged lines around each change; with so many, a diff contains whole files."""
 
@@ -110,14 +108,6 @@ class LogLines:
     upto: int
 
 
-@dataclass(frozen=True)
-class UserSpending:
-    """A user's spending; `user` is None where it covers all users."""
-
-    user: str | None
-    spending: Spending
-
-
 def current_runs(
     view: View, user: str | None, alive: Alive, at_us: int, *, served: Callable[[], bool], most: int
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
@@ -160,17 +150,6 @@ def run_record(view: View, run_id: str, alive: Alive) -> RunRecord:
     return RunRecord(run, answer, texts_of(view, run))
 
 
-async def mirror_lines(store: Store, entries: Sequence[Entry]) -> list[bytes]:
-    """Return entries as lines of the mirror, in their order."""
-    lines: dict[int, bytes] = {}
-    for start in range(0, len(entries), PAGE_ENTRIES):
-        numbers = [entry.seq for entry in entries[start : start + PAGE_ENTRIES]]
-        where = f"seq IN ({placeholders(numbers)})"
-        rows = await store.read(lambda view, n=numbers, w=where: list(view.rows(w, *n)))  # type: ignore[misc]
-        lines.update((row[0], mirror_line(row)) for row in rows)
-    return [lines[entry.seq] for entry in entries if entry.seq in lines]
-
-
 async def log_lines(store: Store, query: LogQuery) -> LogLines:
     """Return the newest entries that match a query as lines, as many as fit into one answer.
 
@@ -178,6 +157,8 @@ async def log_lines(store: Store, query: LogQuery) -> LogLines:
         BadQuery: The query names an unknown event type.
         StoreUnavailable: The log cannot be read.
     """
+    from ava_audit.search import search
+
     page = await search(store, query)
     lines: list[str] = []
     chars = 0

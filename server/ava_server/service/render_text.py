@@ -220,10 +220,3 @@ def _log(answer: LogAnswer) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def compact(value: Any, limit: int = 200) -> str:
-    """Return a value on one line, cut to a length."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    line = _one_line(text)
-    return line if len(line) <= limit else line[: limit - 1] + "…"

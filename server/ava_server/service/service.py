@@ -10,9 +10,8 @@ from typing import Any
 from ava_audit.errors import AuditError, EntryTooLarge, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.events import Event, ToolCall, ToolResult
 from ava_audit.sanitize import sanitize_json
-from ava_audit.store.store import Command, Outcome, append
 from ava_audit.units import HOUR_US
-from ava_audit.view import T, View
+from ava_audit.view import Command, Outcome, T, View, append
 from ava_roles.errors import RolesError
 from ava_server.approval.questions import AnsweredLater, PageOpener, Person
 from ava_server.approval.requests import refuse_deep, shown

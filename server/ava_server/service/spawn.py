@@ -11,9 +11,8 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.store.store import Command, Outcome
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
-from ava_audit.view import View
+from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool

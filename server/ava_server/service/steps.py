@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ava_audit.events import ToolCall, ToolResult
 from ava_audit.units import format_duration, format_ts
-from ava_server.service.logs import arguments_text, unmarked
-from ava_server.service.render_text import compact
+from ava_server.service.log_lines import arguments_text, compact, unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -17,7 +17,7 @@ from ava_audit.entries import Entry
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
-from ava_server.service.logs import entry_text
+from ava_server.service.log_lines import entry_text
 from ava_server.web.timeline_items import Shown, describe
 
 Order = Literal["newest", "oldest"]

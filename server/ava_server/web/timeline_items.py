@@ -44,7 +44,7 @@ from ava_server.core.ids import AGENT
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import CAP_NAMES, cap_amount
 from ava_server.service.decided import CHANNELS
-from ava_server.service.logs import unmarked
+from ava_server.service.log_lines import unmarked
 
 ERASED = "The content was erased."
 FOLDED = (CostReserved, RunClaimed, RunStarted, SubagentSpawn, SpawnProposed)

@@ -22,7 +22,7 @@ _MARGIN = 9
 
 def register(app: typer.Typer) -> None:
     """Add `ava doctor` to the app."""
-    app.command("doctor", short_help="Check the installation, and say what to do.")(doctor_command)
+    app.command("doctor")(doctor_command)
 
 
 def doctor_command(

@@ -27,9 +27,6 @@ from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_root
-from ava_server.hosts.change import servers_of
-from ava_server.hosts.known import HOSTS, UserPlace
-from ava_server.hosts.launching import passing
 from ava_server.service.checks import state
 from ava_server.service.checks.finding import Finding, Setup
 
@@ -48,6 +45,8 @@ def python(_setup: Setup) -> Iterator[Finding]:
     except PackageNotFoundError:
         own = "(not installed)"
     text = f"{platform.python_version()}, Ava {own}, in {sys.prefix}"
+    from ava_server.hosts.launching import passing
+
     if why := passing(Path(sys.prefix)):
         step = "Install Ava in a permanent environment (the README says how), and run `ava init` from there."
         yield Finding("python", "warning", f"{text}: {why}, so a host that was set up with it loses it", step)
@@ -200,6 +199,9 @@ def _user_namespaces() -> str:
 
 def hosts(setup: Setup) -> Iterator[Finding]:
     """Report which hosts start Ava, and whether what they start exists."""
+    from ava_server.hosts.change import servers_of
+    from ava_server.hosts.known import HOSTS, UserPlace
+
     place = UserPlace(sys.platform, home_folder(), setup.env)
     any_found = False
     for host in HOSTS.values():
