@@ -16,8 +16,6 @@ _INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line."""
-    # To look for plugins, pydantic reads the metadata of all installed packages: 0.03 s. A plugin would see contents.
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
     if sys.argv[1:2] == ["serve"]:
         # Until the server watches for signals itself. An exception is lost where it comes up in a callback of the
         # import system, and the server would go on; there is nothing yet that an end at once could leave half done.

@@ -165,5 +165,10 @@ def is_damaged(error: Exception) -> bool:
     return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
 
 
+def advice(error: Exception) -> str:
+    """Return what to do about an error of a read."""
+    return DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
+
+
 def _decode_any(raw: bytes) -> str:
     return raw.decode("utf-8", "surrogateescape")

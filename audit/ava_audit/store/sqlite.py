@@ -15,7 +15,7 @@ import anyio
 from ava_audit.database import Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
-from ava_audit.store.connection import DAMAGED, SqliteDatabase, connect, is_damaged
+from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged
 from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
@@ -154,7 +154,7 @@ class SqliteBackend:
 
     def advice(self, error: Exception) -> str:
         """Return what to do about an error of a read."""
-        return DAMAGED if is_damaged(error) else "check that no other program holds ava.db, and try again"
+        return advice(error)
 
     def blobs(self) -> None:
         """Return None: the files of runs are in the data root alone."""

@@ -246,8 +246,9 @@ class Snapshot:
             return query(self.view)
         except sqlite3.Error as error:
             from ava_audit.errors import StoreUnavailable
+            from ava_audit.store.connection import advice
 
-            raise StoreUnavailable(f"the log cannot be read: {error}; check that no other program holds it") from error
+            raise StoreUnavailable(f"the log cannot be read: {error}; {advice(error)}") from error
 
 
 @contextmanager
