@@ -141,7 +141,7 @@ class RunChecks(Operations):
             ]
             return shown_runs, "" if whose is None else others_words(view.unended_of_others(user))
 
-        return await self._store.read(query)
+        return await self._store.look(query)
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         """Return runs as the tools' answers show them."""
