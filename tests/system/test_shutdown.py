@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -45,12 +46,14 @@ async def _sigint(wire: Wire) -> None:
 async def _like_claude_code(wire: Wire) -> None:
     wire.signal(signal.SIGINT)
     await anyio.sleep(0.1)
-    wire.signal(signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):  # the first signal was enough
+        wire.signal(signal.SIGTERM)
 
 
 async def _like_opencode(wire: Wire) -> None:
     await wire.close_stdin()
-    wire.signal(signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        wire.signal(signal.SIGTERM)
 
 
 End = Callable[[Wire], Awaitable[None]]
