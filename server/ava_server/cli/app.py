@@ -198,7 +198,8 @@ def build(args: Sequence[str] | None = None) -> typer.Typer:
     lines = {name: line for names in GROUPS.values() for name, line in names.items()}
     if first is not None and first not in COMMANDS:
         for name, line in lines.items():
-            app.command(name, short_help=line)(lambda: None)
+            # Shells offer one word, and none that is hidden; `format_commands` shows all.
+            app.command(name, short_help=line, hidden=name in TWO_WORDS)(lambda: None)
     for group in app.registered_groups:
         group.help = lines[str(group.name)]
     return app
