@@ -120,7 +120,7 @@ def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: 
 
 
 def test_show_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: Path) -> None:
-    assert "You have no subagent" in ava(root, "show").stderr
+    assert "You have no subagent yet. Start one with `ava run`" in ava(root, "show").stderr
     gate = Gate()
     with running_model_server([DONE, Say("x", gate=gate)]) as server:
         env = local(server.base_url)
@@ -140,7 +140,7 @@ def test_show_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: 
                 screen.type("y\n")
                 assert screen.ended() == 0 and "Ended as cancelled" in screen.text
             second.wait(20)
-    assert "that could be ended" in ava(root, "cancel").stderr
+    assert "You have no unfinished subagent. To end another user's" in ava(root, "cancel").stderr
 
 
 def test_proposes_nothing_without_a_terminal_and_without_yes(root: Path, workspace: Path) -> None:

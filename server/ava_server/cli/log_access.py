@@ -99,8 +99,15 @@ async def find_last_run(store: Readable | None, *, unended: bool = False) -> Run
     """
     run = await last_run(store, unended=unended)
     if run is None:
-        raise BadInput(f"You have no subagent{' that could be ended' if unended else ''} yet; give an id.")
+        raise none_of_yours(unended=unended)
     return run
+
+
+def none_of_yours(at: str = "", *, unended: bool = False) -> BadInput:
+    """Return the error for a command without an id, where this user has no run that it could mean."""
+    if unended:
+        return BadInput(f"You have no unfinished subagent{at}. To end another user's, give its id.")
+    return BadInput(f"You have no subagent{at} yet. Start one with `ava run`, or give the id of another user's.")
 
 
 async def last_run(store: Readable | None, *, unended: bool = False) -> RunRow | None:

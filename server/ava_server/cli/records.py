@@ -20,10 +20,10 @@ from ava_audit.search import LogQuery, Page
 from ava_audit.units import now_us
 from ava_roles.wrap import clean
 from ava_server.cli.app import leaves_of
-from ava_server.cli.log_access import find_last_run, find_run, find_runs, last_run, note_shown, open_log
+from ava_server.cli.log_access import find_last_run, find_run, find_runs, last_run, none_of_yours, note_shown, open_log
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
-from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.core.errors import AvaError, ConfigError
 from ava_server.service.log_lines import mirror_lines, names_of
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class RemoteRecords:
             BadInput: It is not an id, or there is no such run.
         """
         if given is None:
-            return await self._last("any", "")
+            return await self._last("any")
         [run] = await self.views([parse_any_id(given)[1]])
         return run.row
 
@@ -266,14 +266,14 @@ class RemoteRecords:
         Raises:
             BadInput: There is none.
         """
-        return await self._last("unended", " that could be ended")
+        return await self._last("unended")
 
-    async def _last(self, which: str, what: str) -> RunRow:
+    async def _last(self, which: str) -> RunRow:
         from ava_server.service.records import ListedRuns
 
         found = (await self.get(ListedRuns, "/runs", last=which)).runs
         if not found:
-            raise BadInput(f"You have no subagent{what} yet at {self.place}; give an id.")
+            raise none_of_yours(f" at {self.place}", unended=which == "unended")
         return found[0].row
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
