@@ -6,7 +6,10 @@ import json
 import math
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, cast
+
+from pydantic_core import to_json
 
 _MOST = 2**63 - 1
 _LONGEST_INT = 400
@@ -25,12 +28,15 @@ def encode(value: Any) -> bytes:
     """Return compact JSON in UTF-8; the same value always gives the same bytes.
 
     A lone surrogate, which UTF-8 cannot hold, becomes U+FFFD.
+
+    Raises:
+        ValueError: A number is infinite or none at all.
     """
-    text = _ENCODER.encode(value)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return join_surrogates(text)[0].encode()
+    with suppress(ValueError):  # a lone surrogate, or values nested deeper than it goes
+        content = to_json(value)  # four times as fast as `json`
+        if b"NaN" not in content and b"Infinity" not in content:  # else perhaps only words of a text
+            return content
+    return join_surrogates(_ENCODER.encode(value))[0].encode()
 
 
 def decode(text: str) -> Any:

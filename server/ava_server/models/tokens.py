@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, cast
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolSchema, Turn
-from ava_server.models.json_text import as_object, join_surrogates
+from ava_server.models.json_text import as_object, encode, join_surrogates
 
 MOST_TOKENS = 10**9
 """A larger count is a fault of the provider, and so is a larger cost in USD."""
@@ -189,7 +189,8 @@ def _tool_bound(tool: str) -> int:
 def turn_bound(turn: Turn, wire: Callable[[Turn], Mapping[str, Any]]) -> int:
     """Return an upper bound of one turn's tokens, from its message as the request has it."""
     sent = wire(turn)
-    return text_bound(_json(sent)) + MESSAGE_TOKENS + (_escapes(sent) if isinstance(turn, AssistantTurn) else 0)
+    text = encode(sent).decode()
+    return text_bound(text) + MESSAGE_TOKENS + (_escapes(sent) if isinstance(turn, AssistantTurn) else 0)
 
 
 class CountedMessages:
@@ -203,7 +204,7 @@ class CountedMessages:
         known, self._sizes = self._sizes, {}
         total = 0
         for turn in turns:
-            found = known.get(id(turn)) or (turn, _bytes(_json(wire(turn))))  # keeping the turn keeps its id valid
+            found = known.get(id(turn)) or (turn, len(encode(wire(turn))))  # keeping the turn keeps its id valid
             self._sizes[id(turn)] = found
             total += found[1]
         return total
@@ -273,18 +274,10 @@ def _escapes(value: Any) -> int:
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
         if "arguments" in fields or "input" in fields:
-            text = _json(fields)
-            return escaped_bound(text) - _bytes(text)
+            content = encode(fields)
+            return escaped_bound(content.decode()) - len(content)
         return sum(map(_escapes, fields.values()))
     return sum(map(_escapes, cast("list[Any]", value))) if isinstance(value, list) else 0
-
-
-def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "replace"))
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 @lru_cache(maxsize=65536)
