@@ -23,8 +23,10 @@ from support.runtime import PRICED, Lab, hand_over, open_lab
 from support.stdio import until
 from support.terminal import ava
 
+from ava_audit.events import Event, RunPaused, SpawnDecided, SpawnProposed, UserMessage, Who
 from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
+from ava_audit.store.store import append
 from ava_audit.units import format_bytes
 from ava_server.cli.dashboard.app import StatusApp
 from ava_server.cli.dashboard.health import Health, health, overview_json
@@ -33,6 +35,7 @@ from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxP
 from ava_server.cli.dashboard.page import NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
+from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
 from ava_server.service.records import Budget
 
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED
@@ -137,6 +140,28 @@ async def test_a_run_without_an_owner_is_interrupted_and_its_clock_stops(tmp_pat
     assert "  warning servers      none is running: nothing runs until one starts" in lines
     objects = [overview_json(settings, each, (), None)["runs"][0]["caps"]["seconds"] for each in (first, second)]
     assert objects[0] == objects[1]
+
+
+async def test_shows_a_run_whose_configuration_this_version_cannot_read(tmp_path: Path) -> None:
+    config = {"role": "researcher", "model": "fake:of-a-version-to-come"}
+    facts = (
+        SpawnProposed(pending_id="P-00000001", subagent_id="S-000001", digest="0", expires_us=0, config=config),
+        UserMessage(kind="task", text="What is to come?"),
+        SpawnDecided(pending_id="P-00000001", decision="approved"),
+        RunPaused(not_before_us=HELD_UNTIL_US, why="restored"),
+    )
+    async with open_lab(tmp_path, runs=False, check=False) as lab:
+        who = Who("s", "ava", lab.runtime.user)
+        await lab.store.do(append(*(Event(who, fact, run_id="S-000001") for fact in facts)))
+        limits = lab.runtime.spawn_limits_of(who.user_id)
+        refused = await lab.runtime.manager.control.resume("S-000001", who, "terminal", limits)
+    assert isinstance(refused, NotResumed)
+    assert refused.why == "a newer Ava has proposed researcher S-000001, so it cannot be resumed with this one"
+    done = ava(lab.root, "status", "--once", "--all")
+    assert done.returncode == 0, done.stderr
+    assert "S-000001  held  researcher" in done.stdout and "`ava resume S-000001`" in done.stdout
+    [shown] = json.loads(ava(lab.root, "status", "--json").stdout)["runs"]
+    assert (shown["subagent_id"], shown["task"], shown["caps"]) == ("S-000001", "What is to come?", {})
 
 
 async def test_model_text_neither_controls_nor_colors_the_terminal(tmp_path: Path) -> None:

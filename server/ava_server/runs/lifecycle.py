@@ -416,11 +416,14 @@ class NotResumed:
 
 
 def resume_line(view: View, run: RunRow) -> str | None:
-    """Return the line that approves an interrupted run's resumption; None where its task was erased."""
+    """Return the line that approves an interrupted run's resumption; None where what was approved cannot be read."""
     texts = texts_of(view, run)
+    try:
+        config = config_of(run.config)
+    except ValueError:  # a newer Ava wrote it
+        return None
     if texts is None:
         return None
-    config = config_of(run.config)
     line = f"{approval_line(config, texts)}, resumed"
     return line if config.free else f"{line} with {format_usd(max(left_micros(run, config), 0))} left"
 
@@ -467,7 +470,9 @@ def resume(
             return Outcome(NotResumed(_not_resumed(run, where)))
         right = resume_line(view, run)
         if right is None:
-            return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
+            erased = texts_of(view, run) is None
+            why = f"the task of {label(run)} was erased" if erased else f"a newer Ava has proposed {label(run)}"
+            return Outcome(NotResumed(f"{why}, so it cannot be resumed{'' if erased else ' with this one'}"))
         if line is not None and normalize_typography(line) != normalize_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         if not config_of(run.config).free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
