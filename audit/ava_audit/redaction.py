@@ -32,11 +32,11 @@ class KeyPattern(NamedTuple):
 
     name: str
     literals: tuple[str, ...]
-    rest: re.Pattern[str]
+    rest: str
 
 
 def _shape(name: str, literals: str, rest: str) -> KeyPattern:
-    return KeyPattern(name, tuple(literals.split()), re.compile(rest))
+    return KeyPattern(name, tuple(literals.split()), rest)
 
 
 _END = r"(?![A-Za-z0-9])"
@@ -104,7 +104,7 @@ def find_prefixed(text: str) -> Iterator[SecretSpan]:
             while at >= 0:
                 after = at + len(literal)
                 if at == 0 or text[at - 1] not in _WORD or _escaped(text, at):
-                    match = shape.rest.match(text, after)
+                    match = re.compile(shape.rest).match(text, after)  # compiled once, at the first use
                     if match is not None:
                         after = match.end()
                         yield SecretSpan(shape.name, at, after)

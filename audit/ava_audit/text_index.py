@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import get_args
 
 from ava_audit.database import IndexQuery, IndexRow
@@ -38,16 +38,14 @@ SHORT_TYPES: dict[str, tuple[str, ...]] = {
 _LEVELS: tuple[str, ...] = get_args(Severity)
 _FAILED = "failed"
 
-_SINGLE_WORDS = re.compile(
+_SINGLE_WORDS = (
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u30ff\u3130-\u318f\u31a0-\u9fff"
     "\ua000-\ua4cf\uac00-\ud7ff\uf900-\ufaff]"
 )
 """Characters of Thai, Lao, Burmese, Khmer, Chinese, Japanese, Yi and Korean."""
-_SYMBOLS = re.compile("[\u2190-\u2bff\U00010000-\U0010ffff]")
+_SYMBOLS = "[\u2190-\u2bff\U00010000-\U0010ffff]"
 """Symbols, and all characters that SQLite's tokenizer may not know."""
-_DROPPED = re.compile("[\x00\ud800-\udfff\ufe00-\ufe0f]")
-_SPECIAL = re.compile("|".join(chars.pattern for chars in (_SINGLE_WORDS, _SYMBOLS, _DROPPED)).replace("]|[", ""))
-"""All of these."""
+_DROPPED = "[\x00\ud800-\udfff\ufe00-\ufe0f]"
 _WORD_CHARS = re.compile("[0-9A-Za-z\u00e0-\u00f6\u0430-\u044f]")
 """Characters that are parts of words for every version of the tokenizer."""
 _SEPARATORS = re.compile(r"[\x00-\x2f\x3a-\x40\x5b-\x60\x7b-\x7f]+")
@@ -146,11 +144,21 @@ def match_expression(
 
 def separate_words(text: str) -> str:
     """Return a text for the index, with spaces around characters that are words by themselves."""
-    if (text.isascii() and "\x00" not in text) or not _SPECIAL.search(text):
+    if text.isascii() and "\x00" not in text:
         return text
-    text = _DROPPED.sub(" ", text)
-    text = _SINGLE_WORDS.sub(r" \g<0> ", text)
-    return _SYMBOLS.sub(lambda found: f" u{ord(found[0]):x} ", text)
+    special, dropped, single_words, symbols = _patterns()
+    if not special.search(text):
+        return text
+    text = dropped.sub(" ", text)
+    text = single_words.sub(r" \g<0> ", text)
+    return symbols.sub(lambda found: f" u{ord(found[0]):x} ", text)
+
+
+@cache
+def _patterns() -> Sequence[re.Pattern[str]]:
+    """Return the patterns of all these characters, and of each kind; compiling them takes a while."""
+    every = f"{_SINGLE_WORDS}{_SYMBOLS}{_DROPPED}".replace("][", "")
+    return tuple(re.compile(chars) for chars in (every, _DROPPED, _SINGLE_WORDS, _SYMBOLS))
 
 
 def _phrases(search: str) -> list[str]:

@@ -1,9 +1,11 @@
-"""Labels: what a machine has that others lack, as a word that its owner chooses and roles ask for."""
+"""The form of names that people choose: labels, which say what a machine has and roles ask for, and MCP servers."""
 
 from __future__ import annotations
 
 import re
 
+SERVER_NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-]){0,31}")
+"""The form of an MCP server's name; two `_` in a row would make `mcp__server__tool` ambiguous."""
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 

@@ -492,7 +492,7 @@ def test_a_second_pass_finds_nothing_more(lines: list[str]) -> None:
     assert Redactor({}).redact(once) == (once, 0)
 
 
-PATTERNS = [shape.rest for shape in redaction.KEY_PATTERNS] + [
+PATTERNS = [re.compile(shape.rest) for shape in redaction.KEY_PATTERNS] + [
     value for value in vars(redaction).values() if isinstance(value, re.Pattern)
 ]
 

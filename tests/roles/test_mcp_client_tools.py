@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
+from ava_roles.labels import SERVER_NAME
 from ava_roles.mcp_client.connection import MAX_CHARS, render_result
 from ava_roles.mcp_client.tools import (
     DESCRIPTION_CHARS,
     MAX_NAME_CHARS,
     SCHEMA_CHARS,
-    SERVER_NAME,
     OfferedTool,
     covers,
     full_names,

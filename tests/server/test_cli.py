@@ -321,6 +321,11 @@ def test_help_imports_typer_and_no_command(tmp_path: Path, args: tuple[str, ...]
     assert len(ours(modules)) <= 13, ours(modules)
 
 
+def test_makes_checks_only_of_options_that_are_given(tmp_path: Path) -> None:
+    assert "typer._adapters" not in modules_of(tmp_path, "status", "--once")
+    assert "typer._adapters" in modules_of(tmp_path, "status", "--once", "--url", "x")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the default data root is elsewhere there")
 def test_the_data_root_is_named_only_if_it_is_not_the_default_one_or_with_v(tmp_path: Path) -> None:

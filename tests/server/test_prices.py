@@ -18,12 +18,11 @@ from ava_server.models.prices import (
     cost_by,
     cost_micros,
     find_price,
-    is_local,
     look_up,
     nanos,
     reserve_micros,
 )
-from ava_server.models.providers import PROVIDERS
+from ava_server.models.providers import PROVIDERS, is_local
 from ava_server.models.selection import KNOWN_URLS, TIERS, default_tiers
 
 SONNET = Price(input=3000, output=15_000, cache_read=300, cache_write=3750)

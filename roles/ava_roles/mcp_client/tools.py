@@ -88,8 +88,6 @@ class ServerEntry:
 PREFIX = "mcp__"
 MAX_NAME_CHARS = 64
 """Characters of a tool's name that every provider accepts."""
-SERVER_NAME = re.compile(r"[A-Za-z0-9](?:_?[A-Za-z0-9-]){0,31}")
-"""The form of a server's name; two `_` in a row would make `mcp__server__tool` ambiguous."""
 
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9_-]")
 _HASH_CHARS = 6

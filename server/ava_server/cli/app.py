@@ -138,6 +138,10 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 class GroupedCommands(TyperGroup):
     """The commands of `ava`, whose help lists them by what they are for; each takes -v too, as `ava` itself does."""
 
+    def get_params(self, ctx: Any) -> Any:
+        """Return the options before the command."""
+        return [_checked_if_given(each) for each in super().get_params(ctx)]
+
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, which takes -v without showing it in its help."""
         command = super().get_command(ctx, cmd_name)
@@ -146,6 +150,8 @@ class GroupedCommands(TyperGroup):
             flag.hidden, flag.expose_value = True, False  # type: ignore[attr-defined]
             for each in (command, *getattr(command, "commands", {}).values()):
                 each.params.append(flag)
+                for option in each.get_params(ctx):
+                    _checked_if_given(option)
         return command
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # their types are private to typer
@@ -156,6 +162,19 @@ class GroupedCommands(TyperGroup):
             with formatter.section(heading):
                 room = formatter.width - 6 - widest
                 formatter.write_dl([(name.ljust(widest), each.get_short_help_str(room)) for name, each in shown])
+
+
+def _checked_if_given(option: Any) -> Any:
+    """Return an option whose value is checked only if there is one: typer makes a pydantic model of each check."""
+    check, nothing = option.process_value, () if option.nargs == -1 or getattr(option, "multiple", False) else None
+
+    def process(ctx: Any, value: Any) -> Any:
+        if value is not None or option.required:
+            return check(ctx, value)
+        return nothing if option.callback is None else option.callback(ctx, option, nothing)
+
+    option.process_value = process
+    return option
 
 
 def main(args: Sequence[str]) -> int:

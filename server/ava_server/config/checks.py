@@ -10,7 +10,6 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ava_audit.redaction import Redactor
 from ava_roles.net.addresses import masked
 from ava_roles.placeholders import PLACEHOLDER
 from ava_server.config.host_placeholders import placeholder_in
@@ -162,6 +161,8 @@ def _provider_in(name: str) -> str:
 
 
 def _is_key(value: object) -> bool:
+    from ava_audit.redaction import Redactor  # many commands find no text to look at
+
     return isinstance(value, str) and bool(Redactor({}).find_shapes(value))
 
 
@@ -280,6 +281,8 @@ _KINDS = {
 
 def shown(value: object) -> str:
     """Return a value for an error text: short, and without what looks like a key."""
+    from ava_audit.redaction import Redactor
+
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, tuple | list | set):

@@ -6,9 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
-
-from ava_audit.redaction import Redactor
 from ava_roles.net.proxies import PROXY_VARIABLES, proxy_password
 from ava_server.config.keys import (
     OWN_PREFIX,
@@ -40,6 +37,8 @@ class Credentials:
     """
 
     def __init__(self, settings: Settings) -> None:
+        from ava_audit.redaction import Redactor
+
         self.redactor = Redactor({})
         for name, value in _in_environment(settings, os.environ):
             self.redactor.learn({name: value})
@@ -77,6 +76,8 @@ class Credentials:
 
     async def refresh(self) -> None:
         """Learn what to redact from files that have changed; one that cannot be read changes nothing."""
+        import anyio.to_thread
+
         for file in (self._keys, self._secrets):
             if file.is_changed:
                 await anyio.to_thread.run_sync(file.refresh)

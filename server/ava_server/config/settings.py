@@ -28,8 +28,7 @@ from pydantic import (
 )
 
 from ava_audit.errors import AuditError
-from ava_roles.labels import label
-from ava_roles.mcp_client.tools import SERVER_NAME
+from ava_roles.labels import SERVER_NAME, label
 from ava_roles.net.addresses import bound_host
 from ava_roles.net.proxies import proxy_url
 from ava_roles.placeholders import has_placeholder
@@ -38,8 +37,7 @@ from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import reason
-from ava_server.models.prices import is_local
-from ava_server.models.providers import PROVIDERS
+from ava_server.models.providers import PROVIDERS, is_local
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged, Who

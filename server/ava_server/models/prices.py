@@ -6,20 +6,18 @@ micro-USD, rounded up once.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ava_audit.events import Usage
 from ava_audit.units import format_usd
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound
+from ava_server.models.providers import is_local
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
@@ -291,23 +289,6 @@ def cost_by(price: Price, usage: Usage, total: int) -> dict[str, int]:
     for name in by_remainder[: total - sum(parts.values())]:
         parts[name] += 1
     return parts
-
-
-@lru_cache(maxsize=256)
-def is_local(base_url: str) -> bool:
-    """Tell whether an endpoint is localhost or a private address; other names may lead anywhere."""
-    try:
-        host = urlsplit(base_url).hostname or ""
-    except ValueError:
-        return False
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return not (mapped or address).is_global and not address.is_multicast
 
 
 def nanos(usd_per_million: float | Decimal) -> int:

@@ -1,9 +1,12 @@
-"""The providers that Ava knows by name."""
+"""The providers that Ava knows by name, and which addresses are on this machine or in its network."""
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,20 @@ PROVIDERS: Mapping[str, KnownProvider] = {
     "brave": KnownProvider("BRAVE_API_KEY", "https://api.search.brave.com/res/v1", models=False),
 }
 """In the order of preference when several have a key."""
+
+
+@lru_cache(maxsize=256)
+def is_local(base_url: str) -> bool:
+    """Tell whether an endpoint is localhost or a private address; other names may lead anywhere."""
+    try:
+        host = urlsplit(base_url).hostname or ""
+    except ValueError:
+        return False
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return not (mapped or address).is_global and not address.is_multicast

@@ -12,8 +12,8 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
-from ava_server.models.prices import Price, UserPrice, find_price, is_local, known_ids, look_up, marked_price
-from ava_server.models.providers import PROVIDERS
+from ava_server.models.prices import Price, UserPrice, find_price, known_ids, look_up, marked_price
+from ava_server.models.providers import PROVIDERS, is_local
 
 On = Literal["budget", "adaptive", "effort", "none"]
 Off = Literal["default", "disabled", "between_tools", "low"]

@@ -470,9 +470,9 @@ def resume(
             return Outcome(NotResumed(_not_resumed(run, where)))
         right = resume_line(view, run)
         if right is None:
-            erased = texts_of(view, run) is None
-            why = f"the task of {label(run)} was erased" if erased else f"a newer Ava has proposed {label(run)}"
-            return Outcome(NotResumed(f"{why}, so it cannot be resumed{'' if erased else ' with this one'}"))
+            if texts_of(view, run) is None:
+                return Outcome(NotResumed(f"the task of {label(run)} was erased, so it cannot be resumed"))
+            return Outcome(NotResumed(f"a newer Ava has proposed {label(run)}, so it cannot be resumed with this one"))
         if line is not None and normalize_typography(line) != normalize_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
         if not config_of(run.config).free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ava_audit.redaction import Redactor
 from ava_server.approval.output_schema import embed_schema, find_mismatch
 from ava_server.models.base import ToolSchema, ToolUse
 from ava_server.models.json_text import object_fault
+
+if TYPE_CHECKING:
+    from ava_audit.redaction import Redactor
 
 NAME = "submit_result"
 SUMMARY_CHARS = 500
@@ -23,8 +25,18 @@ CLAIM_CHARS, QUOTE_CHARS, SOURCE_CHARS, CAVEAT_CHARS = 2_000, 4_000, 2_000, 1_00
 
 Hide = Callable[[Any], Any]
 """Returns a JSON-like value with the secrets in its texts replaced. Apply it before anything is cut."""
-hide_shapes: Hide = Redactor({}).redact_json
-"""Hides what looks like a key; for places that do not know the stored keys."""
+
+
+@cache
+def _shapes() -> Redactor:
+    from ava_audit.redaction import Redactor
+
+    return Redactor({})
+
+
+def hide_shapes(value: Any) -> Any:
+    """Hide what looks like a key; for places that do not know the stored keys."""
+    return _shapes().redact_json(value)
 
 
 class Finding(BaseModel):
