@@ -166,6 +166,8 @@ class GroupedCommands(TyperGroup):
 
 def _checked_if_given(option: Any) -> Any:
     """Return an option whose value is checked only if there is one: typer makes a pydantic model of each check."""
+    if "process_value" in vars(option):  # it is one already
+        return option
     check, nothing = option.process_value, () if option.nargs == -1 or getattr(option, "multiple", False) else None
 
     def process(ctx: Any, value: Any) -> Any:
