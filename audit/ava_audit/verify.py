@@ -7,12 +7,14 @@ whole, shows only against a head that was noted elsewhere. The functions block: 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ava_audit.chain_process import intact_slices
 from ava_audit.database import Database
 from ava_audit.entries import (
     ENTRY_COLUMNS,
@@ -37,16 +39,27 @@ from ava_audit.projections import BUDGETS, GROUPS, PROPOSALS, RUNS, TableSpec
 from ava_audit.reducers import CONTENT_TYPES, MemoryRows, MemoryState, R, fold
 from ava_audit.store.backend import Backend, backend_at
 from ava_audit.store.schema import schema_faults
+from ava_audit.store.sqlite import SqliteBackend
 from ava_audit.view import View
 
 SLICE = 2_000
 MAX_FAULTS = 20
+LONG = 20_000
+"""Entries from which on a second process gains more than its start takes."""
 
 _N = len(HEADER)
 _TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 _PARSED_OR_NEVER = CONTENT_TYPES | TRANSCRIPT_TYPES
 """Types whose content reducers parse, or whose content nobody has to: all others are parsed here."""
+_REDUCED = f"""
+    SELECT {", ".join(HEADER)},
+        CASE WHEN content IS NOT NULL AND type IN ({", ".join(map(repr, sorted(TRANSCRIPT_TYPES)))}) THEN ''
+        ELSE content END,
+        hash
+    FROM events WHERE seq > ? AND seq <= ? ORDER BY seq
+"""  # noqa: S608
+"""What follows from entries that were checked. Transcripts, the most of a log, need not be read for it."""
 
 
 def verify(
@@ -176,10 +189,10 @@ class _Walk:
         try:
             if start == 0:
                 self._check_first()
+                self._follow(on_progress)
             # In slices, so that no long transaction keeps the write-ahead log from being emptied.
             while self.fault is None and self._step():
-                (newest,) = self._db.execute("SELECT max(seq) FROM events").fetchone()
-                on_progress(self.seq - start, newest - start)
+                on_progress(self.seq - start, self._newest() - start)
             if self.fault is None and self._rebuilt is not None:
                 differences = self._compare(self._rebuilt)
         except self._backend.error as error:
@@ -193,6 +206,31 @@ class _Walk:
         if first is not None and first < 1:
             self.fault = Fault("inserted", first, f"entry {first} was inserted: the first entry is number 1")
 
+    def _newest(self) -> int:
+        return int(self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0])
+
+    def _follow(self, on_progress: ProgressCallback) -> None:
+        """Apply the entries of a long log while another process checks the chain ahead; `_step` does all others."""
+        if self._rebuilt is None or not isinstance(self._backend, SqliteBackend) or (os.cpu_count() or 1) < 2:
+            return
+        if self.fault is not None or self._newest() < LONG:
+            return
+        with intact_slices(self._backend.path, self._slice) as slices, contextlib.suppress(self._backend.error):
+            for upto, digest in slices:
+                # It opened the file a moment later: it must be the same log.
+                if self._db.execute("SELECT hash FROM events WHERE seq = ?", (upto,)).fetchone() != (digest,):
+                    return
+                for row in self._db.execute(_REDUCED, (self.seq, upto)):
+                    self.fault = self._applied(self._rebuilt, row)
+                    if self.fault is not None:
+                        return
+                    self._advance(row[0], row[-1])
+                on_progress(self.seq, self._newest())
+
+    def _advance(self, seq: int, digest: bytes) -> None:
+        self.seq, self.before = seq, digest
+        self.met_head = self.met_head or digest == self._head
+
     def _step(self) -> bool:
         """Check the next slice; False if there was none."""
         start = self.seq
@@ -204,8 +242,7 @@ class _Walk:
                 self.fault = self._check(row)
                 if self.fault is not None:
                     break
-                self.seq, self.before = row[0], row[_HASH]
-                self.met_head = self.met_head or self.before == self._head
+                self._advance(row[0], row[_HASH])
         except self._backend.error as error:
             # That is slower, and used only once something is wrong.
             if "decode" not in str(error).lower() or not self._db.accept_any_text():
@@ -265,21 +302,20 @@ class _Walk:
             return diagnose(row, near.fetchall())
         if content is not None and content_sha(content.encode("utf-8", "surrogateescape")) != row[_SHA]:
             return Fault("changed", seq, f"the content of entry {seq} was changed")
-        try:
-            if self._rebuilt is not None:
-                self._apply(self._rebuilt, row)
-        except (ValueError, TypeError, AssertionError, LookupError, AuditError) as error:
-            return Fault("changed", seq, f"entry {seq} is unchanged, but cannot be applied: {error}")
-        return None
+        return None if self._rebuilt is None else self._applied(self._rebuilt, row)
 
-    def _apply(self, rebuilt: MemoryState, row: Row) -> None:
+    def _applied(self, rebuilt: MemoryState, row: Row) -> Fault | None:
         """Apply an entry to the rebuilt projections, count erasures, and parse contents that nothing else parses."""
-        fold(rebuilt, row)
-        if row[_CONTENT] is None:
-            self._erased += 1
-        elif row[_TYPE] not in _PARSED_OR_NEVER:
-            fact = read_fact(row[_TYPE], row[_VERSION], row[_CONTENT])
-            self._recorded += fact.entries if isinstance(fact, LogErased) else 0
+        try:
+            fold(rebuilt, row)
+            if row[_CONTENT] is None:
+                self._erased += 1
+            elif row[_TYPE] not in _PARSED_OR_NEVER:
+                fact = read_fact(row[_TYPE], row[_VERSION], row[_CONTENT])
+                self._recorded += fact.entries if isinstance(fact, LogErased) else 0
+        except (ValueError, TypeError, AssertionError, LookupError, AuditError) as error:
+            return Fault("changed", row[0], f"entry {row[0]} is unchanged, but cannot be applied: {error}")
+        return None
 
 
 def _differences(db: Database, rebuilt: MemoryState, seq: int) -> Iterator[Fault]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sqlite3
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from support.log import AVA, Life, tampering, unguarded, write_each, write_texts
 
 from ava_audit import verify as verification
+from ava_audit.chain_process import intact_slices
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, Report, content_sha, entry_hash
 from ava_audit.errors import BadQuery, StoreUnavailable
 from ava_audit.mirror import Mirror, mirror_faults
@@ -556,3 +559,90 @@ async def test_reports_mirrored_entries_that_are_missing_from_the_log(root: Path
         "logs/subagents/S-aaaaaa.jsonl has entry 21",
     ]
     assert [fault.seq for fault in mirror_faults(None, logs)] == [20, 21], "nor when the log is gone"
+
+
+@pytest.fixture
+def two_processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have even short logs checked by two processes; tells which entries the second one has checked."""
+    monkeypatch.setattr(verification, "LONG", 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    checked: list[int] = []
+
+    @contextlib.contextmanager
+    def noted(path: Path, size: int) -> Iterator[Iterator[tuple[int, bytes]]]:
+        with intact_slices(path, size) as slices:
+            yield (checked.append(upto) or (upto, digest) for upto, digest in slices)  # type: ignore[func-returns-value]
+
+    monkeypatch.setattr(verification, "intact_slices", noted)
+    return checked
+
+
+@pytest.mark.sqlite_only("a log on a server is checked by one process")
+async def test_two_processes_report_what_one_does(tmp_path: Path, two_processes: list[int]) -> None:
+    async with Store.open(tmp_path) as log:
+        await write_each(log, [*Life("S-aaaaaa").whole(), *Life("S-bbbbbb").whole()])
+        await erase_run(log, "S-aaaaaa", (), AVA, "a test")
+        whole = log.head
+    told: list[tuple[int, int]] = []
+    report = verify(tmp_path, head=verify(tmp_path).head, on_progress=lambda done, of: told.append((done, of)))
+    assert report.ok and (report.entries, report.projections) == (whole, True)
+    assert two_processes[-1] == whole and told[-1] == (whole, whole)
+    with tampering(tmp_path) as db:
+        db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
+        db.execute("UPDATE runs SET cost_micros = 0 WHERE id = 'S-bbbbbb'")
+    assert [fault.kind for fault in verify(tmp_path).faults] == ["projection", "erased"]
+
+
+CHANGES = {
+    "UPDATE events SET content = replace(content, 'message', 'massage') WHERE seq = 8": ("changed", 8),
+    "UPDATE events SET content = CAST(content AS BLOB) WHERE seq = 8": ("changed", 8),
+    "UPDATE events SET content = 7 WHERE seq = 8": ("changed", 8),
+    "UPDATE events SET user_id = CAST(user_id AS BLOB) WHERE seq = 8": ("changed", 8),
+    "UPDATE events SET user_id = CAST(x'7B80FF7D' AS TEXT) WHERE seq = 8": ("changed", 8),
+    "UPDATE events SET content = NULL, type = 'SessionEnd' WHERE seq = 8": ("changed", 8),
+    "DELETE FROM events WHERE seq = 8": ("missing", 8),
+    "DELETE FROM events WHERE seq = 1": ("missing", 1),
+}
+
+
+@pytest.mark.sqlite_only("changes types and bytes in the file")
+@pytest.mark.parametrize("change", CHANGES)
+async def test_a_second_process_hides_no_change(change: str, file: Path, two_processes: list[int]) -> None:
+    with unguarded(file) as db:
+        db.execute("ALTER TABLE events RENAME TO strict_events")
+        db.execute("CREATE TABLE events AS SELECT * FROM strict_events")
+        db.execute("DROP TABLE strict_events")
+        db.execute(change)
+    assert fault_of(verify(file)) == CHANGES[change]
+    assert two_processes == [seq for seq in (3, 6) if seq < CHANGES[change][1]]
+
+
+@pytest.mark.sqlite_only("a log on a server is checked by one process")
+@pytest.mark.parametrize("program", ["/nowhere/python", "false"])
+async def test_verifies_alone_if_the_second_process_fails(
+    program: str, file: Path, two_processes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", shutil.which(program) or program)
+    assert verify(file).ok
+    assert two_processes == []
+
+
+@pytest.mark.sqlite_only("a log on a server is checked by one process")
+async def test_leaves_no_process_behind_when_it_is_stopped(
+    file: Path, two_processes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def noted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*args, **options))
+        return started[-1]
+
+    def stop(_done: int, _of: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subprocess.Popen", noted)
+    with pytest.raises(KeyboardInterrupt):
+        verify(file, on_progress=stop)
+    assert [process.returncode is not None for process in started] == [True]
+    assert two_processes == [3]

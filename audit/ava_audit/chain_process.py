@@ -1,0 +1,73 @@
+"""A second process that checks the hash chain of an embedded log, while the first one rebuilds the projections.
+
+It tells how far the chain is intact, and nothing else: the first process finds out itself what comes after that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
+
+from ava_audit.entries import GENESIS, HEADER, content_sha, entry_hash
+from ava_audit.events import TRANSCRIPT_TYPES
+from ava_audit.store.sqlite import SqliteBackend
+
+_START = "import sys; sys.path.append(sys.argv[1]); from ava_audit.chain_process import _tell; _tell(*sys.argv[2:])"
+_N, _TYPE = len(HEADER), HEADER.index("type")
+# The bytes of a text, which need not be decoded. No hash can be made of 0: what is no text has been changed.
+_BYTES = "CASE typeof(content) WHEN 'text' THEN CAST(content AS BLOB) WHEN 'null' THEN NULL ELSE 0 END"
+_SLICE = (
+    f"SELECT {', '.join(HEADER)}, {_BYTES}, content_sha, hash"  # noqa: S608
+    " FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
+)
+
+
+@contextmanager
+def intact_slices(path: Path, size: int) -> Generator[Iterator[tuple[int, bytes]]]:
+    """Have a process check the entries of a log from the first one on, until the context ends.
+
+    Args:
+        path: The database file.
+        size: How many entries it checks before it tells so.
+
+    Returns:
+        The last `seq` and hash of each slice that is intact. They end before the first fault, at the end of the log, or
+        when the process fails for any reason.
+    """
+    command = [sys.executable, "-I", "-c", _START, str(Path(__file__).parents[1]), str(path.absolute()), str(size)]
+    try:
+        process = subprocess.Popen(command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL)  # noqa: S603
+    except OSError:
+        yield iter(())
+        return
+    with process:
+        try:
+            assert process.stdout is not None
+            yield ((int(seq), bytes.fromhex(digest.decode())) for seq, digest in map(bytes.split, process.stdout))
+        finally:
+            process.kill()
+
+
+def _tell(path: str, size: str) -> None:
+    """Check the chain, and print the last `seq` and hash of each slice. Any error ends it: it vouches for no more."""
+    seq, before, file = 0, GENESIS, Path(path)
+    with contextlib.closing(SqliteBackend(file.parent, file).open_to_check()) as db:
+        while True:
+            start = seq
+            for row in db.execute(_SLICE, (seq, int(size))):
+                header, content, sha, digest = row[:_N], row[_N], row[_N + 1], row[_N + 2]
+                seq += 1
+                if header[0] != seq or entry_hash(before, header, sha) != digest:
+                    return
+                if content_sha(content) != sha if content is not None else header[_TYPE] not in TRANSCRIPT_TYPES:
+                    return
+                before = digest
+            if seq == start:
+                return
+            sys.stdout.write(f"{seq} {before.hex()}\n")
+            sys.stdout.flush()
