@@ -150,6 +150,10 @@ class Database(Protocol):
         """Return invalid text with surrogates from now on; False if that changes nothing."""
         ...
 
+    def stop_at(self, time_s: float | None, /) -> None:
+        """Stop statements that still run at this time of the monotonic clock; None: let them run."""
+        ...
+
     def interrupt(self) -> None:
         """Stop the running statement, from another thread and without waiting."""
         ...

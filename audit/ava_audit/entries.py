@@ -86,7 +86,7 @@ class Entry:
     version: int
     run_id: str | None
     generation: int | None
-    usage: Usage | None
+    tokens: tuple[int, int, int, int] | None
     cost_micros: int | None
     model: str | None
     duration_ms: int | None
@@ -94,6 +94,11 @@ class Entry:
     content_sha: bytes
     hash: bytes
     _fact: Fact | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def usage(self) -> Usage | None:
+        """The tokens of a model call, None if the entry has none. Made on each use, because few entries are asked."""
+        return None if self.tokens is None else usage_of(*self.tokens)
 
     @property
     def fact(self) -> Fact | None:
@@ -114,9 +119,9 @@ def entry_of(row: Sequence[Any]) -> Entry:
         cost_micros, model, parent_agent_id, duration_ms, content, sha, digest, *_further,
     ) = row  # fmt: skip
     who = Who(session_id, agent_id, user_id, parent_agent_id)
-    usage = None if fresh is None else usage_of(fresh, output, read, written)
+    tokens = None if fresh is None else (fresh, output, read, written)
     return Entry(
-        seq, ts_us, who, type_name, version, run_id, generation, usage, cost_micros, model, duration_ms, content, sha,
+        seq, ts_us, who, type_name, version, run_id, generation, tokens, cost_micros, model, duration_ms, content, sha,
         digest,
     )  # fmt: skip
 

@@ -27,6 +27,8 @@ SLICE = 500
 SLICE_CHARS = 8_000_000
 SEARCH_S = 30.0
 """A longer search has met a stuck disk: the slowest measured one takes well under a second."""
+FEW = 200
+"""Entries of a page that is read at once, without a thread."""
 _FEW = 1_000
 """Counting so many entries of a time range takes a tenth of a millisecond."""
 ALWAYS = "1 = 1"
@@ -115,7 +117,8 @@ async def search(store: Readable, query: LogQuery) -> Page:
         BadQuery: The query names an unknown event type.
         StoreUnavailable: The log cannot be read.
     """
-    return await store.read(partial(_page, query=query, conditions=Conditions(query)), within_s=SEARCH_S)
+    page = partial(_page, query=query, conditions=Conditions(query))
+    return await store.read(page, within_s=SEARCH_S, short=query.limit <= FEW)
 
 
 async def follow(store: Store, query: LogQuery) -> AsyncIterator[Entry]:

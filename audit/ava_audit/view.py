@@ -431,7 +431,7 @@ Query = Callable[[View], T]
 class Readable(Protocol):
     """A log that answers queries: a `Store`, or one state of the log that was opened to look at it."""
 
-    async def read(self, query: Query[T], /, *, within_s: float | None = None) -> T:
+    async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query on one consistent state, as `Store.read` does.
 
         Raises:

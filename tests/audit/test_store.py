@@ -15,11 +15,13 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 import pytest
-from support.log import AVA, Life, child, said, write, write_each, writing
+from support.log import AVA, Life, child, said, write, write_each, write_texts, writing
 
 from ava_audit.entries import Entry
 from ava_audit.errors import Contradiction, DataRootRefused, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
 from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
+from ava_audit.maintenance import index_new_entries
+from ava_audit.search import LogQuery, search
 from ava_audit.store import locks, store
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
@@ -617,3 +619,41 @@ async def test_refuses_a_data_root_on_a_network_file_system(tmp_path: Path, monk
     async with Store.open(tmp_path) as log:
         await write(log, said("local"), Event(AVA, Activity(activity="x")))
         await write(log, Event(AVA, ToolResult(tool="t", success=True)), Event(AVA, UserMessage(text="y")))
+
+
+COUNT_FAR = (
+    "WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 300000)"
+    " SELECT count(*) FROM numbers"
+)
+
+
+async def test_a_short_read_that_takes_longer_starts_again_in_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: str
+) -> None:
+    monkeypatch.setattr(store, "LOOK_S", 0.002)
+    threads: list[int] = []
+
+    def count(view: View) -> int:
+        threads.append(threading.get_ident())
+        return int(next(view.select(COUNT_FAR))[0])
+
+    async with Store.open(tmp_path) as log:
+        assert await log.read(count, short=True, within_s=30) == 300_000
+        here = threading.get_ident()
+        assert [thread == here for thread in threads] == ([True, False] if database == "sqlite" else [False])
+        threads.clear()
+        assert await log.read(count, short=True) == 300_000
+        assert threads != [] and here not in threads, "it was slow just now, and no statement is stopped any more"
+
+
+@pytest.mark.sqlite_only("Postgres is asked in threads")
+async def test_a_search_of_a_page_needs_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LOOK_S", 60.0)
+    async with Store.open(tmp_path) as log:
+        await write_texts(log, ["one", "two"])
+        await index_new_entries(log)
+        monkeypatch.setattr(log._readers, "read", None)  # would fail
+        found = await search(log, LogQuery(search="two"))
+        assert [entry.seq for entry in found.entries] == [2]
+        with pytest.raises(TypeError, match="not callable"):
+            await search(log, LogQuery(search="two", limit=100_000))

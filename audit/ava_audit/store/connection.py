@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from ava_audit.database import Busy, IndexQuery, IndexRow, Values
 BUSY_MS = 1_000
 READER_CACHE_KIB = 4_096
 """Pages that a reader keeps: some searches among a million entries read 1.7 MB."""
+STEPS = 200
+"""Steps of a statement between two looks at the clock, a few hundredths of a millisecond."""
 DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to another folder"
 
 
@@ -91,6 +94,10 @@ class SqliteDatabase(sqlite3.Connection):
         already = self.text_factory is _decode_any
         self.text_factory = _decode_any
         return not already
+
+    def stop_at(self, time_s: float | None, /) -> None:
+        """Stop statements that still run at this time of the monotonic clock; None: let them run."""
+        self.set_progress_handler(None if time_s is None else lambda: time.monotonic() > time_s, STEPS)
 
     def add_words(self, row: IndexRow, /) -> None:
         """Add a row to the text index."""

@@ -323,6 +323,9 @@ class PostgresDatabase:
                 self.execute("SET statement_timeout = '30s'")
         return True
 
+    def stop_at(self, time_s: float | None, /) -> None:
+        """Do nothing: only queries in the thread of the event loop need it, which are none here."""
+
     def accept_any_text(self) -> bool:
         """Return False: Postgres stores no invalid text."""
         return False

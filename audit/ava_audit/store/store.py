@@ -58,8 +58,9 @@ _CLOSED = "the log is closed: this server is shutting down"
 
 @dataclass(slots=True)
 class _Reading:
-    """A query in a reader thread: its connection, and whether its caller has gone."""
+    """A running query: when it is stopped, its connection, and whether its caller has gone."""
 
+    until: float | None = None
     db: Database | None = None
     abandoned: bool = False
 
@@ -85,15 +86,24 @@ class Readers:
         """Tell whether the next look can be done at once: with a connection at hand, and no slow disk just before."""
         return not self._idle.empty() and time.monotonic() >= self._threads_until
 
-    def look(self, query: Query[T]) -> T:
+    def look(self, query: Query[T], *, bounded: bool = False) -> T:
         """Run a short query in this thread.
+
+        Args:
+            query: What to read.
+            bounded: Stop it after `LOOK_S`.
 
         Raises:
             StoreUnavailable: The database cannot be read.
+            TimeoutError: It was stopped.
         """
         began = time.monotonic()
         try:
-            return self._read(query, _Reading())
+            return self._read(query, _Reading(began + LOOK_S if bounded else None))
+        except StoreUnavailable:
+            if bounded and time.monotonic() > began + LOOK_S:
+                raise TimeoutError from None
+            raise
         finally:
             ended = time.monotonic()
             if ended - began > LOOK_S:
@@ -139,9 +149,13 @@ class Readers:
                 if reading.abandoned:
                     raise StoreUnavailable("the caller of this query has gone")
                 reading.db = db
+            if reading.until is not None:
+                db.stop_at(reading.until)
             try:
                 return query(View(db))
             finally:
+                if reading.until is not None:
+                    db.stop_at(None)
                 with self._gate:
                     reading.db = None
 
@@ -293,19 +307,24 @@ class Store:
             with contextlib.suppress(RuntimeError):  # the loop is closed, and with it all readers of the activity
                 self._loop.call_soon_threadsafe(self._loop.call_later, LIVE_S, self._flush_live)
 
-    async def read(self, query: Query[T], /, *, within_s: float | None = None) -> T:
+    async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query on one consistent state, in a thread. It never waits for a writer.
 
         Args:
             query: What to read.
             within_s: How long it may take; a cancelled caller then returns at once, and its query is interrupted.
+            short: It usually takes little time: it is tried like a `look` first, which saves the way to a thread and
+                back. After `LOOK_S` it is stopped, and starts again in a thread.
 
         Raises:
             LogMoved: The log was removed, moved or replaced.
             StoreUnavailable: The database cannot be read.
         """
-        await anyio.lowlevel.checkpoint_if_cancelled()
+        await self._let_others_run(looks=short)
         self._refuse_reading()
+        if short and self._readers.is_quick():
+            with contextlib.suppress(TimeoutError):
+                return self._readers.look(query, bounded=True)
         try:
             with anyio.fail_after(within_s):
                 return await self._readers.read(query, interrupt=within_s is not None)
@@ -325,15 +344,18 @@ class Store:
             LogMoved: The log was removed, moved or replaced.
             StoreUnavailable: The database cannot be read.
         """
-        self._looks += 1
-        if self._looks % LOOKS == 0:  # else a task that only looks would keep all others from running
-            await anyio.lowlevel.checkpoint()
-        else:
-            await anyio.lowlevel.checkpoint_if_cancelled()
+        await self._let_others_run(looks=True)
         self._refuse_reading()
         if self._readers.is_quick():
             return self._readers.look(query)
         return await self._readers.read(query, interrupt=True)
+
+    async def _let_others_run(self, *, looks: bool) -> None:
+        self._looks += looks
+        if looks and self._looks % LOOKS == 0:  # else a task that only looks would keep all others from running
+            await anyio.lowlevel.checkpoint()
+        else:
+            await anyio.lowlevel.checkpoint_if_cancelled()
 
     def _refuse_reading(self) -> None:
         if self._closed:

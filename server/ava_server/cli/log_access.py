@@ -240,7 +240,7 @@ class Snapshot:
 
     view: View
 
-    async def read(self, query: Query[T], /, *, within_s: float | None = None) -> T:
+    async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query at once; Ctrl-C ends one that takes long.
 
         Raises:
@@ -248,7 +248,7 @@ class Snapshot:
         """
         import sqlite3
 
-        del within_s
+        del within_s, short
         try:
             return query(self.view)
         except sqlite3.Error as error:
