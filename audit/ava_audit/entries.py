@@ -98,7 +98,10 @@ class Entry:
     @property
     def usage(self) -> Usage | None:
         """The tokens of a model call, None if the entry has none. Made on each use, because few entries are asked."""
-        return None if self.tokens is None else usage_of(*self.tokens)
+        if self.tokens is None:
+            return None
+        fresh, output, read, written = self.tokens
+        return Usage(input_tokens=fresh, output_tokens=output, cache_read_tokens=read, cache_write_tokens=written)
 
     @property
     def fact(self) -> Fact | None:
@@ -157,19 +160,6 @@ def read_fact(type_name: str, version: int, content: str | bytes) -> Fact:
         return Unknown(name=type_name, content=json.loads(content))
     fact: Fact = model.__pydantic_validator__.validate_json(content, extra="ignore")
     return fact
-
-
-def usage_of(fresh: int | None, output: int, cache_read: int, cache_written: int) -> Usage | None:
-    """Return an entry's tokens from its header columns, None if it has no tokens.
-
-    Raises:
-        ValueError: Some columns are missing.
-    """
-    if fresh is None:
-        return None
-    return Usage(
-        input_tokens=fresh, output_tokens=output, cache_read_tokens=cache_read, cache_write_tokens=cache_written
-    )
 
 
 _CONTENT = b',"content":'
