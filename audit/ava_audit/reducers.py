@@ -119,21 +119,16 @@ def reduce(state: State, header: Header, fact: Fact | None) -> None:
         Contradiction: The entry contradicts the log, e.g. it approves something that was never proposed.
     """
     run = state.runs.get(header.run_id)
+    if run is not None and (by_header := _BY_HEADER.get(header.type)) is not None:
+        by_header(run, header)
     # Only the newer program that wrote a newer version knows what it means.
     if fact is not None and not isinstance(fact, Unknown):
         if (by_fact := _BY_FACT.get(header.type)) is not None:
             by_fact(state, header, fact)
         if run is not None and (by_run := _BY_RUN.get(header.type)) is not None:
             by_run(state, run, header, fact)
-    if run is not None:
-        _noted(run, header.type, header.seq, header.ts_us, header.generation)
-
-
-def _noted(run: RunRow, type_name: str, seq: int, ts_us: int, generation: int | None) -> None:
-    if (by_header := _BY_HEADER.get(type_name)) is not None:
-        by_header(run, seq, ts_us, generation)
-    if generation is not None:
-        run.last_us = ts_us
+    if run is not None and header.generation is not None:
+        run.last_us = header.ts_us
 
 
 def fold(state: State, row: Sequence[Any]) -> None:
@@ -144,11 +139,13 @@ def fold(state: State, row: Sequence[Any]) -> None:
         ValueError: Its content is invalid for its type.
     """
     type_name, run_id, generation = row[5], row[7], row[8]
-    if type_name in CONTENT_TYPES:
-        fact, tokens = read_fact(type_name, row[6], row[_CONTENT]), _tokens_of(row)
+    if type_name in REDUCED_TYPES:
+        fact = tokens = None
+        if type_name in CONTENT_TYPES:
+            fact, tokens = read_fact(type_name, row[6], row[_CONTENT]), _tokens_of(row)
         reduce(state, Header(row[0], row[1], row[2], row[4], type_name, run_id, generation, tokens, row[13]), fact)
-    elif (run := state.runs.get(run_id)) is not None:  # most entries of a log: neither a fact nor a header is needed
-        _noted(run, type_name, row[0], row[1], generation)
+    elif generation is not None and (run := state.runs.get(run_id)) is not None:  # the same, for much of a log
+        run.last_us = row[1]
 
 
 def _tokens_of(row: Sequence[Any]) -> Tokens | None:
@@ -227,10 +224,10 @@ def _proposed(state: State, header: Header, fact: SpawnProposed) -> None:
     )
 
 
-def _said(run: RunRow, seq: int, _ts_us: int, _generation: int | None) -> None:
+def _said(run: RunRow, header: Header) -> None:
     # The first message of a run is its task. Its position tells, because its content can be erased.
     if run.task_seq is None:
-        run.task_seq = seq
+        run.task_seq = header.seq
 
 
 def _decided(state: State, header: Header, fact: SpawnDecided) -> None:
@@ -314,8 +311,8 @@ def _resumed(_state: State, run: RunRow, header: Header, _fact: RunResumed) -> N
     run.generation += 1
 
 
-def _started(run: RunRow, seq: int, _ts_us: int, _generation: int | None) -> None:
-    run.started_seq = seq
+def _started(run: RunRow, header: Header) -> None:
+    run.started_seq = header.seq
 
 
 def _reserved(state: State, header: Header, fact: CostReserved) -> None:
@@ -363,24 +360,24 @@ def _settled(state: State, run: RunRow, header: Header, fact: CostUpdate) -> Non
     run.cache_write_tokens += usage.cache_write_tokens
 
 
-def _called(run: RunRow, _seq: int, _ts_us: int, generation: int | None) -> None:
-    if generation is not None:  # a subagent's call; the orchestrator's calls of Ava's tools have no generation
+def _called(run: RunRow, header: Header) -> None:
+    if header.generation is not None:  # a subagent's call; the orchestrator's calls of Ava's tools have no generation
         run.tool_calls += 1
 
 
-def _answered(run: RunRow, _seq: int, ts_us: int, generation: int | None) -> None:
+def _answered(run: RunRow, header: Header) -> None:
     # A result of one of Ava's tools has a run id in its header only if it carried that run's result.
-    if generation is None and run.fetched_us is None and run.ended_us is not None:
-        run.fetched_us = ts_us
+    if header.generation is None and run.fetched_us is None and run.ended_us is not None:
+        run.fetched_us = header.ts_us
 
 
-def _cancelled(run: RunRow, seq: int, _ts_us: int, _generation: int | None) -> None:
+def _cancelled(run: RunRow, header: Header) -> None:
     if run.cancel_seq is None:
-        run.cancel_seq = seq
+        run.cancel_seq = header.seq
 
 
-def _completed(run: RunRow, seq: int, _ts_us: int, _generation: int | None) -> None:
-    run.result_seq = seq
+def _completed(run: RunRow, header: Header) -> None:
+    run.result_seq = header.seq
 
 
 def _ended(state: State, run: RunRow, header: Header, fact: RunEnded) -> None:
@@ -429,7 +426,7 @@ def _config(config: dict[str, Any]) -> str:
     return json.dumps(config, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 
 
-_BY_HEADER: dict[str, Callable[[RunRow, int, int, int | None], None]] = {
+_BY_HEADER: dict[str, Callable[[RunRow, Header], None]] = {
     "UserMessage": _said,
     "RunStarted": _started,
     "ToolCall": _called,
@@ -437,7 +434,7 @@ _BY_HEADER: dict[str, Callable[[RunRow, int, int, int | None], None]] = {
     "CancelRequested": _cancelled,
     "SubagentComplete": _completed,
 }
-"""Reducers that read only `seq`, time and generation of the header: the only ones that transcripts can have."""
+"""Reducers that read only the header: the only ones that transcripts can have."""
 _BY_FACT: dict[str, Callable[[State, Header, Any], None]] = {
     "SpawnProposed": _proposed,
     "SpawnDecided": _decided,
