@@ -17,7 +17,7 @@ from ava_audit.entries import GENESIS, HEADER, content_sha, entry_hash
 from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.store.sqlite import SqliteBackend
 
-_START = "import sys; sys.path.append(sys.argv[1]); from ava_audit.chain_process import print_intact; print_intact(*sys.argv[2:])"
+_START = f"import sys; sys.path.append(sys.argv[1]); from {__name__} import print_intact as p; p(*sys.argv[2:])"
 _N, _TYPE = len(HEADER), HEADER.index("type")
 # The bytes of a text, which need not be decoded. No hash can be made of 0: what is no text has been changed.
 _BYTES = "CASE typeof(content) WHEN 'text' THEN CAST(content AS BLOB) WHEN 'null' THEN NULL ELSE 0 END"
