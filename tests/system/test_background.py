@@ -8,7 +8,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -249,7 +249,7 @@ async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) ->
 
 
 def _migrate(db: Path) -> None:
-    with sqlite3.connect(db) as log:
+    with closing(sqlite3.connect(db, isolation_level=None)) as log:
         log.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
 
