@@ -18,7 +18,15 @@ import pytest
 from support.log import AVA, Life, child, said, write, write_each, write_texts, writing
 
 from ava_audit.entries import Entry
-from ava_audit.errors import Contradiction, DataRootRefused, EntryTooLarge, SchemaNewer, StaleOwner, StoreUnavailable
+from ava_audit.errors import (
+    Contradiction,
+    DataRootRefused,
+    EntryTooLarge,
+    LogMoved,
+    SchemaNewer,
+    StaleOwner,
+    StoreUnavailable,
+)
 from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
@@ -657,3 +665,18 @@ async def test_a_search_of_a_page_needs_no_thread(tmp_path: Path, monkeypatch: p
         assert [entry.seq for entry in found.entries] == [2]
         with pytest.raises(TypeError, match="not callable"):
             await search(log, LogQuery(search="two", limit=100_000))
+
+
+@pytest.mark.sqlite_only("a file can be replaced")
+async def test_a_connection_opened_after_the_log_was_replaced_reads_nothing(tmp_path: Path) -> None:
+    path, aside = tmp_path / "ava.db", tmp_path / "aside.db"
+    async with Store.open(tmp_path) as log:
+        log._readers.close()  # the next read opens a connection
+        path.rename(aside)
+        with pytest.raises(LogMoved):
+            await log.read(View.head)
+        path.touch()
+        with pytest.raises(LogMoved):
+            await log.read(View.head)
+        aside.replace(path)
+        assert await log.read(View.head) == 0

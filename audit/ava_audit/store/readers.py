@@ -16,7 +16,7 @@ from typing import Any, cast
 import anyio
 
 from ava_audit.database import Database
-from ava_audit.errors import StoreUnavailable
+from ava_audit.errors import LogMoved, StoreUnavailable
 from ava_audit.store.backend import Backend
 from ava_audit.view import Query, T, View
 
@@ -135,10 +135,7 @@ class Readers:
         try:
             db = self._idle.get_nowait()
         except queue.Empty:
-            try:
-                db = self._backend.connect(readonly=True)
-            except self._backend.error as error:
-                raise StoreUnavailable(f"the log cannot be opened for reading: {error}; try again") from error
+            db = self._opened()
         try:
             db.begin_read()
             yield db
@@ -153,3 +150,17 @@ class Readers:
                     self._idle.put(db)
             if closed:
                 db.close()
+
+    def _opened(self) -> Database:
+        """Open a connection, but never to another log that has taken the place of this one."""
+        try:
+            db = self._backend.connect(readonly=True)
+        except self._backend.error as error:
+            self._backend.check_location()
+            raise StoreUnavailable(f"the log cannot be opened for reading: {error}; try again") from error
+        try:
+            self._backend.check_location()
+        except LogMoved:
+            db.close()
+            raise
+        return db
