@@ -85,7 +85,7 @@ class View:
         where = ["1 = 1"]
         values: list[str | int] = []
         if user is not None:
-            where.append("user_id = ?")
+            where.append("+user_id = ?" if ended_since_us else "user_id = ?")  # the last hour's: by when they ended
             values.append(user)
         if states is not None:
             wanted = list(states)
@@ -171,7 +171,7 @@ class View:
 
     def durations(self, role: str, limit: int = 50) -> list[tuple[str, int]]:
         """Return model and active time (microseconds) of a role's last successful runs, newest first."""
-        sql = "SELECT model, active_us FROM runs WHERE +role = ? AND state = 'success' ORDER BY ended_us DESC LIMIT ?"
+        sql = "SELECT model, active_us FROM runs WHERE role = ? AND state = 'success' ORDER BY ended_us DESC LIMIT ?"
         return [(str(model), int(active_us)) for model, active_us in self.select(sql, role, limit)]
 
     def users(self) -> set[str]:

@@ -27,6 +27,7 @@ from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
 from ava_audit.store import backend, locks, store
 from ava_audit.store import store as stores
+from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Outcome
 from ava_audit.totals import Tally, count_new_entries, current_runs, run_sums, spending, start_waits, user_sums
 from ava_audit.transfer import export_log, import_log
@@ -649,6 +650,17 @@ def test_the_tables_are_the_same_as_in_the_embedded_database(url: str, tmp_path:
             sql = "SELECT column_name FROM information_schema.columns WHERE table_schema = 'ava' AND table_name = %s"
             assert {name for (name,) in other.execute(sql, (table,))} == here, table
     embedded.close()
+
+
+def test_a_log_of_the_first_version_on_a_server_gets_the_indexes_of_later_ones(url: str, tmp_path: Path) -> None:
+    PostgresBackend(tmp_path, url).prepare()
+    with asking(url) as other:
+        for made in ("DROP INDEX ava.runs_ended", "DROP INDEX ava.runs_role", "UPDATE ava.meta SET version = 3"):
+            other.execute(made)
+    backend = PostgresBackend(tmp_path, url)
+    backend.prepare()
+    with contextlib.closing(backend.connect(readonly=True)) as log:
+        assert (log.schema_version(), backend.schema_changes(log)) == (SCHEMA_VERSION, {})
 
 
 def test_the_server_of_the_tests_belongs_to_no_other_user(server: PostgresServer) -> None:

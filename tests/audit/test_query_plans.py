@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.log import Life
@@ -79,6 +79,23 @@ def test_the_list_of_runs_walks_them_by_time_or_by_a_rare_state(db: SqliteDataba
     view.newest_runs("waiting", 9)
     view.newest_runs("running", 9)
     assert [look for look in plans.all() if "runs_state" in look]
+
+
+def test_a_long_history_makes_no_call_slower(db: SqliteDatabase) -> None:
+    found_by: dict[str, list[Callable[[View], object]]] = {
+        "runs_ended (ended_us>?)": [
+            lambda view: view.runs(user="ben", ended_since_us=5),
+            lambda view: view.runs(ended_since_us=5),
+        ],
+        "runs_role (role=?)": [lambda view: view.durations("coder")],
+        "runs_group (group_id=?)": [lambda view: view.group_runs("G-4e1b2c3")],
+        "runs_unfetched (user_id=?)": [lambda view: view.unfetched("ben")],
+    }
+    for index, look in ((index, look) for index, looks in found_by.items() for look in looks):
+        plans = Plans(db)
+        look(View(db))
+        walked = [plan.partition(" for ")[0] for plan in plans.all()]
+        assert f"SEARCH runs USING INDEX {index}" in walked and not [walk for walk in walked if "SCAN" in walk], walked
 
 
 def test_rare_entries_of_a_run_are_found_by_their_type(db: SqliteDatabase) -> None:

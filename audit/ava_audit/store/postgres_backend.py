@@ -46,7 +46,7 @@ MAINTAINER, MAINTAIN_AFTER_S = 0x61_76_62, 3.0
 """The advisory lock of the process that maintains the log, and how often others try to take it."""
 NETWORK = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 """After how long a connection counts as lost whose other end is gone (seconds; the last in milliseconds)."""
-_MADE = re.compile(r"CREATE (TABLE|TRIGGER|INDEX) (\w+)")
+_MADE = re.compile(r"CREATE (TABLE|TRIGGER|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _FUNCTION = re.compile(r"CREATE FUNCTION (\w+)\(.*?\$\$(.*?)\$\$", re.DOTALL)
 _FOUND = """
 SELECT 'table', relname::text, 'O' FROM pg_class WHERE relnamespace = 'ava'::regnamespace AND relkind IN ('r', 'p', 'v')
@@ -269,7 +269,7 @@ class PostgresBackend:
 
     def schema_changes(self, db: Database) -> schema.Changes:
         """Return how tables, indexes, triggers and functions differ from those of a new database."""
-        script = _script()
+        script = "\n".join((_script(), *schema.INDEXES))
         expected = {(kind.lower(), name): "O" for kind, name in _MADE.findall(script)}
         expected |= {("function", name): body for name, body in _FUNCTION.findall(script)}
         found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -325,7 +326,7 @@ class WatchedFile(Generic[T]):
             self._seen = seen  # last: who finds it changed does not have to wait
 
 
-_FINGERPRINT = ("st_dev", "st_ino", "st_mode", "st_uid", "st_size", "st_mtime_ns", "st_ctime_ns")
+_FINGERPRINT = attrgetter("st_dev", "st_ino", "st_mode", "st_uid", "st_size", "st_mtime_ns", "st_ctime_ns")
 
 
 def fingerprint(path: Path) -> tuple[int, ...]:
@@ -334,4 +335,4 @@ def fingerprint(path: Path) -> tuple[int, ...]:
         status = path.lstat()
     except OSError as failed:
         return (failed.errno or 0,)
-    return tuple(getattr(status, name) for name in _FINGERPRINT)
+    return _FINGERPRINT(status)

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote, urlsplit
@@ -250,15 +251,23 @@ class Access:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own
 
-    def news(self, view: View, alive: Alive | None = None) -> News:
-        """Return which of the user's runs each answer mentions. Blocking; `alive` tells whether an instance lives."""
+    def news(self, view: View, alive: Alive | None = None, unended: list[RunRow] | None = None) -> News:
+        """Return which of the user's runs each answer mentions. Blocking.
+
+        Args:
+            view: A state of the log.
+            alive: Tells whether an instance lives.
+            unended: The user's runs that have not ended, where the caller has read them.
+        """
         user, now_us, alive = self.session.user, time.time_ns() // 1000, alive or self.runtime.alive
-        held_up = view.runs(user=user, states=(QUEUED,), paused_at_us=now_us)
-        gone = {name for name in view.owners(user) if not alive(name)}
-        lost = [row for row in view.runs(user=user, states=(RUNNING,)) if row.instance in gone] if gone else []
+        if unended is None:  # few of them are news
+            unended = view.runs(user=user, states=(QUEUED,), paused_at_us=now_us)
+            if not all(map(alive, view.owners(user))):
+                unended += view.runs(user=user, states=(RUNNING,))
+        lost = [row for row in unended if row.state == RUNNING and row.instance and not alive(row.instance)]
         return News(
             at_us=now_us,
-            asking=[row for row in held_up if awaited(row, now_us)],
+            asking=[row for row in unended if awaited(row, now_us)],
             interrupted=[row for row in lost if waits_for_resume(view, row, now_us)],
             ended=view.unfetched(user),
         )
@@ -284,10 +293,12 @@ class Access:
         if self.session.transport == "terminal":  # the person has just typed one
             return text
 
-        def whole(found: re.Match[str]) -> str:
-            return f"`{launching.terminal_command(self.runtime.settings.data_root, found[1])}"
+        return re.sub(r"`ava (?=(?:approve|reject|resume|show) |ui`)", lambda _found: f"`{self._ava} ", text)
 
-        return re.sub(r"`ava (approve(?= )|reject(?= )|resume(?= )|show(?= )|ui(?=`))", whole, text)
+    @cached_property
+    def _ava(self) -> str:
+        """What `ava` is to be called as in any terminal."""
+        return launching.terminal_command(self.runtime.settings.data_root)
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""
