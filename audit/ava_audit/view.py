@@ -101,8 +101,8 @@ class View:
 
     def owners(self, user: str) -> set[str]:
         """Return the instances that have claimed this user's running runs."""
-        sql = "SELECT DISTINCT instance FROM runs WHERE user_id = ? AND state = ? AND instance IS NOT NULL"
-        return {str(instance) for (instance,) in self.select(sql, user, RUNNING)}
+        sql = "SELECT DISTINCT instance FROM runs WHERE user_id = ? AND state = 'running' AND instance IS NOT NULL"
+        return {str(instance) for (instance,) in self.select(sql, user)}
 
     def queued_before(self, run: RunRow, now_us: int) -> int:
         """Return how many queued runs, of all users, may start now and were queued before this one."""

@@ -106,6 +106,10 @@ def _network_kind(mounts: str, path: Path) -> str | None:
 log = logging.getLogger("ava.locks")
 _EXCLUSIVE = portalocker.LockFlags.EXCLUSIVE
 _TRY = portalocker.LockFlags.EXCLUSIVE | portalocker.LockFlags.NON_BLOCKING
+_LOOK = (_EXCLUSIVE if sys.platform == "win32" else portalocker.LockFlags.SHARED) | portalocker.LockFlags.NON_BLOCKING
+"""On Windows, a shared lock would need pywin32."""
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+"""Opening a pipe would wait for ever."""
 _TRY_EVERY_S = 0.005
 """How often the lock is tried on Windows, whose own waiting tries once a second and gives up after ten."""
 
@@ -178,15 +182,19 @@ def try_hold(path: Path) -> HeldLock | None:
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock file, by trying a shared lock; the file is not created."""
-    if path.is_symlink() or not path.is_file():  # opening a pipe would wait for ever
-        return False
-    with path.open("rb") as file:
-        try:
-            portalocker.lock(file, portalocker.LockFlags.SHARED | portalocker.LockFlags.NON_BLOCKING)
-        except portalocker.LockException:
-            return True
-        portalocker.unlock(file)
+    """Tell whether a process holds a lock file, by trying its lock; the file is not created."""
+    try:
+        file = os.open(path, os.O_RDONLY | _AT_ONCE)
+    except OSError as failed:
+        if failed.errno in (errno.ENOENT, errno.ELOOP):
+            return False
+        raise
+    try:
+        portalocker.lock(file, _LOOK)
+    except portalocker.LockException:
+        return True
+    finally:
+        os.close(file)  # and with it the lock, if it was free
     return False
 
 
@@ -265,17 +273,10 @@ class LockedInstances:
 
     def alive(self, name: str) -> bool:
         """Tell whether an instance is alive: its lock file exists, and somebody holds it."""
-        path = self.folder / f"{name}.lock"
         try:
-            if not path.exists():
-                return False
-            held = try_hold(path)
+            return is_held(self.folder / f"{name}.lock")
         except OSError:  # unknown (another user's file, too many open files): treat it as alive
             return True
-        if held is None:
-            return True
-        held.release()
-        return False
 
     def known_dead(self, name: str) -> bool:
         """Tell whether an instance has run on this machine and does no more."""

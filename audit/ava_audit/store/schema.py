@@ -19,10 +19,11 @@ log = logging.getLogger("ava.store")
 INDEXES = (
     "CREATE INDEX runs_ended ON runs (ended_us) WHERE ended_us IS NOT NULL",
     "CREATE INDEX runs_role ON runs (role, ended_us) WHERE state = 'success'",
+    "CREATE INDEX runs_owners ON runs (user_id, instance) WHERE state = 'running'",
     "CREATE INDEX IF NOT EXISTS runs_group ON runs (group_id) WHERE group_id IS NOT NULL",
 )
-"""Runs by when they ended, by role, and by group, so that a long history makes no call slower. Postgres always had the
-last one."""
+"""Runs by when they ended, by role, by owner, and by group, so that a long history makes no call slower. Postgres
+always had the last one."""
 
 
 def _first(db: Database) -> None:
