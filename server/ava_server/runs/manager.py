@@ -217,59 +217,55 @@ class Manager:
         It returns once a newer program has migrated the log and the last run here has stopped: this process then owns
         nothing, and the newer one may take its runs over.
         """
-        async with anyio.create_task_group() as tasks:
-            while self._owned or not self.outdated:
-                woken = self._woken = anyio.Event()
-                seen = self._store.head
-                try:
-                    if not self.outdated:
-                        await self._look(tasks)
-                    self.out_of_reach = None
-                except SchemaNewer as error:
-                    self._stop_claiming(error)
-                    continue
-                except AuditError as error:  # the log is out of reach: nothing is claimed until the next look
-                    if self.out_of_reach is None:
-                        log.warning("looking for runs: %s", error)
-                    self.out_of_reach = str(error)
-                    self._note_idle(busy=bool(self._owned))
-                self._looked_s = anyio.current_time()
-                with anyio.move_on_after(LOOK_EVERY_S):
-                    await self._wait_for_news(seen, woken)
-            self._note_idle(busy=False)
+        async with anyio.create_task_group() as watching:
+            watching.start_soon(self._watch_for_news, self._store.head)
+            async with anyio.create_task_group() as tasks:
+                await self._serve(tasks)
+            watching.cancel_scope.cancel()
+
+    async def _serve(self, tasks: anyio.abc.TaskGroup) -> None:
+        while self._owned or not self.outdated:
+            woken = self._woken = anyio.Event()
+            try:
+                if not self.outdated:
+                    await self._look(tasks)
+                self.out_of_reach = None
+            except SchemaNewer as error:
+                self._stop_claiming(error)
+                continue
+            except AuditError as error:  # the log is out of reach: nothing is claimed until the next look
+                if self.out_of_reach is None:
+                    log.warning("looking for runs: %s", error)
+                self.out_of_reach = str(error)
+                self._note_idle(busy=bool(self._owned))
+            self._looked_s = anyio.current_time()
+            with anyio.move_on_after(LOOK_EVERY_S):
+                await woken.wait()
+        self._note_idle(busy=False)
 
     def _stop_claiming(self, newer: SchemaNewer) -> None:
         if not self.outdated:
             self.outdated = True
             log.error("the runs of this server are left to the newer program: %s", newer)
 
-    async def _wait_for_news(self, seen: int, woken: anyio.Event) -> None:
-        async def on_commit(seen: int) -> None:
-            while True:
-                await self._store.wait_for_entry_after(seen)
-                await anyio.sleep_until(self._looked_s + SETTLE_S)
-                head, self._looked_s = self._store.head, anyio.current_time()
-                try:
-                    news = await self._store.look(partial(View.any_after, seq=seen, types=NEWS))
-                except AuditError:  # the next look reports it
-                    news = True
-                if news:
-                    waiting.cancel_scope.cancel()
-                    return
-                seen = head
-
-        async def on_wake() -> None:
-            await woken.wait()
-            waiting.cancel_scope.cancel()
-
-        async with anyio.create_task_group() as waiting:
-            waiting.start_soon(on_commit, seen)
-            waiting.start_soon(on_wake)
+    async def _watch_for_news(self, seen: int) -> None:
+        """Have runs looked for when an entry after `seen` may concern one."""
+        while True:
+            await self._store.wait_for_entry_after(seen)
+            await anyio.sleep_until(self._looked_s + SETTLE_S)
+            head, self._looked_s = self._store.head, anyio.current_time()
+            try:
+                news = await self._store.look(partial(View.any_after, seq=seen, types=NEWS))
+            except AuditError:  # the next look reports it
+                news = True
+            if news:
+                self.wake()
+            seen = head
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
-        found = self._unended = await self._store.read(partial(read_unended, known=self._unended))
+        found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
         rows, groups = [*found.runs.values()], found.groups
         self._forget_ended(found.runs.keys())
         for row in rows:

@@ -208,7 +208,7 @@ class RunSetup:
         """
         config = config_of(run.config)
         texts, ratio = await self._resources.store.read(
-            lambda view: (texts_of(view, run), measured_ratio(view, config.model))
+            lambda view: (texts_of(view, run), measured_ratio(view, config.model)), short=True
         )
         if texts is None:
             raise ConfigNotSupported("its task was erased")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import anyio.lowlevel
 import anyio.to_thread
 
 from ava_audit.errors import AuditError
@@ -132,6 +133,7 @@ class Confirmations(Operations):
         self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext
     ) -> ConfirmAnswer:
         self._runtime.manager.wake()
+        await anyio.lowlevel.checkpoint()  # the runs come first: what is said of them takes as long as taking one
         decisions = [
             OneDecision(
                 pending_id=made.pending_id,
