@@ -332,7 +332,7 @@ _FINGERPRINT = attrgetter("st_dev", "st_ino", "st_mode", "st_uid", "st_size", "s
 def fingerprint(path: Path) -> tuple[int, ...]:
     """Return numbers that change when a file is replaced, written, or given other permissions."""
     try:
-        status = path.lstat()
+        status = os.lstat(path)
     except OSError as failed:
         return (failed.errno or 0,)
     return _FINGERPRINT(status)

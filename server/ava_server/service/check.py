@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import cache
 from typing import Any
 
 import anyio
@@ -96,7 +95,7 @@ class RunChecks(Operations):
 
         def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
             rows = [view.run(row.id) or row for row in known] or self._named(view, args)
-            alive = cache(self._runtime.alive)
+            alive = self._runtime.alive_now()
             caller.news.append(self._access.news(view, alive))
             return rows, self._shown(view, rows, alive, offset)
 
@@ -123,7 +122,7 @@ class RunChecks(Operations):
         Also a sentence on the runs that this session is not shown; empty where there are none.
         """
         now_us = time.time_ns() // 1000
-        user, alive = self._session.user, cache(self._runtime.alive)
+        user, alive = self._session.user, self._runtime.alive_now()
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
@@ -146,7 +145,7 @@ class RunChecks(Operations):
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         """Return runs as the tools' answers show them."""
-        alive = cache(self._runtime.alive)
+        alive = self._runtime.alive_now()
         return await self._store.look(lambda view: self._shown(view, [view.run(row.id) or row for row in rows], alive))
 
     def _shown(self, view: View, rows: list[RunRow], alive: Alive, offset: int = 0) -> list[RunAnswer]:

@@ -159,6 +159,17 @@ class Runtime(RunResources):
         """Tell whether a process on this log is alive; this one is. Blocking."""
         return instance == self.membership.name or self.instances.alive(instance)
 
+    def alive_now(self) -> Callable[[str], bool]:
+        """Return what tells whether a process is alive, and looks once for each. Blocking where it is called."""
+        known: dict[str, bool] = {}
+
+        def alive(instance: str) -> bool:
+            if instance not in known:
+                known[instance] = self.alive(instance)
+            return known[instance]
+
+        return alive
+
     async def catalog(self, client_roots: Sequence[str], *, remote: str | None = None) -> Catalog:
         """Read the role files and return the roles.
 
