@@ -259,7 +259,7 @@ class Access:
             alive: Tells whether an instance lives.
             unended: The user's runs that have not ended, where the caller has read them.
         """
-        user, now_us, alive = self.session.user, time.time_ns() // 1000, alive or self.runtime.alive
+        user, now_us, alive = self.session.user, time.time_ns() // 1000, alive or self.runtime.alive_now()
         if unended is None:  # few of them are news
             unended = view.runs(user=user, states=(QUEUED,), paused_at_us=now_us)
             if not all(map(alive, view.owners(user))):
