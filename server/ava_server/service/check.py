@@ -126,10 +126,11 @@ class RunChecks(Operations):
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
-            unended = view.runs(user=whose, states=UNENDED)[::-1]  # the newest first: an answer may not carry them all
+            unended = view.runs(user=whose, states=UNENDED)
             news = self._access.news(view, alive, unended if whose == user else None)
             caller.news.append(news)
-            rows = unended + view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
+            rows = unended[::-1]  # the newest first: an answer may not carry them all
+            rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in news.ended if row.ended_us and row.ended_us < now_us - HOUR_US]
             runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)
