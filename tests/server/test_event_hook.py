@@ -210,6 +210,18 @@ async def test_a_runtime_that_executes_no_runs_sends_no_events(tmp_path: Path, e
         await marker(lab, ears, 0)
 
 
+async def test_what_happens_before_the_hook_has_begun_is_told_too(tmp_path: Path, ears: Ears) -> None:
+    root = tmp_path / "data"
+    root.mkdir(mode=0o700)
+    held = try_hold(root / "events.lock")
+    assert held is not None
+    async with open_lab(tmp_path, config=ears.config, check=False) as lab:
+        first = await lab.propose(task="at once")
+        held.release()
+        assert kinds(await ears.until(1)) == [("awaiting_approval", first.subagent_id)]
+        await marker(lab, ears, 1)
+
+
 # -- each once ---------------------------------------------------------------------------------------------------------
 
 

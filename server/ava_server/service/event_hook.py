@@ -54,16 +54,18 @@ _DUTY = "on_event"
 
 async def run_event_hook(store: Store, root: Path, program: Sequence[str]) -> None:
     """Run the hook while no other process does, until cancelled."""
+    began = store.head
     with await hold_when_free(root / "events.lock", TAKE_OVER_S):
-        await _run_hook(store, program)
+        await _run_hook(store, program, began)
 
 
-async def _run_hook(store: Store, program: Sequence[str]) -> None:
+async def _run_hook(store: Store, program: Sequence[str], began: int) -> None:
+    """Run the program for what comes after what was told last, or after the entry `began` if nothing ever was."""
     seen: int | None = None
     while True:
         try:
             if seen is None:
-                seen = await store.read(lambda view: view.progress(_DUTY) or view.head())
+                seen = await store.read(lambda view: view.progress(_DUTY) or began)
             head = await store.wait_for_entry_after(seen)
             await anyio.sleep(SETTLE_S)
             for event in await store.read(_events(seen, head)):
