@@ -113,7 +113,14 @@ def run_git(
         given.write(stdin)
         given.seek(0)
         process = subprocess.Popen(  # noqa: S603 - Ava's own arguments, and names from a file or after `--`
-            list(command), cwd=folder, env=dict(env), stdin=given, stdout=out, stderr=errors, pass_fds=held
+            list(command),
+            cwd=folder,
+            env=dict(env),
+            stdin=given,
+            stdout=out,
+            stderr=errors,
+            pass_fds=held,
+            start_new_session=True,  # a signal to the server's process group is the server's, not git's
         )
         try:
             code = _wait(process, within_s, check)

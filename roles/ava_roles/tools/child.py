@@ -1,12 +1,15 @@
 """Child processes of tools, this end of them: messages with the server, and limits that hold whatever a library does.
 
 A child has one task, knows no secrets, and ends with the server. It sends texts to the server, which hides the secrets.
+It is started in a session of its own: a host that ends a server signals the whole process group, and then the server
+decides what becomes of the call. Without this, a child that the signal ended looked like a search that took too long.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -16,12 +19,20 @@ from ava_roles.sandbox.linux import NotOnThisSystem, end_with_parent, end_within
 
 HEAD_BYTES = 8
 """Bytes before each message between the server and a child: its length."""
+_TIMEOUT = b"Timeout ("
+"""How the error output of a child begins that `faulthandler` ended at its time limit."""
 
 
 def command(module: str) -> list[str]:
     """Return the command line of a child: it runs a module's `main`, and imports nothing from its working folder."""
     start = f"import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main()"
     return [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
+
+
+def took_too_long(code: int | None, errors: bytes = b"") -> bool:
+    """Tell by its exit code and error output whether a child ended at its time limit (`limit_lifetime`)."""
+    alarm = getattr(signal, "SIGALRM", None)  # None on Windows
+    return (alarm is not None and code == -alarm) or errors.startswith(_TIMEOUT)
 
 
 def message(value: object) -> bytes:

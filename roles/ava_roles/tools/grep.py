@@ -21,8 +21,6 @@ MAX_FILE_BYTES = 2_000_000
 MAX_ENTRIES = 20_000
 CHILD_SECONDS = 30
 _LINE_CHARS = 240
-TOO_SLOW = b"Timeout ("
-"""How the error output of a child begins that ended at its time limit."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ bounds its memory. A child that is killed is only a file that cannot be read.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,12 +63,13 @@ def _parse(what: str, data: bytes, *given: object, hide: Callable[[str], str] = 
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=child_environment(""),
+        start_new_session=True,
     )
     answer = None
     with suppress(OSError), process:  # it may end before it has read everything
         answer = _exchange(process, {"parser": what, "bytes": len(data), "given": given}, data, hide)
     if answer is None:
-        late = process.returncode == -getattr(signal, "SIGALRM", 0)
+        late = child.took_too_long(process.returncode)
         why = f"takes longer than {SECONDS} s" if late else "fails, or needs too much memory"
         raise ToolFailed(f"this {what} cannot be read: its parser {why}; ask for another copy")
     if "failed" in answer:

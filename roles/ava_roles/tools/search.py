@@ -23,7 +23,7 @@ from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
 from ava_roles.tools import grep
-from ava_roles.tools.child import HEAD_BYTES, message
+from ava_roles.tools.child import HEAD_BYTES, message, took_too_long
 from ava_roles.tools.child import command as child_command
 from ava_roles.tools.passage_reader import PassageReader, is_document
 from ava_roles.tools.text_files import WalkFilter, patterns
@@ -156,16 +156,17 @@ async def _in_child(root: Root, query: grep.Query, run_id: str, hide: Callable[[
                     stderr=subprocess.PIPE,
                     env=child_environment(run_id),
                     pass_fds=() if descriptor is None else (descriptor,),
+                    start_new_session=True,
                 ) as child:
                     answer = await _answer(child, order, hide, limit)
                     errors = b"".join([piece async for piece in child.stderr]) if child.stderr else b""
                     code = await child.wait()
         except TimeoutError:
             raise _too_slow() from None
-    if answer is None and (code < 0 or errors.startswith(grep.TOO_SLOW)):
+    if answer is None and took_too_long(code, errors):
         raise _too_slow()
     if answer is None:
-        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {code}"
         raise ToolFailed(f"the search failed ({last[:200]}); search for a literal text instead")
     if "failed" in answer:
         raise ToolFailed(answer["failed"])
