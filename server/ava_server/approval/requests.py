@@ -47,7 +47,7 @@ WholeNumber = Annotated[int, Field(gt=0), _no_bool("int_type")]
 ShortText = Annotated[str, Field(min_length=1)]
 Wait = Annotated[
     float,
-    Field(ge=0, le=MOST_WAIT_S, description="Seconds to wait for the end."),
+    Field(ge=0, le=MOST_WAIT_S),
     _no_bool("float_type"),
 ]
 
@@ -104,11 +104,11 @@ class SpawnArgs(Arguments):
     model_config = ConfigDict(json_schema_extra=_requires_nothing)
     tool = "spawn_subagent"
 
-    role: ShortText = Field(description="Required, except with retry_of.")
+    role: ShortText
     task: str = Field(
         min_length=1,
         max_length=100_000,
-        description="Required, except with retry_of. One subject: goal, what counts as done, form of the answer.",
+        description="One subject: goal, what counts as done, form of the answer.",
     )
     context: str | None = Field(
         default=None, max_length=200_000, description="Background, constraints, file paths. No credentials."
@@ -116,7 +116,9 @@ class SpawnArgs(Arguments):
     context_from: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
         default=None, max_length=EARLIER_MOST, description="Ended runs whose results it may read."
     )
-    retry_of: str | None = Field(default=None, description="Ended run whose arguments are the defaults.")
+    retry_of: str | None = Field(
+        default=None, description="Ended run that gives the defaults; without one, give role and task."
+    )
     system_prompt: str | None = Field(default=None, max_length=50_000, description="Specialises the role.")
     name: Annotated[str | None, AfterValidator(_one_line)] = Field(default=None, max_length=60)
     model: str | None = Field(default=None, description="fast, balanced, deep, or a model id.")
@@ -129,13 +131,13 @@ class SpawnArgs(Arguments):
     max_iterations: WholeNumber | None = Field(default=None, description="Model calls.")
     max_tool_calls: WholeNumber | None = None
     extended_thinking: bool | None = None
-    plan: bool | None = Field(default=None, description="Plan first.")
+    plan: bool | None = None
     tools: list[str] | None = Field(default=None, description="Only these of the role's.")
-    blocked_tools: list[str] | None = Field(default=None, description="Not these.")
+    blocked_tools: list[str] | None = None
     namespace: Annotated[list[str] | None, BeforeValidator(_listed)] = Field(
         default=None,
         max_length=200,
-        description="Coder: paths it may change, relative to the repository.",
+        description="Coder: paths in the repository that it may change.",
     )
     verify: str | None = Field(
         default=None,
@@ -150,7 +152,7 @@ class SpawnArgs(Arguments):
     task_id: str | None = Field(
         default=None,
         max_length=64,
-        description="Your reference. Repeated before the run ends, it returns the first call's.",
+        description="Your reference; repeated before the run ends, returns the first call's.",
     )
     rationale: str | None = Field(default=None, max_length=2_000, description="For the person.")
 
@@ -168,7 +170,7 @@ class ConfirmArgs(Arguments):
     pending_ids: Annotated[list[str], BeforeValidator(_listed)] = Field(min_length=1, max_length=20)
     decision: Literal["approve", "reject"] = "approve"
     changes: dict[str, Changes] | None = Field(
-        default=None, description=f"Only lower: {CHANGES_FORM}; caps as in spawn_subagent."
+        default=None, description=f"Only lower: {CHANGES_FORM.replace(chr(34), '')}; caps as in spawn_subagent."
     )
     group_max_cost_cents: Number | None = None
     group_timeout: Number | None = Field(default=None, description="Seconds.")
@@ -183,7 +185,7 @@ class CheckArgs(Arguments):
     subagent_id: str | None = None
     group_id: str | None = None
     cursor: str | None = Field(default=None, description="Goes on in a long result.")
-    wait_seconds: Wait = 0
+    wait_seconds: Wait = Field(default=0, description=f"For the end; at most {MOST_WAIT_S}.")
 
 
 class MessageArgs(Arguments):

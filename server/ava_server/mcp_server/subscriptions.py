@@ -105,7 +105,7 @@ class Stream:
     """One stream of `subscriptions/listen`: tells its client of each change once, at the client's own pace.
 
     Args:
-        wanted: What the client is told of.
+        wanted: What the client is notified about.
         task_now: Returns a task as the protocol has it; None where there is none any more.
     """
 

@@ -209,9 +209,7 @@ def _limits_of(catalog: Catalog) -> str:
     never = [name for name, needs in lacking.items() if needs and name not in pages]
     lines = ""
     if pages:
-        lines += (
-            f"\nThere is no search here, so {', '.join(pages)} works only when the task names the pages (https://…)."
-        )
+        lines += f"\nNo search here, so {', '.join(pages)} works only when the task names the pages (https://…)."
     if never:
         lines += f"\nThis version cannot run {', '.join(never)} yet."
     return lines
@@ -232,18 +230,22 @@ def _searches() -> bool:
         return False
 
 
-_BOUNDS = {"additionalProperties", "exclusiveMinimum", "maxItems", "minItems", "minLength", "minimum"}
-_LONG = 100
+_BOUNDS = {
+    "additionalProperties",
+    "exclusiveMinimum",
+    "maxItems",
+    "maxLength",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minimum",
+}
 
 
 def _without_bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return an input schema without bounds that sensible calls keep; the others are refused by name."""
     fields = {
-        name: {
-            key: value
-            for key, value in about.items()
-            if key not in _BOUNDS and not (key == "maxLength" and value > _LONG)
-        }
+        name: {key: value for key, value in about.items() if key not in _BOUNDS}
         for name, about in schema["properties"].items()
     }
     return {"type": "object", "properties": fields} | {key: schema[key] for key in ("required",) if key in schema}

@@ -101,7 +101,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ServiceTool(
             "Start approved subagents",
             "Start (or reject) proposed subagents. Only when the person has agreed: this spends money. Two or more ids"
-            " become a group under one cost cap; give their last line too, as the refusal shows it.",
+            " become a group under one cost cap.",
             requests.ConfirmArgs,
             responses.ConfirmAnswer,
             "spawn",
