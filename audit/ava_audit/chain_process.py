@@ -19,7 +19,7 @@ from ava_audit.store.sqlite import SqliteBackend
 
 _START = f"import sys; sys.path.append(sys.argv[1]); from {__name__} import print_intact as p; p(*sys.argv[2:])"
 _N, _TYPE = len(HEADER), HEADER.index("type")
-# The bytes of a text, which need not be decoded. No hash can be made of 0: what is no text has been changed.
+# The bytes of a text, which need not be decoded. No hash can be made of 0: what is not text has been changed.
 _BYTES = "CASE typeof(content) WHEN 'text' THEN CAST(content AS BLOB) WHEN 'null' THEN NULL ELSE 0 END"
 _SLICE = (
     f"SELECT {', '.join(HEADER)}, {_BYTES}, content_sha, hash"  # noqa: S608

@@ -40,8 +40,8 @@ log = logging.getLogger("ava.maintenance")
 TAKE_OVER_S = 1.0
 """How often other processes try to take the lock."""
 GROUP_S = 0.2
-"""How long a duty waits after an entry, for more of them and out of the way of whoever wrote it. The mirror must follow
-within 1 s of a commit."""
+"""How long a duty waits after an entry, for more of them and out of the way of the process that wrote it. The mirror
+must follow within 1 s of a commit."""
 RETRY_S = (1.0, 5.0, 30.0)
 FINAL_S = 2.0
 """How long the duties may take at the end; the server has 5 s to shut down."""

@@ -261,7 +261,7 @@ def mirror_faults(view: View | None, folder: Path | None) -> list[Fault]:
 def mirror_differences(view: View, folder: Path | None) -> list[Fault]:
     """Return a fault for each file with a line that differs from the log.
 
-    A file that only ends too early is no fault: a server completes it. Nor is a file whose erasure is not finished.
+    A file that only ends too early is not a fault: a server completes it. Nor is a file whose erasure is not finished.
     """
     faults: list[Fault] = []
     for path in _files(folder):

@@ -43,7 +43,7 @@ RARE = 5
 
 @dataclass(frozen=True)
 class LogQuery:
-    """A query of the log. An entry must meet all conditions; an empty tuple is no condition.
+    """A query of the log. An entry must meet all conditions; an empty tuple sets none.
 
     Attributes:
         agents: Agent ids.

@@ -176,7 +176,7 @@ def format_usd(micros: int, *, exact: bool = False) -> str:
     """Return micro-USD for people.
 
     An amount has two decimals (`$0.50`, `$12.35`), and below one cent two significant digits (`$0.0031`). A cap is
-    never rounded, because a person approves exactly what is shown: `$0.50`, and `$0.325` where it is no whole cents.
+    never rounded, because a person approves exactly what is shown: `$0.50`, and `$0.325` where it is not whole cents.
 
     Args:
         micros: The amount.

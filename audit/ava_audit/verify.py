@@ -51,7 +51,7 @@ _N = len(HEADER)
 _TYPE, _VERSION = HEADER.index("type"), HEADER.index("v")
 _CONTENT, _SHA, _HASH = _N, _N + 1, _N + 2
 _PARSED_OR_NEVER = CONTENT_TYPES | TRANSCRIPT_TYPES
-"""Types whose content reducers parse, or whose content nobody has to: all others are parsed here."""
+"""Types whose content reducers parse, or whose content needs no parsing: all others are parsed here."""
 _REDUCED = f"""
     SELECT {", ".join(HEADER)},
         CASE WHEN content IS NOT NULL AND type IN ({", ".join(map(repr, sorted(TRANSCRIPT_TYPES)))}) THEN ''

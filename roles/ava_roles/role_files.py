@@ -315,7 +315,7 @@ def faults_of(file: RoleFile) -> list[Remark]:
     """Return why a file cannot be used: each fault."""
     try:
         faults = read_role(file.text, file.source, Path(file.name).stem)[1]
-    except RoleFileError as error:  # it is no text
+    except RoleFileError as error:  # not text
         faults = [error]
     return [Remark.of(fault) for fault in faults]
 

@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _leave_at(number: int, default: Any) -> None:
-    """Have a signal end this process at once, unless whoever started it wants something else."""
+    """Have a signal end this process at once, unless the process that started it wants something else."""
     if signal.getsignal(number) == default:
         signal.signal(number, _leave)
 

@@ -83,7 +83,7 @@ def test_the_list_and_the_doctor_say_which_variable_is_not_used_and_why(tmp_path
     gateway = "ANTHROPIC_API_KEY is not used: ANTHROPIC_BASE_URL is set, so that key is for gateway.example"
     assert ava(tmp_path, "key", "list", **env).stdout.splitlines()[1:] == [
         f"anthropic  {gateway}",
-        "groq       GROQ_API_KEY is not used, because its value is no key: it is a placeholder",
+        "groq       GROQ_API_KEY is not used, because its value is not a key: it is a placeholder",
     ]
     assert '"from": "ANTHROPIC_API_KEY", "used": false' in ava(tmp_path, "key", "list", "--json", **env).stdout
     report = " ".join(ava(tmp_path, "doctor", **env).stdout.split())

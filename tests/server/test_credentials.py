@@ -209,7 +209,7 @@ async def test_a_placeholder_key_stops_no_spawn(tmp_path: Path, monkeypatch: pyt
         assert proposal.model == "custom:test" and "a placeholder" in proposal.approval_line
         given = {"role": "researcher", "task": "look", "workspace": str(lab.workspace)}
         refused = await lab.call("spawn_subagent", **given, model="anthropic:claude-opus-5-5")
-        assert "ANTHROPIC_API_KEY is not used, because its value is no key" in refused.message
+        assert "ANTHROPIC_API_KEY is not used, because its value is not a key" in refused.message
 
 
 async def test_a_gateways_key_is_never_sent_to_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,7 +140,7 @@ def test_ignores_a_placeholder_in_the_usual_variable(file: Path, value: str) -> 
     env = {"ANTHROPIC_API_KEY": value}
     assert find_key("anthropic", file, env) is None and list_keys(file, env) == []
     assert (why_unused("anthropic", env) or "").startswith(
-        "ANTHROPIC_API_KEY is not used, because its value is no key: "
+        "ANTHROPIC_API_KEY is not used, because its value is not a key: "
     )
     set_key("anthropic", VALUE, file)
     assert value_of("anthropic", file, **env) == VALUE

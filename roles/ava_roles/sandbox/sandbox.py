@@ -169,7 +169,7 @@ def child_environment(run_id: str, given: Mapping[str, str] | None = None) -> di
 def path_outside(path: str, project: Path | None) -> str:
     """Return the absolute folders of a PATH that lie outside a project.
 
-    npx and direnv put a project's own folders first, and whoever wrote the project wrote the programs in them.
+    npx and direnv put a project's own folders first, and the project's author wrote the programs in them.
     """
     kept: list[str] = []
     for folder in path.split(os.pathsep):

@@ -68,7 +68,7 @@ def resolve_workspace(
     the folder that the rule found count as roots. Without any of these, every folder is accepted that is not always
     refused, and the approval, which shows the path, decides.
 
-    `WorkspaceRule` defines which folders are refused, whoever names them.
+    `WorkspaceRule` defines which folders are refused, no matter who names them.
 
     Blocks: it reads the file system.
 

@@ -132,7 +132,7 @@ class PageQuestion:
 
     Attributes:
         message: What the client shows with the address.
-        url: The address, without a token or code: whoever has no session signs in there.
+        url: The address, without a token or code: a person without a session signs in there.
     """
 
     message: str

@@ -263,7 +263,7 @@ def names_run(given: str, one: PendingExtension) -> bool:
     """Tell whether an id names the run that asks for more."""
     try:
         return parse_any_id(given)[1] in (one.subagent_id, one.pending_id)
-    except BadInput:  # whoever looks for a proposal with this id says what is wrong
+    except BadInput:  # looking for a proposal with this id says what is wrong
         return False
 
 

@@ -190,7 +190,7 @@ def _prepared(target: Path, what: str) -> Generator[Path]:
     """Give a folder to fill, which becomes the target when the block ends, and is removed if it fails.
 
     It lies beside the target; in it where that exists, because an empty mount point can be neither replaced nor left.
-    The log is moved last: without it, a folder is no data root.
+    The log is moved last: a folder without it is not a data root.
 
     Raises:
         ConfigError: It cannot be written.

@@ -175,7 +175,7 @@ def _warn_of_auto() -> None:
 
     with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
         if policy_in_force(load_settings()) == "auto":
-            say('But your setting approval = "auto" starts cheap proposals: then nobody is asked before they start.')
+            say('But your setting approval = "auto" starts cheap proposals without a question.')
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:

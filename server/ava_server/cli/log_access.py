@@ -189,12 +189,12 @@ async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -
 
 
 async def note_shown(store: Store, command: str, shown: Sequence[tuple[RunRow, RunAnswer]]) -> None:
-    """Log which results a command has shown at this terminal; if the log cannot be written, tell so."""
+    """Log which results a command has shown at this terminal; if the log cannot be written, say so."""
     from ava_audit.errors import StoreUnavailable
 
     session = terminal_session()
     for run, answer in shown:
-        if answer.untrusted_result is not None:  # an erased one is no news
+        if answer.untrusted_result is not None:  # an erased one is not shown
             try:
                 await note_fetched(store, session, command, run)
             except StoreUnavailable as error:
@@ -294,8 +294,8 @@ def run_at_once(work: Coroutine[Any, Any, None]) -> None:
 def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """Open a log to look at it, without creating a file beside it.
 
-    SQLite creates the two files of a database in use if they are missing. Then nobody has the log open, and the
-    database file alone is read.
+    SQLite creates the two files of a database in use if they are missing. If they are, no process has the log open, and
+    the database file alone is read.
     """
     import sqlite3
 

@@ -117,7 +117,7 @@ def _print_code(root: DataRoot, name: str, user: str) -> None:
     root.create()
     code = BrowserSessions(root.browser_sessions).issue_passkey_code(user, name)
     say(f"{user} signs in at the server's address, chooses Passkeys, and enters this code. It works once, within")
-    say(f"10 minutes, and whoever has it and a token of {user} can approve from then on:")
+    say(f"10 minutes, and anyone with it and a token of {user} can approve from then on:")
     say(code)
 
 

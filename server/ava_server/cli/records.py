@@ -54,7 +54,7 @@ class LocalRecords:
     Args:
         root: The data root.
         store: Its log, a `Store` for what waits or writes; None if there is none yet.
-        instances: The live processes; None if there is no log, or no question of theirs.
+        instances: The live processes; None if there is no log, or nothing asks about them.
         manager: This process's own, where it has one: it knows more than the log.
     """
 

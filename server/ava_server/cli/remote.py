@@ -155,7 +155,7 @@ class Connection:
             path: Below the server's address.
             body: What to send.
             params: The query.
-            doubt: What may have happened all the same if no answer comes.
+            doubt: What may have happened even if no answer comes.
 
         Raises:
             AvaError: The server cannot be reached, or refuses the token.
@@ -246,7 +246,7 @@ class Connection:
         return bytes(content)
 
     def not_ava(self) -> ConfigError:
-        """Return the error for an answer that is none of Ava's."""
+        """Return the error for an answer that does not come from Ava."""
         return ConfigError(f"The server at {self.address} is not Ava; is something else in between?")
 
 

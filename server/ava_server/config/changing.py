@@ -116,7 +116,7 @@ def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
             table[each] = tomlkit.table()
         table = table[each]
         if not hasattr(table, "keys"):
-            raise BadInput(f"{'.'.join(names)} is no setting: {each} has no names of its own")
+            raise BadInput(f"{'.'.join(names)} is not a setting: {each} has no settings below it")
     before: Any = table.get(names[-1])
     before = before.unwrap() if hasattr(before, "unwrap") else before
     if value is not None:

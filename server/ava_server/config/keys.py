@@ -3,7 +3,7 @@
 Hosts often filter the environment of the servers that they start; `ava key set` is for them. No repr and no error text
 contains a value.
 
-Other programs use the usual variables too. So Ava ignores a value that is no key, and a key for a gateway.
+Other programs use the usual variables too. So Ava ignores a value that is not a key, and a key for a gateway.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def why_unused(provider: str, env: Mapping[str, str], address: str | None = None
             host = (_server(given) or ("", "", 0))[1] or "another address"
             return f"{variable} is not used: {name} is set, so that key is for {host}"
     fault = "it is a placeholder" if is_placeholder(value) else _fault(value)
-    return f"{variable} is not used, because its value is no key: {fault}" if fault else None
+    return f"{variable} is not used, because its value is not a key: {fault}" if fault else None
 
 
 def is_placeholder(value: str) -> bool:

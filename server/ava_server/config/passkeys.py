@@ -1,7 +1,7 @@
 """Passkeys: the public keys with which people prove in a browser that it is them. Nothing stored here is a secret.
 
-A passkey belongs to one user and to one host name: browsers offer it on no other site. Whoever may write this file can
-add a passkey, so it lies with the secrets, for its owner alone.
+A passkey belongs to one user and to one host name: browsers offer it on no other site. Anyone who may write this file
+can add a passkey, so it lies with the secrets, for its owner alone.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def provider_engine(
         chosen = choice()
         name = engine_at(chosen.base_url)
         return provider_search(name, chosen.provider, models) if name is not None else None
-    except AvaError:  # of the run's model: whoever needs it reports that; of the search's: it has no price
+    except AvaError:  # about the run's model: its own use reports that; about the search's: it has no price
         return None
 
 

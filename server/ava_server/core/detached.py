@@ -17,7 +17,7 @@ if os.fork():
 os.setsid()
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Starts a program that is no descendant of this process and has a session of its own.
+"""Starts a program that is not a descendant of this process and has a session of its own.
 
 When a host closes, it may kill the group of its server (Codex), or the whole tree of its descendants (opencode).
 """

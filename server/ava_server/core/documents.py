@@ -119,7 +119,7 @@ class SharedDocuments:
             yield
         finally:
             self._keepers -= 1
-            if self._looking.acquire(blocking=False):  # else whoever looks now closes it
+            if self._looking.acquire(blocking=False):  # else the call that looks now closes it
                 try:
                     if not self._users and not self._keepers:
                         self._database.close()

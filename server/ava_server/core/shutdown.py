@@ -202,7 +202,7 @@ class SafeFormatter(logging.Formatter):
 
 def log_to_stderr(form: str, date_form: str | None = None) -> None:
     """Write warnings and errors to stderr from now on, also a crash in C; repeating it is harmless."""
-    with suppress(ValueError, OSError):  # stderr is no file
+    with suppress(ValueError, OSError):  # stderr is not a file
         faulthandler.enable()
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(SafeFormatter(form, date_form))

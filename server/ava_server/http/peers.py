@@ -157,7 +157,7 @@ class _Relay:
             finally:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                     await answer.aclose()
-        except (httpx2.ConnectError, httpx2.ConnectTimeout):  # nobody has seen the request
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):  # no server has seen the request
             log.info("the server of a session does not answer at %s", url)
             await _no_session()(self._scope, self._receive, self._send)
         except (httpx2.TransportError, httpx2.InvalidURL) as error:

@@ -1,6 +1,6 @@
 """Approvals under the policy `human` where the client can open a page: the person decides there, and the call waits.
 
-What the client answers is no decision. A run starts only by what the log has: an approval that took the PIN (or what
+What the client answers is not a decision. A run starts only by what the log has: an approval that took the PIN (or what
 else the pages ask for), on the page or in a terminal.
 """
 

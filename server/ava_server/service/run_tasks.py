@@ -1,6 +1,6 @@
 """Runs and groups as tasks, as hosts have them that wake their model when a task is over.
 
-A task is no state of its own: it is read from the run's row at each request, by any server of the data root.
+A task has no state of its own: it is read from the run's row at each request, by any server of the data root.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Service:
     Attributes:
         session: The host connection that it serves.
         store: The log.
-        extensions: Decides on what runs ask for, where a person does so in this session; it is no tool.
+        extensions: Decides on what runs ask for, where a person does so in this session; it is not a tool.
     """
 
     def __init__(self, runtime: Runtime, session: Session) -> None:

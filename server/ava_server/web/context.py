@@ -75,7 +75,7 @@ class PageContext:
         return Access(self.runtime, visitor.service_session(self.site.url))
 
     def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> list[Budget]:
-        """Return today's budgets: the visitor's, and the one of all users for whoever may see or looks at all."""
+        """Return today's budgets: the visitor's, and all users' for a visitor who may see or is looking at all."""
         day, caps = utc_day(at_us), self.runtime.day_caps(visitor.user)
         spent = [("you", view.bucket(user_scope(visitor.user, day)), caps.user_micros)]
         if everybody or visitor.admin:

@@ -143,7 +143,7 @@ class PasskeyPages:
         return go_to("/passkeys?done=removed")
 
     async def begin_adding(self, request: Request) -> dict[str, Any]:
-        """Return what the browser needs to create a passkey, to whoever has a code or the PIN."""
+        """Return what the browser needs to create a passkey, to a visitor who has a code or the PIN."""
         visitor = visitor_of(request)
         given = await read_json(request, visitor, _NewPasskey)
         name = await self._allowed_name(visitor, given.name, given.code.strip(), given.pin.strip(), use_up=False)

@@ -63,7 +63,7 @@ class Item:
         shown: What is shown of it; None for a row of folded entries alone.
         text: Its text, as much as there is room for.
         took_ms: How long it took.
-        cost: What it cost, in micro-USD; None where it is no model call.
+        cost: What it cost, in micro-USD; None if it is not a model call.
         total: What the run had spent after it.
         folded: Lines of bookkeeping.
     """

@@ -264,7 +264,7 @@ def test_warns_where_a_proposal_may_start_by_itself(home: Path) -> None:
     assert "nobody is asked" not in init(home, "gemini", "--allow-tools", "--print").stdout
     put(home / "data" / "config.toml", 'approval = "auto"\n')
     (home / "data").chmod(0o700)
-    assert "nobody is asked before they start" in init(home, "gemini", "--allow-tools", "--print").stdout
+    assert "starts cheap proposals without a question" in init(home, "gemini", "--allow-tools", "--print").stdout
 
 
 @pytest.mark.slow

@@ -348,7 +348,7 @@ class StatusApp(App[int]):
             self._draw()
 
     def _keep_selection(self, page: LivePage) -> LivePage:
-        """Keep the selected run, wherever it is now; if it is gone, select what is in its place."""
+        """Keep the same run selected, also if its place has changed; if it is gone, select what is in its place."""
         ids = [run.row.id for run in page.listed]
         if self._selected in ids:
             self._index = ids.index(self._selected)

@@ -156,7 +156,7 @@ def approval(setup: Setup) -> Iterator[Finding]:
 
 
 def processes(setup: Setup) -> Iterator[Finding]:
-    """Report how many Ava processes use the data root, and what becomes of subagents when their host is closed."""
+    """Report how many Ava processes use the data root, and what happens to subagents when their host is closed."""
     name, root = "processes", setup.usable_root
     if setup.settings is not None:
         yield Finding("background", "ok", _BACKGROUND if setup.settings.background else _NO_BACKGROUND)
