@@ -8,15 +8,19 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
+from typing import IO
 
 from ava_audit.entries import GENESIS, HEADER, content_sha, entry_hash
 from ava_audit.events import TRANSCRIPT_TYPES
 from ava_audit.store.sqlite import SqliteBackend
 
+SILENT_S = 60.0
+"""After so long without a slice, the process is ended, and the other one goes on alone."""
 _START = f"import sys; sys.path.append(sys.argv[1]); from {__name__} import print_intact as p; p(*sys.argv[2:])"
 _N, _TYPE = len(HEADER), HEADER.index("type")
 # The bytes of a text, which need not be decoded. No hash can be made of 0: what is not text has been changed.
@@ -48,9 +52,25 @@ def intact_slices(path: Path, size: int) -> Generator[Iterator[tuple[int, bytes]
     with process:
         try:
             assert process.stdout is not None
-            yield ((int(seq), bytes.fromhex(digest.decode())) for seq, digest in map(bytes.split, process.stdout))
+            yield _slices(process, process.stdout)
         finally:
             process.kill()
+
+
+def _slices(process: subprocess.Popen[bytes], printed: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Return what the process prints, up to the first line that is not of `print_intact`; end it if it is silent."""
+    with contextlib.suppress(ValueError):
+        while True:
+            watch = threading.Timer(SILENT_S, process.kill)
+            watch.start()
+            try:
+                line = printed.readline()
+            finally:
+                watch.cancel()
+            if not line:
+                return
+            seq, digest = line.split()
+            yield int(seq), bytes.fromhex(digest.decode())
 
 
 def print_intact(path: str, size: str) -> None:

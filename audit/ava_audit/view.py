@@ -71,6 +71,7 @@ class View:
         states: Iterable[str] | None = None,
         ended_since_us: int | None = None,
         paused_at_us: int | None = None,
+        expired_before_us: int | None = None,
         limit: int = 1000,
     ) -> list[RunRow]:
         """Return runs, oldest first.
@@ -80,6 +81,7 @@ class View:
             states: Only in these states.
             ended_since_us: Only those that ended at or after this time.
             paused_at_us: Only those that nobody may start at this time.
+            expired_before_us: Without proposals that had expired by then: they keep their state for ever.
             limit: At most so many, the newest ones; -1 means all.
         """
         where = ["1 = 1"]
@@ -97,6 +99,9 @@ class View:
         if paused_at_us is not None:
             where.append("not_before_us > ?")
             values.append(paused_at_us)
+        if expired_before_us is not None:
+            where.append(f"(state <> 'awaiting_approval' OR {_EXPIRES} > ?)")
+            values.append(expired_before_us)
         return self._runs(f"{' AND '.join(where)} ORDER BY created_us DESC, id LIMIT ?", *values, _rows_of(limit))[::-1]
 
     def owners(self, user: str) -> set[str]:

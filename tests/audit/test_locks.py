@@ -17,7 +17,7 @@ import pytest
 from anyio.abc import Process
 from support.log import child
 
-from ava_audit.store.locks import LockedInstances, WriteLock, try_hold
+from ava_audit.store.locks import LockedInstances, WriteLock, is_held, try_hold
 
 JOIN = """
 import sys, pathlib
@@ -161,3 +161,26 @@ async def test_removes_the_file_of_a_dead_instance_where_open_files_cannot_be_re
     instances.remove_dead(frozenset())
     assert {path.stem for path in instances.folder.iterdir()} == {name}
     living.release()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not inherited there")
+def test_a_look_leaves_no_lock_to_a_process_that_starts_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock, inherited = tmp_path / "lock", portalocker.lock, list[int]()
+    path.touch()
+
+    def locked(file: int, flags: portalocker.LockFlags) -> None:
+        lock(file, flags)
+        inherited.append(os.dup(file))  # until it runs its program, a new process has a copy of each descriptor
+
+    with monkeypatch.context() as patched:
+        patched.setattr(portalocker, "lock", locked)
+        assert not is_held(path)
+    try:
+        held = try_hold(path)
+        assert inherited and held is not None
+        held.release()
+    finally:
+        for each in inherited:
+            os.close(each)

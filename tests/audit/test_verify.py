@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, tampering, unguarded, write_each, write_texts
 
+from ava_audit import chain_process
 from ava_audit import verify as verification
 from ava_audit.chain_process import intact_slices
 from ava_audit.entries import ENTRY_COLUMNS, GENESIS, HEADER, Report, content_sha, entry_hash
@@ -591,6 +592,32 @@ async def test_two_processes_report_what_one_does(tmp_path: Path, two_processes:
         db.execute("UPDATE events SET content = NULL WHERE run_id = 'S-bbbbbb' AND type = 'ToolResult'")
         db.execute("UPDATE runs SET cost_micros = 0 WHERE id = 'S-bbbbbb'")
     assert [fault.kind for fault in verify(tmp_path).faults] == ["projection", "erased"]
+
+
+OTHER_PROCESSES = {
+    "noise": "print('a warning of something else', flush=True)",
+    "half a line": "import sys; sys.stdout.write('12'); sys.stdout.flush()",
+    "no hash": "print('12 zz', flush=True)",
+    "silence": "import time; time.sleep(60)",
+    "no start": "raise SystemExit(1)",
+}
+
+
+@pytest.mark.sqlite_only("a log on a server is checked by one process")
+@pytest.mark.parametrize("how", OTHER_PROCESSES)
+async def test_whatever_the_second_process_does_the_log_is_checked(
+    tmp_path: Path, two_processes: list[int], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(chain_process, "_START", OTHER_PROCESSES[how])
+    monkeypatch.setattr(chain_process, "SILENT_S", 1.0)
+    async with Store.open(tmp_path) as log:
+        await write_each(log, Life("S-aaaaaa").whole())
+        whole = log.head
+    report = verify(tmp_path)
+    assert (report.ok, report.entries, two_processes) == (True, whole, [])
+    with tampering(tmp_path) as db:
+        db.execute("UPDATE events SET content = content || ' ' WHERE seq = 8")
+    assert [(fault.kind, fault.seq) for fault in verify(tmp_path).faults][:1] == [("changed", 8)]
 
 
 CHANGES = {

@@ -10,9 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from mcp import Client
+from support.log import Life, write, write_each
 from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, hand_over, open_lab
 
+from ava_audit.events import Event, SpawnProposed, Who
+from ava_audit.units import HOUR_US
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
@@ -87,6 +90,27 @@ async def test_lists_unfetched_results_of_this_workspace_first(tmp_path: Path) -
         lab.session.roots = ((lab.workspace / "mine").as_uri(),)
         notices = (await lab.call("read_ava_logs")).notices
     assert [run_id in notice for run_id, notice in zip(ended, notices, strict=True)] == [True, True]
+
+
+async def test_expired_proposals_hide_no_run_that_waits_for_the_person(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, []) as lab:
+        proposal = await lab.propose()
+        [first] = await lab.facts(proposal.subagent_id, SpawnProposed)
+        asking, now_us = Life("S-abcdef", user=lab.session.user), time.time_ns() // 1000
+        ids = {"pending_id": asking.pending_id, "subagent_id": asking.run_id}
+        asking_first = Event(asking.claimed().who, first.model_copy(update=ids), run_id=asking.run_id)
+        later = (asking.task(), asking.decided(), asking.claimed(), asking.asked(until_us=now_us + HOUR_US))
+        await write_each(lab.store, [asking_first, *later])
+        old: list[Event] = []
+        for number in range(1_001):
+            run_id, expired = f"S-{number:06x}", now_us - HOUR_US - 1
+            update = {"pending_id": f"P-{number:06x}00", "subagent_id": run_id, "expires_us": expired}
+            who = Who(lab.session.id, "ava", lab.session.user)
+            old.append(Event(who, first.model_copy(update=update), run_id=run_id))
+        for start in range(0, len(old), 200):
+            await write(lab.store, *old[start : start + 200])
+        listed = await lab.call("check_subagent")
+    assert {run.subagent_id for run in listed.runs} == {"S-abcdef", proposal.subagent_id}
 
 
 @pytest.mark.requirement("S1-08", "S4-27", "S2-28", "S2-34", "S4-06")

@@ -10,13 +10,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from support.log import Life, write_each
 from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, submits
 from support.terminal import COMMAND, ava, environment, on_terminal
 
 from ava_audit.events import ENDINGS
+from ava_audit.store.store import Store
 from ava_server.cli.results import ENDING_CODES
+from ava_server.core.data_root import os_user
 
 pytestmark = pytest.mark.slow
 
@@ -119,6 +123,12 @@ def test_a_piped_task_is_approved_at_the_terminal_itself(root: Path, workspace: 
         assert "twelve cents a minute" in screen.text
 
 
+async def expired_proposal(root: Path) -> None:
+    proposed = Life("S-eeeeee", user=os_user()).proposed()
+    async with Store.open(root) as store:
+        await write_each(store, [proposed._replace(fact=proposed.fact.model_copy(update={"expires_us": 1_000}))])
+
+
 def test_show_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: Path) -> None:
     assert "You have no subagent yet. Start one with `ava run`" in ava(root, "show").stderr
     gate = Gate()
@@ -140,7 +150,8 @@ def test_show_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: 
                 screen.type("y\n")
                 assert screen.ended() == 0 and "Ended as cancelled" in screen.text
             second.wait(20)
-    assert "You have no unfinished subagent. To end another user's" in ava(root, "cancel").stderr
+    anyio.run(expired_proposal, root)
+    assert "You have no unfinished subagent. To end another user's" in ava(root, "cancel").stderr, "it has expired"
 
 
 def test_proposes_nothing_without_a_terminal_and_without_yes(root: Path, workspace: Path) -> None:

@@ -191,10 +191,11 @@ def is_held(path: Path) -> bool:
         raise
     try:
         portalocker.lock(file, _LOOK)
+        portalocker.unlock(file)  # closing is not enough: a process that starts just now has the descriptor too
     except portalocker.LockException:
         return True
     finally:
-        os.close(file)  # and with it the lock, if it was free
+        os.close(file)
     return False
 
 

@@ -7,6 +7,7 @@ write lock. `record_setting` writes the one event that commands add themselves.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -111,11 +112,13 @@ def none_of_yours(at: str = "", *, unended: bool = False) -> BadInput:
 
 
 async def last_run(store: Readable | None, *, unended: bool = False) -> RunRow | None:
-    """Return the run that this user proposed last; with `unended`, of those that have not ended."""
+    """Return the run that this user proposed last; with `unended`, of those that have not ended or expired."""
     from ava_audit.rows import UNENDED
 
-    states = UNENDED if unended else None
-    rows = [] if store is None else await store.read(lambda view: view.runs(user=os_user(), states=states, limit=1))
+    if store is None:
+        return None
+    states, before_us = (UNENDED, time.time_ns() // 1000) if unended else (None, None)
+    rows = await store.read(lambda view: view.runs(user=os_user(), states=states, expired_before_us=before_us, limit=1))
     return rows[0] if rows else None
 
 

@@ -92,7 +92,8 @@ async def list_resources(ctx: Ctx, params: types.PaginatedRequestParams | None) 
     user = None if own.session.audits else own.session.user
     rows = await own.store.read(
         lambda view: (
-            view.runs(user=user, states=UNENDED, limit=-1) + view.runs(user=user, ended_since_us=since_us, limit=-1)
+            view.runs(user=user, states=UNENDED, expired_before_us=since_us, limit=-1)
+            + view.runs(user=user, ended_since_us=since_us, limit=-1)
         )
     )
     page, next_cursor = page_of(rows, cursor)

@@ -21,7 +21,6 @@ from ava_server.service.fetch import bring_to_repositories
 from ava_server.service.questions import PersonQuestions
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.run_view import (
-    EXPIRED,
     INTERRUPTED,
     Alive,
     RunView,
@@ -42,6 +41,8 @@ ASKED_S = 35.0
 """Seconds that a question has at least, of those that a call may take."""
 
 
+LISTED = 1_000
+"""The most unended runs that the list reads, the newest ones."""
 EXPLAINED = 3
 """From more waiting proposals on, a list says once how a person approves them."""
 _BRIEFLY = "a person to approve it"
@@ -96,7 +97,7 @@ class RunChecks(Operations):
         def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
             rows = [view.run(row.id) or row for row in known] or self._named(view, args)
             alive = self._runtime.alive_now()
-            caller.news.append(self._access.news(view, alive))
+            caller.news[:] = [self._access.news(view, alive)]
             return rows, self._shown(view, rows, alive, offset)
 
         rows, runs = await self._store.look(query)
@@ -126,23 +127,20 @@ class RunChecks(Operations):
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
-            unended = view.runs(user=whose, states=UNENDED)
-            news = self._access.news(view, alive, unended if whose == user else None)
-            caller.news.append(news)
+            unended = view.runs(user=whose, states=UNENDED, expired_before_us=now_us - HOUR_US, limit=LISTED)
+            complete = whose == user and len(unended) < LISTED
+            news = self._access.news(view, alive, unended if complete else None)
+            caller.news[:] = [news]
             rows = unended[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
             rows += [row for row in news.ended if row.ended_us and row.ended_us < now_us - HOUR_US]
             runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)
             by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
-            shown_runs = [
-                self._answer(run, by_pin=by_pin, brief=brief)
-                for run in runs
-                if run.state != EXPIRED or (run.expires_us or 0) >= now_us - HOUR_US
-            ]
+            shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
             return shown_runs, "" if whose is None else others_words(view.unended_of_others(user))
 
-        return await self._store.look(query)
+        return await self._store.read(query, short=True)  # a thread reads it where there is much to list
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         """Return runs as the tools' answers show them."""

@@ -111,7 +111,7 @@ class LogLines:
 def current_runs(
     view: View, user: str | None, alive: Alive, at_us: int, *, served: Callable[[], bool], most: int
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
-    """Return how many runs are in each state or have `ended` lately, and the runs in the order of a list.
+    """Return how many runs are in each state or have `ended` or expired lately, and the runs in the order of a list.
 
     Args:
         view: The state.
@@ -127,7 +127,8 @@ def current_runs(
         expired = proposal is not None and proposal.expires_us <= at_us
         return EXPIRED if expired else awaited(row, at_us) or shown_state(row, alive)
 
-    unended = [(state(row), row) for row in view.runs(user=user, states=UNENDED, limit=-1)]
+    going_on = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, limit=-1)
+    unended = [(state(row), row) for row in going_on]
     unended.sort(key=lambda each: (ORDER.index(each[0]), each[1].created_us))
     # Found by their endings, the newest first, so that the number of all runs does not matter.
     endings = view.select("SELECT run_id, ts_us FROM events WHERE type = 'RunEnded' ORDER BY seq DESC")
