@@ -81,7 +81,7 @@ def test_creates_the_file_for_its_owner_alone_and_follows_a_link(tmp_path: Path)
         (("set", "limits.running", "many"), 30, 'limits.running is "many"'),
         (("set", "approval", "never"), 30, "approval is"),
         (("set", "limits", "3"), 30, "limits"),
-        (("set", "approval.x", "3"), 2, "approval has no names of its own"),
+        (("set", "approval.x", "3"), 2, "approval has no settings below it"),
         (("set", "", "3"), 2, "is not a setting"),
         (("set", "providers.mine.api_key", "sk-ant-api03-" + "a1B2" * 20), 30, "key"),
     ],

@@ -14,9 +14,11 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx2
+import portalocker
 import pytest
 from support.http_server import serving_http, token
 from support.stdio import AVA, logged, until
@@ -163,6 +165,23 @@ def test_a_server_is_found_though_a_command_looked_for_one_as_it_started(tmp_pat
         over.join()
         assert local.server_of(root).port() == 8700
     assert local.server_of(root).port() is None
+
+
+def test_commands_that_look_at_the_same_time_do_not_take_each_other_for_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, lock, found = DataRoot(tmp_path), portalocker.lock, list[int | None]()
+    with local.server_of(root).announced(8700, keep=True):
+        pass
+
+    def looked(file: Any, flags: portalocker.LockFlags) -> None:
+        lock(file, flags)
+        with monkeypatch.context() as once:
+            once.setattr(portalocker, "lock", lock)
+            found.append(local.server_of(root).port())  # as another command, while this one has the lock
+
+    monkeypatch.setattr(portalocker, "lock", looked)
+    assert local.server_of(root).port() is None and found == [None]
 
 
 def test_hosts_that_start_at_once_get_one_token(tmp_path: Path) -> None:

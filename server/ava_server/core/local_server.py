@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from ava_audit.store.locks import hold_within, try_hold
+from ava_audit.store.locks import hold_within, is_held
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.detached import start_detached
@@ -58,11 +58,7 @@ class LocalServer:
 
     def port(self) -> int | None:
         """Return the port of the server that runs, or None. Blocking."""
-        held = try_hold(self.lock)
-        if held is not None:
-            held.release()
-            return None
-        return self.last_port()
+        return self.last_port() if is_held(self.lock) else None
 
     def last_port(self) -> int | None:
         """Return the port that was recorded last, by a server that may have ended; None if there is none. Blocking."""

@@ -12,7 +12,7 @@ import time
 
 import anyio.to_thread
 
-from ava_audit.store.locks import HeldLock, hold_within, try_hold
+from ava_audit.store.locks import HeldLock, hold_within, is_held
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.detached import start_detached
@@ -54,11 +54,9 @@ class WorkerProcesses:
         await anyio.to_thread.run_sync(self._start)
 
     def _start(self) -> None:
-        held = try_hold(self._root.worker_lock)
-        if held is None:  # there is one; when it ends, the next one starts at once
+        if is_held(self._root.worker_lock):  # there is one; when it ends, the next one starts at once
             self._started_s = None
             return
-        held.release()
         if self._started_s is not None and time.monotonic() - self._started_s < READY_S:
             return
         self._started_s = time.monotonic()
