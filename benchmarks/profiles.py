@@ -66,14 +66,18 @@ PARTS: dict[str, Callable[[], AbstractContextManager[int]]] = {
     "spawn": spawn.spawning,
     "http_call": http_load.busy,
 }
+STOPPED = {"turn", "spawn"}
+"""Parts that py-spy stops for each sample, which is exact. A server is not: its short reads would seem to take over
+5 ms, and it would go to threads for them."""
 
 
-def recorded(pid: int, seconds: int) -> dict[tuple[str, ...], int]:
+def recorded(pid: int, seconds: int, *, stopped: bool) -> dict[tuple[str, ...], int]:
     """Return how often each stack, outermost frame first, was seen to run."""
     spy = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or "py-spy"
     with tempfile.TemporaryDirectory() as folder:
         raw = Path(folder) / "raw"
         command = [spy, "record", "-p", str(pid), "-d", str(seconds), "-r", str(RATE_HZ), "-t", "-f", "raw", "-o", raw]
+        command += [] if stopped else ["--nonblocking"]
         subprocess.run(command, check=True, capture_output=True, timeout=seconds + 60)
         lines = raw.read_text("utf-8").splitlines()
     stacks: dict[tuple[str, ...], int] = {}
@@ -141,7 +145,7 @@ def main() -> None:
     chosen.out.mkdir(exist_ok=True)
     for name in chosen.parts or PARTS:
         with PARTS[name]() as pid:
-            stacks = recorded(pid, chosen.seconds)
+            stacks = recorded(pid, chosen.seconds, stopped=name in STOPPED)
         picture = chosen.out / f"{name}.svg"
         picture.write_text(drawn(name, stacks), "utf-8")
         print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
