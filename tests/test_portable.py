@@ -101,7 +101,18 @@ BEHIND: dict[tuple[str, str], str] = {
         (("server/ava_server/service/event_hook.py", name) for name in ("os.killpg", "signal.SIGKILL")),
         "on Windows the program alone is ended",
     ),
-    ("server/ava_server/service/event_hook.py", "start_new_session"): "Windows passes it over",
+    **dict.fromkeys(
+        (
+            (file, "start_new_session")
+            for file in (
+                "roles/ava_roles/sandbox/git.py",
+                "roles/ava_roles/tools/parser_process.py",
+                "roles/ava_roles/tools/search.py",
+                "server/ava_server/service/event_hook.py",
+            )
+        ),
+        "Windows passes it over",
+    ),
     (
         "server/ava_server/core/detached.py",
         "start_new_session",

@@ -571,7 +571,7 @@ anyio.run(main)
 """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]) + os.pathsep + os.environ.get("PYTHONPATH", "")}
     done = await anyio.to_thread.run_sync(
-        lambda: subprocess.run(child(code, tmp_path), env=env, capture_output=True, text=True, timeout=10)
+        lambda: subprocess.run(child(code, tmp_path), env=env, capture_output=True, text=True, timeout=60)
     )
     assert done.stdout == "success\n", done.stderr[-2000:]
 
