@@ -20,7 +20,7 @@ from audit_parts.writing import scripts, timed
 from ava_audit.errors import AuditError
 from ava_audit.maintenance import run_maintenance
 from ava_audit.store.store import Store, append
-from ava_server.core.shutdown import COLLECT_AFTER
+from ava_server import COLLECT_AFTER
 
 
 async def main(root: Path, first: int, events: int, producers: int) -> None:

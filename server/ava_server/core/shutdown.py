@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import logging
 import os
 import signal
@@ -20,8 +19,6 @@ from ava_server.core.open_files import find_shortage
 from ava_server.core.threads import received
 
 EXIT_WITHIN_S = 4.5
-COLLECT_AFTER = 10_000
-"""New objects from which on garbage is looked for. Python's 700 cost a tenth of a busy server's time."""
 
 
 class Shutdown:
@@ -181,13 +178,9 @@ def _among(scopes: set[anyio.CancelScope], scope: anyio.CancelScope, *, over: bo
 
 
 def prepare_to_run() -> None:
-    """Prepare a process that runs subagents: other processes of the same user cannot read it. Called first.
-
-    Its garbage is collected more rarely, because each whole collection stops it for a tenth of a second.
-    """
+    """Prepare a process that runs subagents: other processes of the same user cannot read it. Called first."""
     from ava_roles.sandbox.linux import NotOnThisSystem, hide_from_others
 
-    gc.set_threshold(COLLECT_AFTER)
     with suppress(NotOnThisSystem):  # elsewhere no command runs
         hide_from_others()
 
