@@ -2,7 +2,7 @@
 
 A child has one task, knows no secrets, and ends with the server. It sends texts to the server, which hides the secrets.
 It is started in a session of its own: a host that ends a server signals the whole process group, and then the server
-decides what becomes of the call. Without this, a child that the signal ended looked like a search that took too long.
+decides what happens to the call. Without this, a child that the signal ended looked like a search that took too long.
 """
 
 from __future__ import annotations
