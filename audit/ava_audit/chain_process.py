@@ -62,8 +62,9 @@ def _slices(process: subprocess.Popen[bytes], printed: IO[bytes]) -> Iterator[tu
     with contextlib.suppress(ValueError):
         while True:
             watch = threading.Timer(SILENT_S, process.kill)
-            watch.start()
+            watch.daemon = True
             try:
+                watch.start()  # Ctrl-C may come here too
                 line = printed.readline()
             finally:
                 watch.cancel()

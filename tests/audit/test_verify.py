@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -618,6 +619,26 @@ async def test_whatever_the_second_process_does_the_log_is_checked(
     with tampering(tmp_path) as db:
         db.execute("UPDATE events SET content = content || ' ' WHERE seq = 8")
     assert [(fault.kind, fault.seq) for fault in verify(tmp_path).faults][:1] == [("changed", 8)]
+
+
+@pytest.mark.sqlite_only("a log on a server is checked by one process")
+async def test_ctrl_c_at_any_moment_leaves_no_thread_that_holds_up_the_exit(
+    file: Path, two_processes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[threading.Timer] = []
+    start = threading.Timer.start
+
+    def interrupted(timer: threading.Timer) -> None:
+        made.append(timer)
+        start(timer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Timer, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        verify(file)
+    (watch,) = made
+    watch.join(5)
+    assert watch.daemon and not watch.is_alive() and two_processes == []
 
 
 CHANGES = {
