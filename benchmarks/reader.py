@@ -1,6 +1,6 @@
 """How often the offline reader quotes the right passage: questions over documentation that Debian packages install.
 
-    python benchmarks/reader.py [--set tuning|held-out|held-out-2|held-out-3] [--only WORD] [--show]
+    python benchmarks/reader.py [--set tuning|held-out|held-out-2|held-out-3|held-out-4] [--only WORD] [--show]
 
 Each question of `reader.toml` is one real run: `ava run researcher` with the offline reader over the folder of a
 package. A finding is right if its file is one of those named and its quote contains one of the phrases. The questions
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-SETS = ("tuning", "held-out", "held-out-2", "held-out-3")
+SETS = ("tuning", "held-out", "held-out-2", "held-out-3", "held-out-4")
 FIRST = 5
 NO_ANSWER = "no answer found"
 SECONDS = 300

@@ -19,6 +19,7 @@ _SATURATION, _LENGTH_SHARE = 1.2, 0.5
 """BM25's k1 and b."""
 _PROSE_FILLERS = 0.2
 """The share of filler words from which a text counts as prose; lists of files and code have hardly any."""
+_UNSPACED_SHARE = 0.4
 _SYMBOL_SHARE = 0.12
 _LEAST_PROSE = 0.4
 _WORD = re.compile(r"[^\W\d_]+")
@@ -149,15 +150,25 @@ def record_factor(path: str) -> float:
     return _RECORD_FACTOR if _RECORDS.search(path) else 1.0
 
 
-def prose_factor(text: str) -> float:
-    """Return 1 for prose, and less the more a text looks like code or a list of names."""
+def filler_share(text: str) -> float:
+    """Return the share of filler words among a text's words: sentences that explain something have most of them.
+
+    Scripts without spaces have no such words; their texts count as prose.
+    """
     words = [word.lower() for word in _WORD.findall(text)]
     if not words:
-        return _LEAST_PROSE
+        return 0.0
+    if len(_WIDE.findall(text)) > len(words):
+        return _UNSPACED_SHARE
     fillers = filler_words()
-    filling = sum(word in fillers for word in words) / len(words) / _PROSE_FILLERS
-    if len(_WIDE.findall(text)) > len(words):  # scripts without spaces
-        filling = 1.0
+    return sum(word in fillers for word in words) / len(words)
+
+
+def prose_factor(text: str) -> float:
+    """Return 1 for prose, and less the more a text looks like code or a list of names."""
+    filling = filler_share(text) / _PROSE_FILLERS
+    if not filling:
+        return _LEAST_PROSE
     signs = sum(map(len, _NO_SYMBOL.sub("", text))) / len(text)
     listing = _LEAST_PROSE if len(_ENTRY.findall(text)) > max(len(text) / _ENTRY_CHARS, 2) else 1.0
     return max(min(filling, 1.0) * min(_SYMBOL_SHARE / max(signs, 0.001), 1.0) * listing, _LEAST_PROSE)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from heapq import nsmallest
 
-from ava_roles.passages import Weighing, prose_factor, record_factor
+from ava_roles.passages import Weighing, filler_share, prose_factor, record_factor
 from ava_roles.words import Query
 from ava_server.models.offline_reading import Passage, Spread
 
@@ -22,8 +23,18 @@ APART_LINES = 40
 """Passages of one page that are shown are at least so far apart."""
 _SAME_PAGE = 0.9
 """What each further place of a page counts, as a share of the one before."""
-_NEXT_FILE = 0.96
+_NEXT_FILE = 0.94
 """What a file counts that the search ranked next, as a share of the one before."""
+_TOGETHER = 0.75
+"""The weight of how much of the question one sentence has, as an exponent."""
+_EXPLAINING, _LEAST_FILLERS, _MOST_FILLERS = 0.5, 0.1, 0.5
+"""The weight of the share of filler words, as an exponent; and the least and most that count."""
+_PARAGRAPHS = 0.4
+"""The weight of the number of paragraphs, as an exponent."""
+_LATER = 0.3
+"""How much less a piece counts at the end of its passage than at the beginning."""
+_CAPITAL = 1.2
+"""What a piece counts that begins with a capital letter: others may begin in the middle of a sentence."""
 _FENCED = 0.5
 _CUT_MOST = 40
 _QUOTE_WORDS = 60
@@ -53,12 +64,20 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
             matches = query.matches(piece.text)
             own = weigh(matches)
             together = _together(piece.text, query, weigh) if own else 0.0
-            rank = (own - AROUND * around) * together * prose_factor(piece.text) * record_factor(piece.source)
-            rank *= _NEXT_FILE**passage.file_rank
+            rank = (own - AROUND * around) * together**_TOGETHER * record_factor(piece.source)
+            rank *= _form(piece.text) * _NEXT_FILE**passage.file_rank
+            rank *= math.exp(-_LATER * passage.text.find(piece.text) / len(passage.text))
             ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
     ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
     chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
     return chosen, max((together for _, together, piece in ranked if piece in chosen), default=0.0)
+
+
+def _form(text: str) -> float:
+    """Return how much a text looks like an explanation: whole paragraphs of prose with many filler words."""
+    fillers = min(max(filler_share(text), _LEAST_FILLERS), _MOST_FILLERS)
+    rank = prose_factor(text) * fillers**_EXPLAINING * (1 + text.count("\n\n")) ** _PARAGRAPHS
+    return rank * _CAPITAL if text[:1].isupper() else rank
 
 
 def _together(text: str, query: Query, weigh: Weighing) -> float:

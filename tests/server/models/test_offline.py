@@ -407,7 +407,7 @@ async def test_a_page_gives_a_second_place_before_pages_that_fit_worse(tmp_path:
 
 def test_what_the_search_ranks_first_wins_among_pieces_that_fit_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = "A tide table hangs outside, beside the door of the school, as Mira says."
-    shorter = "The tide table hangs near our old lighthouse, and Noah reads it."
+    shorter = "The tide table hangs near our lighthouse, and he reads it to us."
     files = f"## a.txt\n\nline 1:\n{longer}\n\n## b.txt\n\nline 1:\n{shorter}"
     found = f"2 files fit best (2 searched)\nOf 2 passages have: tide 2, table 2, hang 2\n\n{files}"
     turn = ToolTurn("1", "search_and_read", wrap_tool_output(found, tool="search_and_read", nonce="01234567"))
