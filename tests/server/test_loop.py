@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pypdf
 import pytest
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, counted, events
 from support.runtime import PRICED, arrived, hand_over, open_lab, submits
@@ -288,6 +289,17 @@ async def test_refuses_an_unknown_argument_by_name_and_lists_the_valid_ones(tmp_
         await lab.outcome()
         said = tool_outputs(lab.server)[0]
     assert "path" in said and "read_file takes" in said
+
+
+async def test_a_document_with_an_endless_title_is_read_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    document = pypdf.PdfWriter()
+    document.add_blank_page(200, 200)
+    document.add_metadata({"/Title": "otters " * 400_000})  # more than an entry of the log may have
+    document.write(tmp_path / "workspace/a.pdf")
+    async with open_lab(tmp_path, [Say(calls=[("read_file", {"path": "a.pdf"})]), hand_over()]) as lab:
+        result = await lab.outcome()
+    assert result["status"] == "success" and result["tool_receipts"]["read_file"]
 
 
 async def test_returns_results_in_the_order_of_the_calls(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ from ava_server.runs.web_search import PaidSearches
 
 MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
+TITLE_CHARS = 200
+"""Characters of a source's title that are kept: its document says what that is, and it may be any length."""
 TOLD_AT, REFUSED_FROM, ENDED_AT = 3, 5, 20
 """The same call with the same result: the model is warned at the 3rd, calls are refused from the 5th, the run ends at
 the 20th."""
@@ -395,7 +397,10 @@ class ToolCalls:
             chars=whole,
             scratch=scratch,
             sources=tuple(
-                {"location": self._hidden(source.location), "title": source.title and self._hidden(source.title)}
+                {
+                    "location": self._hidden(source.location),
+                    "title": source.title and self._hidden(source.title)[:TITLE_CHARS],
+                }
                 for source in (output.sources if scratch is None else _sources_in(text, output.sources))
             ),
         )
