@@ -67,6 +67,15 @@ def test_what_was_read_while_the_file_changed_is_read_again(tmp_path: Path) -> N
     assert len(looks) == 2
 
 
+def test_a_log_whose_disk_was_full_when_it_was_opened_is_read_without_room(tmp_path: Path) -> None:
+    serve(tmp_path)
+    beside = [tmp_path / "ava.db-wal", tmp_path / "ava.db-shm"]  # SQLite leaves them empty then
+    for path in beside:
+        path.touch()
+    assert look_at_log(tmp_path / "ava.db", lambda found: entries(found.view)) == 1_000
+    assert [path.stat().st_size for path in beside] == [0, 0], "on a full disk, none of them can grow"
+
+
 def test_an_error_of_a_log_that_nobody_changed_is_told(tmp_path: Path) -> None:
     serve(tmp_path)
     path = tmp_path / "ava.db"

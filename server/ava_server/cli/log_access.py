@@ -270,10 +270,11 @@ class Snapshot:
             return look_at_log(self._path, lambda found: query(_usable(found)))
         except (sqlite3.Error, OSError) as error:
             from ava_audit.errors import StoreUnavailable
-            from ava_audit.store.connection import advice
+            from ava_audit.store.connection import advice, reason
 
-            hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) else ""
-            raise StoreUnavailable(f"the log cannot be read: {error}{hint}") from error
+            why = reason(error, self._path)
+            hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) and why == str(error) else ""
+            raise StoreUnavailable(f"the log cannot be read: {why}{hint}") from error
 
 
 def _usable(found: LogSnapshot) -> View:
@@ -359,8 +360,9 @@ def run_at_once(work: Coroutine[Any, Any, None]) -> None:
 def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """Open a log to look at it, without creating a file beside it.
 
-    SQLite creates the two files of a database in use if they are missing. If they are, no process has the log open, and
-    the database file alone is read: as long as `changed` of the snapshot is false. `look_at_log` heeds that.
+    SQLite creates the two files of a database in use if they are missing. If they are, or nothing is in the first of
+    them, the database file alone is read: it has everything, as long as `changed` of the snapshot is false.
+    `look_at_log` heeds that.
     """
     import sqlite3
 
@@ -384,7 +386,8 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
 
     def state() -> tuple[bool, int, int, int]:
         file = path.stat()
-        return wal.is_file() and shared.is_file(), file.st_ino, file.st_size, file.st_mtime_ns
+        in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # empty ones are left by a full disk
+        return in_use, file.st_ino, file.st_size, file.st_mtime_ns
 
     def changed() -> bool:
         try:

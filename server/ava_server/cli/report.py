@@ -155,7 +155,10 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
     try:
         return look_at_log(root.db, use)
     except (sqlite3.Error, OSError) as error:
-        raise StoreUnavailable(f"the log {root.db} cannot be read: {error}; `ava doctor` tells more") from error
+        from ava_audit.store.connection import reason
+
+        why = reason(error, root.db)
+        raise StoreUnavailable(f"the log {root.db} cannot be read: {why}; `ava doctor` tells more") from error
 
 
 # -- the screen -------------------------------------------------------------------------------------------------------
