@@ -140,6 +140,51 @@ def test_opening_on_a_read_only_disk_fails_and_leaves_the_log_unchanged(tmp_path
     assert "entries=2" in report and "faults=()" in report
 
 
+NO_ROOM_TO_OPEN = """
+import sys, anyio
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from ava_audit.errors import StoreUnavailable
+from ava_audit.store.sqlite import copy_log
+from ava_audit.store.store import Store
+from ava_audit.verify import verify
+from support.log import said, write
+async def main():
+    root = Path(sys.argv[2])
+    async with Store.open(root) as log:
+        await write(log, said("before"))
+    with (root / "filler").open("wb", buffering=0) as filler:
+        try:
+            while filler.write(b"x" * 4_096):
+                pass
+        except OSError:
+            pass
+    def failed(error):
+        print(str(error).replace(str(root), "ROOT"))
+    try:
+        async with Store.open(root):
+            print("opened")
+    except StoreUnavailable as error:
+        failed(error)
+    for use in (lambda: verify(root), lambda: copy_log(root / "ava.db", root.parent / "copy.db")):
+        try:
+            use()
+        except StoreUnavailable as error:
+            failed(error)
+    (root / "filler").unlink()
+    print(verify(root).ok)
+anyio.run(main)
+"""
+
+
+@pytest.mark.sqlite_only("the disk of the data root")
+def test_a_log_that_a_full_disk_leaves_no_room_to_open_is_not_called_broken(tmp_path: Path) -> None:
+    *refused, whole = with_a_small_disk(tmp_path / "disk", NO_ROOM_TO_OPEN, size="2m")
+    assert len(refused) == 3 and whole == "True"
+    for words in refused:
+        assert "its disk is full" in words and "free some space" in words and "I/O error" not in words
+
+
 # -- a damaged file ---------------------------------------------------------------------------------------------------
 
 

@@ -490,6 +490,7 @@ async def test_a_rejected_proposal_ends_and_cannot_be_approved(tmp_path: Path) -
         ids = [first.pending_id, "P-00000000", second.pending_id]
         answer = await lab.call("confirm_spawn", pending_ids=ids, decision="reject")
         assert [decision.status for decision in answer.decisions] == ["rejected", "refused", "rejected"]
+        assert answer.status == "rejected"
         assert await runs(lab) == ["rejected", "rejected"]
         assert "rejected" in why(await lab.approve(first))
 
@@ -508,7 +509,7 @@ async def test_a_proposal_is_invisible_to_other_users(tmp_path: Path) -> None:
         # The same sentence but for the id, on purpose: nobody can try out which ids there are.
         assert why(theirs).replace(proposal.pending_id, "P-00000000") == why(nobodys)
         rejected = await other("confirm_spawn", {**given, "decision": "reject"})
-        assert rejected.decisions[0].status == "refused"
+        assert rejected.status == rejected.decisions[0].status == "refused"
         for tool, field, mine, none in (
             ("check_subagent", "subagent_id", proposal.subagent_id, "S-000000"),
             ("message_subagent", "subagent_id", proposal.subagent_id, "S-000000"),

@@ -26,13 +26,24 @@ from support.search_formats import ANTHROPIC
 from support.stdio import logged
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.events import AssistantMessage, CostReserved, CostUpdate, ErrorOccurred, Event, Fence, RunClaimed, Who
+from ava_audit.events import (
+    AssistantMessage,
+    CostReserved,
+    CostUpdate,
+    ErrorOccurred,
+    Event,
+    Fence,
+    RunClaimed,
+    ToolResult,
+    Who,
+)
 from ava_audit.store import store
 from ava_audit.store.locks import WriteLock
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.view import View
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.manager import Manager
+from ava_server.service.spawn import Spawns
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 OWN_WORDS = "a fault of Ava itself"
@@ -437,6 +448,25 @@ async def test_twenty_polls_with_nothing_to_list_log_at_most_once(tmp_path: Path
         new = await lab.store.read(lambda view: [view.entry(seq) for seq in range(before + 1, view.head() + 1)])
         types = [entry.type for entry in new if entry is not None]
         assert types in ([], ["ToolCall", "ToolResult"])
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EMFILE, "Too many open files"), StoreUnavailable("out of reach"), RuntimeError("a bug")]
+)
+async def test_what_fails_after_a_proposal_is_recorded_does_not_make_the_caller_propose_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def fails(*_given: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Spawns, "_release", fails)
+    async with open_lab(tmp_path, runs=False) as lab:
+        proposal = await lab.propose()
+        [run] = await lab.store.read(lambda view: view.runs())
+        assert run.id == proposal.subagent_id
+        await lab.write()
+        results = await lab.store.read(lambda view: view.of_type("ToolResult"))
+        assert [entry.fact.success for entry in results if isinstance(entry.fact, ToolResult)] == [True]
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+import errno
 import os
 import stat
 import subprocess
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_server.config.keys import Key, find_key, list_keys, remove_key, set_key, why_unused
+from ava_server.core import files
 from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 VALUE = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
@@ -234,3 +236,24 @@ def test_keeps_all_keys_set_by_concurrent_processes(file: Path) -> None:
     assert [process.wait(30) for process in running] == [0] * 6
     assert [key.provider for key in list_keys(file, {})] == [f"p{number}" for number in range(6)]
     assert not list(file.parent.glob(".keys*"))
+
+
+@pytest.mark.parametrize(
+    ("code", "to_do"),
+    [
+        (errno.ENOSPC, "Free some space on its disk."),
+        (errno.EROFS, "Make its disk writable."),
+        (errno.EMFILE, "restart the server."),
+        (errno.EACCES, "Make this user its owner."),
+    ],
+)
+def test_a_file_of_keys_that_the_system_refuses_says_what_helps(
+    file: Path, monkeypatch: pytest.MonkeyPatch, code: int, to_do: str
+) -> None:
+    def refused(*_given: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(files, "replace_file", refused)
+    with pytest.raises(ConfigError) as caught:
+        set_key("openrouter", VALUE, file)
+    assert str(caught.value).endswith(to_do)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pypdf
 import pytest
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, counted, events
 from support.runtime import PRICED, arrived, hand_over, open_lab, submits
@@ -288,6 +289,34 @@ async def test_refuses_an_unknown_argument_by_name_and_lists_the_valid_ones(tmp_
         await lab.outcome()
         said = tool_outputs(lab.server)[0]
     assert "path" in said and "read_file takes" in said
+
+
+async def test_a_document_with_an_endless_title_is_read_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    document = pypdf.PdfWriter()
+    document.add_blank_page(200, 200)
+    document.add_metadata({"/Title": "otters " * 400_000})  # more than an entry of the log may have
+    document.write(tmp_path / "workspace/a.pdf")
+    async with open_lab(tmp_path, [Say(calls=[("read_file", {"path": "a.pdf"})]), hand_over()]) as lab:
+        result = await lab.outcome()
+    assert result["status"] == "success" and result["tool_receipts"]["read_file"]
+
+
+async def test_an_output_whose_rest_cannot_be_saved_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace/a.md").write_text(f"{'word ' * 100}\n" * 200)
+    gate = Gate()
+    search = Say(calls=[("search_codebase", {"query": "word", "max_results": 200})], gate=gate)
+    async with open_lab(tmp_path, [search, hand_over()]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        (lab.root / "scratch" / run_id).write_text("in the way, as a full disk would be")
+        gate.released.set()
+        assert (await lab.ended(run_id)).state == "success"
+        [said] = tool_outputs(lab.server)
+        [found] = [fact for fact in await lab.facts(run_id, ToolResult) if fact.tool == "search_codebase"]
+    assert "a.md:1: word" in said and "the rest was not kept: " in said and "goes on" not in said
+    assert found.success and found.scratch is None
 
 
 async def test_returns_results_in_the_order_of_the_calls(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import anyio
 import pytest
 from support.log import Life, run_who, write_each
 
-from ava_audit.errors import StaleOwner
+from ava_audit.errors import EntryTooLarge, StaleOwner
 from ava_audit.events import Activity, Event, RunClaimed, ToolCall, ToolResult
 from ava_audit.store.store import Outcome, Store
 from ava_audit.view import View
@@ -64,6 +64,15 @@ async def test_a_command_without_events_still_writes_a_deferred_result(tmp_path:
         assert await run_log.do(refuses) == "it does not fit"
         assert heads == [6], "it sees the log as it is behind the result"
         assert await kinds(store) == ["RunClaimed", "ToolCall", "ToolResult"]
+
+
+async def test_a_deferred_result_that_is_too_large_does_not_stop_what_comes_after_it(tmp_path: Path) -> None:
+    async with a_run(tmp_path) as (store, run_log):
+        with pytest.raises(EntryTooLarge, match="2,000,000"):
+            run_log.keep(RESULT.model_copy(update={"output": "o" * 2_000_001}))
+        assert run_log.history.outputs == []
+        await run_log.record(Activity(activity="Thinking"))
+        assert await kinds(store) == ["RunClaimed", "ToolCall", "Activity"]
 
 
 @pytest.mark.slow

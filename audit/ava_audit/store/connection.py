@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterable
@@ -17,6 +18,10 @@ READER_CACHE_KIB = 4_096
 STEPS = 200
 """Steps of a statement between two looks at the clock, a few hundredths of a millisecond."""
 DAMAGED = "ava.db is damaged: put back a copy of it, or set AVA_DATA_ROOT to another folder"
+
+
+ROOM_BYTES = 65_536
+"""Free bytes with which a log can be opened: SQLite makes a file of 32 KiB beside it, to read it too."""
 
 
 class SqliteDatabase(sqlite3.Connection):
@@ -170,6 +175,17 @@ def file_size(path: Path) -> int:
 def is_damaged(error: Exception) -> bool:
     """Tell whether SQLite reports a damaged file."""
     return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
+
+
+def reason(error: Exception, path: Path) -> str:
+    """Return why the log at `path` cannot be opened: where there is no room, SQLite says only `disk I/O error`."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    try:
+        if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL) and shutil.disk_usage(path.parent).free < ROOM_BYTES:
+            return f"its disk is full, and there must be {ROOM_BYTES // 1024} KiB free even to read it: free some space"
+    except OSError:
+        pass
+    return str(error)
 
 
 def advice(error: Exception) -> str:

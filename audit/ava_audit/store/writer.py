@@ -68,7 +68,7 @@ class Appender:
                     raise StaleOwner(
                         f"{checked.run_id} is no longer owned by this claim (generation {checked.generation})"
                     )
-        return [_content(event) for event in events]
+        return [content_within(event) for event in events]
 
     def append(self, events: tuple[Event, ...], contents: list[bytes]) -> None:
         """Add the events to the rows that the next `flush` inserts, and apply them to the projections."""
@@ -94,7 +94,12 @@ class Appender:
                 reduce(self.projections, known, fact)
 
 
-def _content(event: Event) -> bytes:
+def content_within(event: Event) -> bytes:
+    """Return an event's content as it is stored.
+
+    Raises:
+        EntryTooLarge: It is over 2 MB.
+    """
     try:
         content = content_of(event.fact)
     except ValueError:  # a lone surrogate that nobody replaced: store it replaced rather than lose the event

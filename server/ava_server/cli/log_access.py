@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BUSY_S = 1.0
+LOOKS = 3
+"""How often a look at the log is begun, where other processes open and close it meanwhile."""
 _LONGEST_ID = 20
 _ENOUGH_DIGITS = 3
 """This many digits of an id are enough to suggest the whole."""
@@ -229,19 +231,25 @@ async def record_setting(
 
 @dataclass(frozen=True)
 class LogSnapshot:
-    """An open log: its state, its schema, and whether its newest entries are missing."""
+    """An open log: its state, its schema, and whether its newest entries are missing.
+
+    What was read counts only if `changed` is still false afterwards: a database file that is read alone may be changed
+    by a process that has opened it since, and what is then read of it belongs to no one state, or looks damaged.
+    """
 
     db: Database
     view: View
     schema: int
     partial: bool
+    changed: Callable[[], bool] = bool
 
 
-@dataclass(frozen=True)
 class Snapshot:
     """A log that is read in this thread, without an event loop; a `Readable`."""
 
-    view: View
+    def __init__(self, path: Path, found: LogSnapshot) -> None:
+        self._path = path
+        self._found: LogSnapshot | None = found
 
     async def read(self, query: Query[T], /, *, within_s: float | None = None, short: bool = False) -> T:
         """Run a query at once; Ctrl-C ends one that takes long.
@@ -253,12 +261,67 @@ class Snapshot:
 
         del within_s, short
         try:
-            return query(self.view)
-        except sqlite3.Error as error:
+            if (found := self._found) is not None:
+                with _unless_changed(found):
+                    value = query(found.view)
+                    if not found.changed():
+                        return value
+                self._found = None  # each further query opens the log anew
+            return look_at_log(self._path, lambda found: query(_usable(found)))
+        except (sqlite3.Error, OSError) as error:
             from ava_audit.errors import StoreUnavailable
-            from ava_audit.store.connection import advice
+            from ava_audit.store.connection import advice, reason
 
-            raise StoreUnavailable(f"the log cannot be read: {error}; {advice(error)}") from error
+            why = reason(error, self._path)
+            hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) and why == str(error) else ""
+            raise StoreUnavailable(f"the log cannot be read: {why}{hint}") from error
+
+
+def _usable(found: LogSnapshot) -> View:
+    """Return the view of a log that was opened again while it was read.
+
+    Raises:
+        OSError: Only a `Store` shows all of it by now.
+    """
+    from ava_audit.store.schema import SCHEMA_VERSION
+
+    if found.schema != SCHEMA_VERSION or found.partial:
+        raise OSError("another process has changed it meanwhile; run the command again")
+    return found.view
+
+
+@contextmanager
+def _unless_changed(found: LogSnapshot) -> Generator[None]:
+    """Let an error of a query pass, unless it may be due to a change of the file."""
+    try:
+        yield
+    except Exception:
+        if not found.changed():
+            raise
+
+
+def look_at_log(path: Path, use: Callable[[LogSnapshot], T]) -> T:
+    """Return what `use` finds in a log that is only looked at.
+
+    It is used again if a process has opened or closed the log meanwhile.
+
+    Raises:
+        OSError: The log cannot be read.
+        sqlite3.Error: The same.
+    """
+    import sqlite3
+
+    for left in reversed(range(LOOKS)):
+        try:
+            with open_snapshot(path) as found, _unless_changed(found):
+                value = use(found)
+                if not found.changed():
+                    return value
+        except (sqlite3.Error, OSError) as error:
+            # The files beside it may have come or gone between the look for them and their opening.
+            if not left or "locked" in str(error) or in_postgres(DataRoot(path.parent)):
+                raise
+    raise OSError("other processes open and close it all the time; try again")
 
 
 @contextmanager
@@ -280,7 +343,7 @@ def open_to_look(root: DataRoot) -> Generator[Snapshot | None]:
             with contextlib.suppress(sqlite3.Error, OSError):  # the `Store` meets the same, and says what to do
                 found = stack.enter_context(open_snapshot(root.db))
                 if found.schema == SCHEMA_VERSION and not found.partial:
-                    usable = Snapshot(found.view)
+                    usable = Snapshot(root.db, found)
         yield usable
 
 
@@ -297,8 +360,9 @@ def run_at_once(work: Coroutine[Any, Any, None]) -> None:
 def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """Open a log to look at it, without creating a file beside it.
 
-    SQLite creates the two files of a database in use if they are missing. If they are, no process has the log open, and
-    the database file alone is read.
+    SQLite creates the two files of a database in use if they are missing. If they are, or nothing is in the first of
+    them, the database file alone is read: it has everything, as long as `changed` of the snapshot is false.
+    `look_at_log` heeds that.
     """
     import sqlite3
 
@@ -319,10 +383,23 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     if not path.is_file():  # opening a pipe would wait for ever
         raise OSError("it is not a regular file")
     wal, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
-    in_use = wal.is_file() and shared.is_file()
+
+    def state() -> tuple[bool, int, int, int]:
+        file = path.stat()
+        in_use = wal.is_file() and shared.is_file() and wal.stat().st_size > 0  # empty ones are left by a full disk
+        return in_use, file.st_ino, file.st_size, file.st_mtime_ns
+
+    def changed() -> bool:
+        try:
+            return not in_use and state() != before
+        except OSError:
+            return True
+
+    before = state()
+    in_use = before[0]
     uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
     opened = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
     with contextlib.closing(opened) as db:
         db.execute("BEGIN")
         partial = not in_use and wal.exists() and wal.stat().st_size > 0
-        yield LogSnapshot(db, View(db), db.schema_version(), partial)
+        yield LogSnapshot(db, View(db), db.schema_version(), partial, changed)

@@ -14,7 +14,7 @@ import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
 from ava_server.cli.completion import groups
-from ava_server.cli.log_access import open_snapshot
+from ava_server.cli.log_access import LogSnapshot, look_at_log
 from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import (
@@ -146,13 +146,19 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
 
     if not has_log(root):
         return None
+
+    def use(found: LogSnapshot) -> T | None:
+        if found.schema > SCHEMA_VERSION:
+            raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
+        return query(found.view) if found.schema else None
+
     try:
-        with open_snapshot(root.db) as found:
-            if found.schema > SCHEMA_VERSION:
-                raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
-            return query(found.view) if found.schema else None
+        return look_at_log(root.db, use)
     except (sqlite3.Error, OSError) as error:
-        raise StoreUnavailable(f"the log {root.db} cannot be read: {error}; `ava doctor` tells more") from error
+        from ava_audit.store.connection import reason
+
+        why = reason(error, root.db)
+        raise StoreUnavailable(f"the log {root.db} cannot be read: {why}; `ava doctor` tells more") from error
 
 
 # -- the screen -------------------------------------------------------------------------------------------------------

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 from pathlib import Path
 
 from ava_server.core.errors import ConfigError
+from ava_server.core.open_files import RAISE_LIMIT
+
+_TO_DO = {
+    errno.ENOSPC: "Free some space on its disk.",
+    errno.EROFS: "Make its disk writable.",
+    errno.EMFILE: f"{RAISE_LIMIT}.",
+    errno.ENFILE: "End some programs: this machine has too many files open.",
+}
 
 
 def is_own(status: os.stat_result) -> bool:
@@ -52,7 +61,8 @@ def read_private(path: Path, holds: str, remedy: str) -> str:
 
 def unusable(path: Path, failed: OSError) -> ConfigError:
     """Return the error for a file that the system refuses."""
-    return ConfigError(f"{path} cannot be used: {reason(failed)}. Make this user its owner.")
+    to_do = _TO_DO.get(failed.errno or 0, "Make this user its owner.")
+    return ConfigError(f"{path} cannot be used: {reason(failed)}. {to_do}")
 
 
 def _check(path: Path, status: os.stat_result, holds: str, remedy: str) -> None:

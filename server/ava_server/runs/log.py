@@ -12,6 +12,7 @@ from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import Event, Fact, Fence, RunStarted, ToolResult, Who
 from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
+from ava_audit.store.writer import content_within
 from ava_audit.view import Command, Outcome, Query, T, View
 from ava_server.budget.caps import settle_unknown
 from ava_server.runs.history import UNWRITTEN, History
@@ -86,9 +87,14 @@ class RunLog:
 
         Only for what the next owner does again if a crash comes before it is written: the start of a run that has done
         nothing yet, and the last result of an answer, of a tool that only reads.
+
+        Raises:
+            EntryTooLarge: It could never be written, and neither could anything after it.
         """
         assert self._unwritten is None, "a turn has one last result"
-        self._unwritten = self.event(fact, duration_ms=duration_ms)
+        kept = self.event(fact, duration_ms=duration_ms)
+        content_within(kept)
+        self._unwritten = kept
         self.history.add(UNWRITTEN, fact)
 
     async def write_kept(self) -> None:

@@ -7,7 +7,9 @@ exists only while the tool works.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,7 @@ from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_
 from ava_roles.tools.run_specs import ASK
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
+from ava_server.core.open_files import is_shortage
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
@@ -39,8 +42,11 @@ from ava_server.runs.private_keys import learn_private_keys
 from ava_server.runs.questions import Ask
 from ava_server.runs.web_search import PaidSearches
 
+log = logging.getLogger("ava.run")
 MOST_CALLS = 16
 """Most tool calls of one answer that are run; the wrap-up's bound has room for as many lines."""
+TITLE_CHARS = 200
+"""Characters of a source's title that are kept: its document says what that is, and it may be any length."""
 TOLD_AT, REFUSED_FROM, ENDED_AT = 3, 5, 20
 """The same call with the same result: the model is warned at the 3rd, calls are refused from the 5th, the run ends at
 the 20th."""
@@ -359,15 +365,18 @@ class ToolCalls:
         text = hide(output.text)
         sha = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
         scratch, whole, shown = None, len(text), len(text)
+        goes_on = ""
         if whole > tool.spec.max_chars:
             scratch = f"{sha[:32]}.txt"
-            await anyio.to_thread.run_sync(_keep, self._context.scratch, scratch, text)
+            why = await anyio.to_thread.run_sync(_keep, self._context.scratch, scratch, text)
             text, shown = _cut(text, tool.spec)
+            goes_on = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
+            if why is not None:
+                scratch, goes_on = None, f"the rest was not kept: {why}"
         body = text
         if not output.own:
             body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
-        if scratch is not None:
-            goes_on = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
+        if goes_on:
             body += f"\n[cut at {tool.spec.max_chars} of {whole} characters; {goes_on}]"
         if not output.success:
             body = f"Failed.\n{body}"
@@ -395,8 +404,11 @@ class ToolCalls:
             chars=whole,
             scratch=scratch,
             sources=tuple(
-                {"location": self._hidden(source.location), "title": source.title and self._hidden(source.title)}
-                for source in (output.sources if scratch is None else _sources_in(text, output.sources))
+                {
+                    "location": self._hidden(source.location),
+                    "title": source.title and self._hidden(source.title)[:TITLE_CHARS],
+                }
+                for source in (_sources_in(text, output.sources) if goes_on else output.sources)
             ),
         )
 
@@ -446,6 +458,17 @@ def _sources_in(text: str, sources: tuple[Source, ...]) -> tuple[Source, ...]:
     return tuple(source for source in sources if source.location in text) or sources
 
 
-def _keep(folder: Path, name: str, text: str) -> None:
-    make_folders(folder, folder.parent.parent)  # the data root
-    (folder / name).write_text(text, "utf-8")
+def _keep(folder: Path, name: str, text: str) -> str | None:
+    """Save a whole output; return why it cannot be saved, or None."""
+    path = folder / name
+    try:
+        make_folders(folder, folder.parent.parent)  # the data root
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        if is_shortage(error):  # of open files: the run goes on later
+            raise
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)  # half of it would be read as the whole
+        log.warning("a tool's output was not saved in %s: %s", folder, error)
+        return error.strerror or type(error).__name__
+    return None

@@ -155,7 +155,7 @@ class Travel:
         if self.blobs is not None and runs:
             try:
                 self.blobs.release(runs, "input")
-            except AuditError as error:  # the next sweep does it
+            except (AuditError, OSError) as error:  # the next sweep does it
                 log.warning("what was stored for a proposal is still there: %s", error)
 
     # -- on the machine that does the work ----------------------------------------------------------------------------

@@ -157,7 +157,8 @@ class Confirmations(Operations):
                 else:
                     await self._spawns.renew(decision, made.subagent_id, caller)
         started = [made.subagent_id for made in decided.decisions if made.status == "approved" and made.subagent_id]
-        rejected = args.decision == "reject" or all(made.status == "rejected" for made in decided.decisions)
+        any_or_all = any if args.decision == "reject" else all
+        rejected = any_or_all(made.status == "rejected" for made in decided.decisions)
         answer = ConfirmAnswer(
             status="approved" if started else ("rejected" if rejected else "refused"),
             decisions=decisions,

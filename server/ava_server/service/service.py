@@ -123,18 +123,22 @@ class Service:
             if redacted != given:  # else nothing in them looks like a key
                 self._access.refuse_keys(given)
             answer = await handler(redacted, caller)
-            if record.is_answered:
+            if record.given is not None:
                 return answer
-        except (AvaError, RolesError, AuditError) as error:
-            mistake, answer = error, self._failed(spec, error)
         except AnsweredLater as asked:
             record.post(record.answer(f"Nothing was decided: {asked}.", success=True))
             raise
         except Exception as error:
-            if not is_shortage(error):
+            if record.given is not None:  # it is done and answered: a caller who tries again would have it twice
+                log.warning("%s is done, but not what comes after it: %s", tool, error, exc_info=error)
+                return record.given
+            if isinstance(error, AvaError | RolesError | AuditError):
+                mistake = error
+            elif is_shortage(error):
+                mistake = Refused(f"this server may open no more files at the moment: try again. {RAISE_LIMIT}")
+            else:
                 record.post(record.answer("a fault of Ava itself", success=False))
                 raise
-            mistake = Refused(f"this server may open no more files at the moment: try again. {RAISE_LIMIT}")
             answer = self._failed(spec, mistake)
         try:
             news = caller.news[0] if caller.news else await self.store.look(self._access.news)
@@ -235,12 +239,12 @@ class _Record:
 
     Attributes:
         tool: The tool.
-        is_answered: The answer is in the log too.
+        given: The answer, once it is in the log too.
     """
 
     def __init__(self, service: Service, tool: str, called: Command[None]) -> None:
         self.tool = tool
-        self.is_answered = False
+        self.given: Answer | None = None
         self._service = service
         self._called: Command[None] | None = called
         self._began = time.monotonic()
@@ -295,7 +299,7 @@ class _Record:
             if called is not None:
                 await service.store.do(called)
             raise
-        self._called, self.is_answered = None, answer is not None
+        self._called, self.given = None, answer
         service.note_mentioned(notices)
         return value
 

@@ -19,7 +19,7 @@ from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
-from ava_server.cli.log_access import LogSnapshot, open_snapshot
+from ava_server.cli.log_access import LogSnapshot, look_at_log
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import has_log, in_postgres, os_user
@@ -169,19 +169,19 @@ class OverviewReader:
     def _leases(self) -> Instances:
         return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
 
-    def _read(self, use: Callable[[LogSnapshot], T], *, again: bool = False) -> T | None:
+    def _read(self, use: Callable[[LogSnapshot], T]) -> T | None:
         """Return what a query finds; None where another process is about to make the log."""
         path = self.settings.paths.db
+
+        def used(found: LogSnapshot) -> T | None:
+            if found.schema == 0 and path.stat().st_size == 0:
+                return None
+            _refuse_schema(found.schema, path)
+            return use(found)
+
         try:
-            with open_snapshot(path) as found:
-                if found.schema == 0 and path.stat().st_size == 0:
-                    return None
-                _refuse_schema(found.schema, path)
-                return use(found)
+            return look_at_log(path, used)
         except (sqlite3.Error, OSError) as error:
-            if not again and "locked" not in str(error):
-                # A process that started or ended meanwhile has made or removed the files beside it.
-                return self._read(use, again=True)
             raise StoreUnavailable(
                 f"the log cannot be read: {error}; see that no other program holds ava.db (`ava doctor` tells more)"
             ) from error

@@ -11,11 +11,12 @@ from pathlib import Path
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
 from ava_audit.store.backend import backend_at, backend_of
+from ava_audit.store.connection import reason
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.units import micros_from_cents
 from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
-from ava_server.cli.log_access import LogSnapshot, open_snapshot
+from ava_server.cli.log_access import LogSnapshot, look_at_log
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.service.checks import state
 from ava_server.service.checks.finding import Finding, Setup
@@ -45,10 +46,11 @@ def log(setup: Setup) -> Iterator[Finding]:
         elif not path.exists():
             yield Finding("log", "note", "there is none yet; it is created at the first start")
         else:
-            with open_snapshot(path) as snapshot:
-                yield from list(_check_log(setup, path, snapshot))
+            yield from look_at_log(path, lambda snapshot: list(_check_log(setup, path, snapshot)))
     except (sqlite3.Error, OSError) as error:
-        yield Finding("log", "fault", f"{path} cannot be read: {error}", _BROKEN)
+        why = reason(error, path)
+        to_do = _BROKEN if why == str(error) else "Free some space on that disk."
+        yield Finding("log", "fault", f"{path} cannot be read: {why}", to_do)
 
 
 def _check_postgres(root: Path) -> Finding:
@@ -106,15 +108,22 @@ def budgets(setup: Setup) -> Iterator[Finding]:
     spent = [0 for _cap in caps]
     if root.db.exists():
         try:
-            with open_snapshot(root.db) as snapshot:
-                if snapshot.schema != SCHEMA_VERSION:
-                    return
-                spent = [snapshot.view.bucket(scope).committed for _who, scope, _cents, _setting in caps]
+            found = look_at_log(root.db, lambda snapshot: _spent(snapshot, [scope for _who, scope, *_cap in caps]))
         except (sqlite3.Error, OSError):  # the log's own check reports this
             return
+        if found is None:
+            return
+        spent = found
     yield state.budgets(
         [
             state.DayBudget(who, micros, micros_from_cents(cents), setting)
             for micros, (who, _scope, cents, setting) in zip(spent, caps, strict=True)
         ]
     )
+
+
+def _spent(snapshot: LogSnapshot, scopes: list[str]) -> list[int] | None:
+    """Return what is spent or held in each of these scopes; None where this version cannot read the log as it is."""
+    if snapshot.schema != SCHEMA_VERSION:
+        return None
+    return [snapshot.view.bucket(scope).committed for scope in scopes]
