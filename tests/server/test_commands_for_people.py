@@ -87,6 +87,14 @@ async def test_a_person_on_another_machine_is_told_of_no_command_that_runs_only_
         assert told.endswith("a person resumes it in a terminal on the server, with `ava resume S-1`")
 
 
+async def test_a_person_on_another_machine_is_told_how_the_server_gets_a_key_without_its_paths(tmp_path: Path) -> None:
+    async with open_lab(tmp_path) as lab:
+        access = Access(lab.runtime, Session(user="ana", transport="http", url="https://ava.example.org"))
+        told = access.key_advice("openrouter")
+        assert told == "A person in a terminal on the server stores one: `ava key set openrouter`."
+        assert "AVA_MODEL_API_KEY" in access.key_advice("custom")
+
+
 def test_powershell_takes_the_data_root_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "win32")
     line = terminal_command(tmp_path / "it's $(calc) `$x \u2019; calc", "approve")

@@ -125,17 +125,20 @@ _IN_DIALOG = (DEFAULT, "brave")
 _IN_BUNDLE = "Enter it in the extension's dialog: Settings → Extensions → Ava → Configure."
 
 
-def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None = None) -> str:
+def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None = None, *, remote: bool = False) -> str:
     """Return how to give this server a provider's key.
 
     Args:
         provider: The provider.
         client: The host's name as an MCP client; None without a host.
         env: The server's environment; None is this process's.
+        remote: The user is on another machine, and learns no paths of this one.
     """
     env = os.environ if env is None else env
     if provider == CUSTOM:
         return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and restart it."
+    if remote:
+        return f"A person in a terminal on the server stores one: `ava key set {provider}`."
     if env.get("AVA_HOST", "").strip() == BUNDLE and provider in _IN_DIALOG:
         return _IN_BUNDLE
     command = launch(env=env).shell("key", "set", provider)

@@ -232,7 +232,8 @@ def _roles(runtime: Runtime, session: Session, catalog: Catalog) -> dict[str, An
             return {}
         error = means[model].error
         needs_key = error.needs_key if error is not None else None
-        return model_json(means[model], key_advice(needs_key, session.client) if needs_key else "")
+        advice = key_advice(needs_key, session.client, remote=session.remote) if needs_key else ""
+        return model_json(means[model], advice)
 
     return {
         "roles": [

@@ -302,7 +302,7 @@ class Access:
 
     def key_advice(self, provider: str) -> str:
         """Return how a person gives this server a provider's key in this session's host."""
-        return launching.key_advice(provider, self.session.client)
+        return launching.key_advice(provider, self.session.client, remote=self.session.remote)
 
     def redact(self, text: str) -> str:
         """Return a text without what looks like a key."""
