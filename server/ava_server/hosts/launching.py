@@ -135,7 +135,10 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
     """
     env = os.environ if env is None else env
     if provider == CUSTOM:
-        return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and restart it."
+        return (
+            "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and restart it. A worker with"
+            " the old one ends a minute after its last run."
+        )
     if env.get("AVA_HOST", "").strip() == BUNDLE and provider in _IN_DIALOG:
         return _IN_BUNDLE
     command = launch(env=env).shell("key", "set", provider)
