@@ -325,6 +325,9 @@ def test_rejects_a_path_that_is_not_a_folder(world: World) -> None:
     (world.plain / "loop").symlink_to(world.plain / "loop")
     assert "is not a folder" in world.refusal(world.plain / "file")
     assert "does not exist" in world.refusal(world.plain / "gone")
+    for missing in ("file", "gone", "loop"):
+        told = world.refusal(world.plain / missing)
+        assert "give a folder" in told and "exists and can be read" in told and "config.toml" not in told, told
     for asked in (
         str(world.plain / "loop"),
         f"{world.plain}/a\0b",

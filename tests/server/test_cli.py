@@ -143,6 +143,7 @@ def test_a_search_key_works_at_once_and_its_price_is_shown(tmp_path: Path, provi
         ("max_cost_cents: -1 is no amount", "--max-cost: -1 is no amount"),
         ("task: leave `output_schema` out", "TASK: leave `--output-schema` out"),
         ("blocked_tools.0: 3 is no text", "--blocked-tools.0: 3 is no text"),
+        ("too low; give max_cost_cents 13 or more ($0.13), or", "too low; give --max-cost 0.13 or more, or"),
         ("today's budget is used up: `ava status`", "today's budget is used up: `ava status`"),
         ("something: of `unknown` kind", "something: of `unknown` kind"),
     ],

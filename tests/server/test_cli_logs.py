@@ -165,6 +165,7 @@ def test_json_lines_match_the_mirror_and_verify(root: Path) -> None:
         (("--type", "pirate"), "--type: no event type 'pirate'; short names are error, tool"),
         (("--since", "whenever"), "--since: 'whenever' is not a time; accepted are"),
         (("--until", "nope"), "--until: 'nope' is not a time"),
+        (("--since", "1h", "--until", "2h"), "--until: '2h' is before --since ('1h'); give a later time"),
         (("S-123456",), "There is no subagent S-123456"),
         (("nonsense",), "'nonsense' is not an id"),
         (("--agent", "bob"), "--agent: 'bob' is not an agent"),

@@ -47,6 +47,27 @@ FOUND = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("model", "step", "told"),
+    [
+        ("openai:gpt", "Store a valid key with `ava key set` and start again.", "key with `ava key set openai` and"),
+        ("custom:qwen", "Store a valid key with `ava key set` and start again.", "Set a valid AVA_MODEL_API_KEY and"),
+        ("custom:qwen", "Look, or store a valid key with `ava key set`.", "Look, or set a valid AVA_MODEL_API_KEY."),
+        (
+            "openai:gpt",
+            "Check it, or propose it again with retry_of and another `model`.",
+            "Check it, or start it again with `ava run --retry S-7f3a2b` and another `--model`.",
+        ),
+        ("openai:gpt", "Propose it again with retry_of.", "Start it again with `ava run --retry S-7f3a2b`."),
+    ],
+)
+def test_the_next_step_after_an_error_is_a_command_for_a_terminal(model: str, step: str, told: str) -> None:
+    run = ended(error_text="it failed").model_copy(
+        update={"state": "error", "model": model, "error": {"kind": "auth", "what_to_do": step}}
+    )
+    assert told in result_text(run)
+
+
 def test_a_piped_result_is_markdown_with_findings_verdicts_and_sources() -> None:
     text = result_text(ended(output="## Their own\n\ntext", findings=FOUND, caveats=["Only\ntoday."]))
     blocks = [

@@ -29,6 +29,12 @@ def test_a_line_wraps_at_spaces_with_a_hanging_indent(line: str, lines: list[str
     assert wrapped(line, 20).split("\n") == lines
 
 
+def test_a_command_in_backticks_stays_on_one_line_if_it_fits() -> None:
+    assert wrapped("To see it, run `ava show S-1`.", 20) == "To see it, run\n  `ava show S-1`."
+    assert wrapped("Run `ava show S-123456 --diff` now", 20) == "Run `ava show\n  S-123456 --diff`\n  now"
+    assert wrapped("a ` stands alone here, and on", 20) == "a ` stands alone\n  here, and on"
+
+
 @pytest.mark.parametrize(
     ("text", "lines"),
     [

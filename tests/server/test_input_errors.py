@@ -79,6 +79,7 @@ CASES = [
     Case("wrong cursor", "read_ava_logs", {"cursor": "last"}, ("cursor", "last", "last answer")),
     Case("unknown type", "read_ava_logs", {"types": ["gossip"]}, ("types", "gossip", "error")),
     Case("unknown time", "read_ava_logs", {"since": "eventually"}, ("since", "eventually")),
+    Case("an end before the start", "read_ava_logs", {"since": "1h", "until": "2h"}, ("until", "2h", "since", "1h")),
     Case("too many entries", "read_ava_logs", {"last_n": 501}, ("last_n", "501", "500")),
     Case("empty message", "message_subagent", {"subagent_id": "S-0", "message": ""}, ("message", "empty", "say")),
     Case("blank message", "message_subagent", {"subagent_id": "S-0", "message": " \n\u200b"},

@@ -179,6 +179,22 @@ async def test_a_run_that_no_worker_takes_runs_in_the_server(
     assert words.read_text() == "no\n" and words.stat().st_mode & 0o777 == 0o600
 
 
+async def test_a_run_that_the_worker_cannot_run_runs_in_the_server_at_once(root: Path, workspace: Path) -> None:
+    """The worker was started from another shell, before the variables of the model were set."""
+    command, env = [AVA[0], "worker"], environment(root)
+    with running_model_server([DONE]) as models:
+        async with no_worker_left(root), await anyio.open_process(command, env=env, stderr=None) as worker:
+            try:
+                await until(lambda: (root / "ava.db").exists())
+                async with serving(root, env=by_default(models.base_url)) as host:
+                    run = await host.start_run(workspace=str(workspace))
+                    await until(lambda: state_of(root, run) == "success", within_s=manager.WORKER_TAKES_S / 2)
+                    assert f"the worker cannot run {run}, so it runs in this process" in host.stderr
+                    assert "no model is configured" in host.stderr
+            finally:
+                worker.terminate()
+
+
 async def test_a_worker_is_started_once_and_again_when_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def test_lists_every_role_with_its_source_in_80_columns_and_problems_below(root:
     assert f"Project: {project}" in screen
     for expected in (
         "code_reviewer  balanced (offline/extractive)",
+        "  cannot run: no language model is set up, and this role needs one (`ava doctor`",
         "mine  balanced (offline/extractive)",
         "  Reviews strictly.",
         "  $0.50, 10 min, 20 turns, 25 calls, 2,000,000 tokens\n  source: roles of the data root/mine.md",

@@ -104,7 +104,10 @@ def resolve_workspace(
         folder = _folder(places, asked, allowed, relative_to=found.path)
     except WorkspaceRefused as refusal:
         beneath = f"beneath {' or '.join(map(str, allowed))}" if allowed else "of one project"
-        hint = f"give a folder {beneath}, or have a person set other roots ([workspace] in config.toml)"
+        if isinstance(refusal, _NoFolder):
+            hint = f"give a folder {beneath} that exists and can be read"
+        else:
+            hint = f"give a folder {beneath}, or have a person set other roots ([workspace] in config.toml)"
         raise WorkspaceRefused(f"workspace: {refusal}; {hint}") from None
     return Workspace(folder, True, "given in the call", named=bool(allowed))
 
@@ -157,6 +160,10 @@ def project_above(folder: Path, *, holding: Sequence[str], home: Path) -> Path:
 def repository_of(folder: Path, home: Path) -> Path | None:
     """Return the git repository that contains a folder, unless that is a home folder. Blocks."""
     return _repository(WorkspaceRule.of(home, home, None), folder)
+
+
+class _NoFolder(WorkspaceRefused):
+    """Raised when there is no folder at a path, or none that can be read: no setting would help."""
 
 
 @dataclass(frozen=True)
@@ -297,8 +304,8 @@ def _folder(places: WorkspaceRule, given: str, allowed: Sequence[Path], *, relat
         if folder.is_dir():
             return folder
     except (OSError, RuntimeError, ValueError) as error:  # no permission, a loop of links, a NUL
-        raise WorkspaceRefused(f"{given!r:.200} cannot be read") from error
-    raise WorkspaceRefused(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
+        raise _NoFolder(f"{given!r:.200} cannot be read") from error
+    raise _NoFolder(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
 
 
 def _path(given: str, home: Path, relative_to: Path | None) -> Path:

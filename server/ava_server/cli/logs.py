@@ -236,13 +236,16 @@ def _query(
         type_filter(types)
     except BadQuery as error:
         raise BadInput(f"--type: {error}") from None
+    since_us, until_us = parse_time_option("--since", since), parse_time_option("--until", until)
+    if since_us is not None and until_us is not None and until_us < since_us:
+        raise BadInput(f"--until: {until!r:.60} is before --since ({since!r:.60}); give a later time")
     return LogQuery(
         agents=tuple(_agent(name) for name in agent or ()),
         users=tuple(user or ()),
         sessions=tuple(session or ()),
         types=types,
-        since_us=parse_time_option("--since", since),
-        until_us=parse_time_option("--until", until),
+        since_us=since_us,
+        until_us=until_us,
         **more,
     )
 

@@ -57,6 +57,7 @@ _OPTIONS = {"role": "ROLE", "task": "TASK", "max_cost_cents": "--max-cost", "ret
 """Arguments of `spawn_subagent` whose option of `ava run` has another name."""
 _MOST_DOLLARS = 1e12
 _QUOTED = re.compile(r"`([a-z_]+)`")
+_CENTS = re.compile(r"\bmax_cost_cents [\d,]+ or more \(\$([\d.]+)\)")
 _SECONDS = {None: 1, "s": 1, "sec": 1, "m": 60, "min": 60, "h": 3_600}
 
 
@@ -189,7 +190,7 @@ def name_options(sentence: str) -> str:
         name, dot, below = field.partition(".")
         if colon and name in SpawnArgs.model_fields:
             lines[number] = f"{option(name)}{dot}{below}:{rest}"
-    sentence = "\n".join(lines)
+    sentence = _CENTS.sub(r"--max-cost \1 or more", "\n".join(lines))
     return _QUOTED.sub(
         lambda found: f"`{option(found[1])}`" if found[1] in SpawnArgs.model_fields else found[0], sentence
     )

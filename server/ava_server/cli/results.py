@@ -5,8 +5,9 @@ What the subagent wrote stands in parts of its own, so that a terminal can set i
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     if result is not None and result.error_text:
         error = f"Error: {one_line(result.error_text)}"
     if result is not None and run.error and run.error.get("what_to_do"):
-        first.append(f"What to do: {run.error['what_to_do']}")
+        first.append(f"What to do: {_next_step(run, run.error)}")
     parts = [Part("", tuple(first), words=(error,) if error else ())] if first or error else []
     if result is None:
         return parts
@@ -126,6 +127,29 @@ def result_text(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None
         if lines:
             blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+_SET_KEY = re.compile(r"([Ss])tore a valid key with `ava key set`")
+
+
+def _next_step(run: RunAnswer, error: Mapping[str, Any]) -> str:
+    """Return what a person at a terminal can do about an error: the log names neither the provider nor commands."""
+    from ava_server.cli.options import name_options
+    from ava_server.models.selection import CUSTOM
+
+    step, provider = str(error["what_to_do"]), (run.model or "").partition(":")[0]
+    if provider == CUSTOM and _SET_KEY.search(step):
+        step = _SET_KEY.sub(r"\1et a valid AVA_MODEL_API_KEY", step)
+        step += " A worker with the old one ends a minute after its last run."
+    elif provider:
+        step = step.replace("`ava key set`", f"`ava key set {provider}`")
+    again = f"start it again with `ava run --retry {run.subagent_id}`"
+    step = re.sub(r"([Pp])ropose it again with retry_of", lambda found: _as_case(found[1], again), step)
+    return name_options(step)
+
+
+def _as_case(letter: str, text: str) -> str:
+    return text[0].upper() + text[1:] if letter.isupper() else text
 
 
 def cost_text(run: RunAnswer) -> str:

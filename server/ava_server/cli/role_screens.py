@@ -15,6 +15,7 @@ from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_specs import RUN_SPECS
 from ava_roles.wrap import clean
+from ava_server.approval.coding import changes_files
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import minutes, reach, why_unavailable
@@ -28,6 +29,7 @@ from ava_server.config.settings import Settings
 from ava_server.models.listing import ResolvedModel
 
 WIDTH = 80
+_NO_MODEL = "cannot run: no language model is set up, and this role needs one (`ava doctor` says how)"
 
 Specs = Mapping[str, ToolSpec]
 
@@ -40,6 +42,7 @@ def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedMo
         lines += ["", f"{role.name}  {_model(role, models.get(role.name))}"]
         lines += _indent(first_sentence(role.description), _limits(role), f"source: {role.source}")
         lines += _tool_lines(role, known)
+        lines += _indent(_NO_MODEL) if lacks_model(role, models.get(role.name)) else []
     for head, texts in (
         ("Cannot be used:", [problem.text for problem in catalog.problems]),
         ("Means nothing here:", list(catalog.notes)),
@@ -81,6 +84,7 @@ def role_screen(role: Role, meant: ResolvedModel | None, settings: Settings, why
         lines += _indent(str(meant.error))
     lines += _indent(f"limits: {_limits(role)}", *_clamps(role, meant, settings))
     lines += [*_tool_lines(role, known), *_indent(f"it {_reach(role)}", *_features(role))]
+    lines += _indent(_NO_MODEL) if lacks_model(role, meant) else []
     if role.ignored_keys:
         lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored_keys)}")
     text, invisible = clean(role.text)
@@ -101,6 +105,12 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
     lines += _indent(first_sentence(role.description), f"model: {role.model}; limits: {_limits(role)}")
     lines += [*_tool_lines(role, known), *_indent(f"it {_reach(role)}", *_features(role))]
     return lines + (_indent(f"ignored: the name is already used ({taken})") if taken else [])
+
+
+def lacks_model(role: Role, meant: ResolvedModel | None) -> bool:
+    """Tell whether a role cannot run because it needs a language model, and only the offline reader is there."""
+    offline = meant is not None and meant.choice is not None and meant.choice.wire == "offline"
+    return offline and (role.needs_model or changes_files(role.needs))
 
 
 def _reach(role: Role) -> str:

@@ -53,6 +53,7 @@ FRAME_S = 0.1
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
 _ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
 _HANGING = "  "
+_WORDS = re.compile(r"\s*(?:`[^`]+`|\S)+")
 
 
 class ReaderGone(Exception):
@@ -177,6 +178,8 @@ def _wrapped_for(text: str, stream: TextIO) -> str:
 def wrapped(text: str, width: int, *, breaks: bool = False) -> str:
     """Return the text in lines of at most `width` columns, broken at blanks; a longer word gets its own line.
 
+    A command in backticks stays on one line if it fits, so that it can be copied.
+
     With `breaks`, longer words are broken too.
 
     Continuation lines are indented as the line is, or to the text of a list item, else by two blanks. Untrusted text
@@ -195,6 +198,14 @@ def _wrapped_line(line: str, width: int, breaks: bool) -> list[str]:
     return [BAR + part for part in _parts(text[max(0, indent - room // 2) :], room, breaks=True)]
 
 
+def _words(line: str, room: int) -> list[str]:
+    """Return the words of a line, each with the blanks before it; a command in backticks that fits is one word."""
+    words: list[str] = []
+    for found in _WORDS.findall(line):
+        words += [found] if cells(found.lstrip()) <= room else re.findall(r"\s*\S+", found)
+    return words
+
+
 def _parts(line: str, width: int, *, breaks: bool = False) -> list[str]:
     """Return a line in parts of at most `width` columns; with `breaks`, longer words are broken."""
     if cells(line) <= width:
@@ -204,7 +215,7 @@ def _parts(line: str, width: int, *, breaks: bool = False) -> list[str]:
     hanging = " " * min(len(begins[0]), width // 2) or _HANGING
     lines: list[str] = []
     current, used = "", 0
-    words: list[str] = re.findall(r"\s*\S+", line)
+    words = _words(line, width - len(hanging)) if not breaks else re.findall(r"\s*\S+", line)
     if breaks:
         room = max(2, width - len(hanging))
         words = [piece for word in words for piece in _pieces(word, room)]

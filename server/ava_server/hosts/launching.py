@@ -136,7 +136,10 @@ def key_advice(provider: str, client: str | None, env: Mapping[str, str] | None 
     """
     env = os.environ if env is None else env
     if provider == CUSTOM:
-        return "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and restart it."
+        return (
+            "Set or correct AVA_MODEL_API_KEY where this server is given its variables, and restart it. A worker with"
+            " the old one ends a minute after its last run."
+        )
     if remote:
         return f"A person in a terminal on the server stores one: `ava key set {provider}`."
     if env.get("AVA_HOST", "").strip() == BUNDLE and provider in _IN_DIALOG:

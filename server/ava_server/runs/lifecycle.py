@@ -245,21 +245,36 @@ def pause_words(run: RunRow) -> str:
     return f"the model takes no more calls until {iso_utc(run.not_before_us or 0)}"
 
 
-_BLOCKED = "blocked"
+_BLOCKED, _UNABLE = "blocked", "unable"
 
 
-def blocked_note(why: str) -> str:
-    """Return what `live` keeps of a run that no process can take now: JSON, where an activity is plain text."""
-    return json.dumps({_BLOCKED: why})
+def blocked_note(why: str, unable: str = "") -> str:
+    """Return what `live` keeps of a run that no process can take now: JSON, where an activity is plain text.
+
+    Args:
+        why: What it waits for.
+        unable: The instance that cannot run it, e.g. for want of a key; empty if it only waits for its turn.
+    """
+    return json.dumps({_BLOCKED: why, **({_UNABLE: unable} if unable else {})})
 
 
 def blocker_in(note: str) -> str | None:
     """Return why a run could not be taken, if that is what its note in `live` says."""
+    noted = _noted(note)
+    return None if noted is None else str(noted.get(_BLOCKED, ""))
+
+
+def unable_in(note: str) -> str:
+    """Return the instance that cannot run a run, if its note in `live` names one; else an empty text."""
+    return str((_noted(note) or {}).get(_UNABLE, ""))
+
+
+def _noted(note: str) -> dict[str, object] | None:
     try:
         noted: object = json.loads(note) if note.startswith("{") else None
     except ValueError:
         return None
-    return str(cast("dict[str, object]", noted).get(_BLOCKED, "")) if isinstance(noted, dict) else None
+    return cast("dict[str, object]", noted) if isinstance(noted, dict) else None
 
 
 OWNERS_LOST = 3

@@ -36,6 +36,7 @@ from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
 from ava_server.runs.lifecycle import (
     blocked_note,
+    blocker_in,
     cancel_reason,
     claim,
     group_time,
@@ -44,6 +45,7 @@ from ava_server.runs.lifecycle import (
     pause_words,
     paused,
     situation,
+    unable_in,
     waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
@@ -120,6 +122,7 @@ class Manager:
         start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
         where: The machine, which is named where a run cannot be taken here; empty if there is only one.
         elsewhere: Leave all runs to workers, which may be on other machines.
+        only_worker: This process is the only worker: servers take the runs that it says it cannot run.
         grace_s: How long another process has to claim what it approved.
         spread: Of so many of the oldest runs, any one is taken first.
 
@@ -143,6 +146,7 @@ class Manager:
         start_worker: Callable[[], Awaitable[None]] | None = None,
         where: str = "",
         elsewhere: bool = False,
+        only_worker: bool = False,
         grace_s: float = GRACE_S,
         spread: int = 1,
     ) -> None:
@@ -159,6 +163,7 @@ class Manager:
         self._start_worker = start_worker
         self._where = where
         self._elsewhere = elsewhere
+        self._only_worker = only_worker
         self._instances = instances
         self._workers_seen_s = float("-inf")
         self._workers = True
@@ -370,14 +375,14 @@ class Manager:
                 await self._leave_to_workers(row.id)
                 return False
             await self._setup.check_config(row)
-            if self._start_worker is not None and self._leaves(row.id):
+            if self._start_worker is not None and await self._leaves(row.id):
                 await self._start_worker()
                 return False
             return await self._take(row, gone, tasks)
         except AuditError:
             raise
         except (ConfigNotSupported, OSError) as error:  # it may pass: tried again, less and less often
-            self._waits(row.id, str(error))
+            self._waits(row.id, str(error), unable=True)
             self._retry_later(row.id)
         except Exception:
             log.exception("%s cannot be taken", row.id)
@@ -386,26 +391,43 @@ class Manager:
             await self._count_fault(row.id)
         return False
 
-    def _leaves(self, run_id: str) -> bool:
-        """Tell whether a run is left to the worker; after a while without one that takes it, it is not."""
+    async def _leaves(self, run_id: str) -> bool:
+        """Tell whether a run is left to the worker; not if that cannot run it, or after a while has not taken it."""
         notes, now_s = self._notes[run_id], anyio.current_time()
         notes.left_since = now_s if notes.left_since is None else notes.left_since
-        if now_s - notes.left_since < WORKER_TAKES_S:
-            return True
-        log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
-        return False
+        if now_s - notes.left_since >= WORKER_TAKES_S:
+            log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
+            return False
+        if why := await self._worker_lacks(run_id):
+            log.warning("the worker cannot run %s, so it runs in this process; for the worker, %s", run_id, why)
+            return False
+        return True
+
+    async def _worker_lacks(self, run_id: str) -> str:
+        """Return why a live worker cannot run a run, as it says; empty if none says so."""
+        noted = await self._store.look(lambda view: view.live(run_id))
+        if noted is None or not (name := unable_in(noted[0])):
+            return ""
+        alive = await anyio.to_thread.run_sync(self._instances.alive, name)
+        return blocker_in(noted[0]) or "" if alive else ""
 
     def _retry_later(self, run_id: str) -> None:
         notes = self._notes[run_id]
         notes.wait_s = min(2 * notes.wait_s, TRY_AGAIN_S[1])
         notes.not_before = anyio.current_time() + notes.wait_s
 
-    def _waits(self, run_id: str, why: str) -> None:
-        """Record what a run waits for, where every process can read it."""
+    def _waits(self, run_id: str, why: str, *, unable: bool = False) -> None:
+        """Record what a run waits for, where every process can read it.
+
+        Args:
+            run_id: The run.
+            why: What it waits for.
+            unable: This process cannot run it. Only the worker says so, and not where there are others.
+        """
         why = f"on {self._where}: {why}" if self._where else why
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
-            self._store.set_live(run_id, blocked_note(why))
+            self._store.set_live(run_id, blocked_note(why, self.instance if unable and self._only_worker else ""))
 
     async def _count_fault(self, run_id: str) -> None:
         """Count an internal error of a run, and end the run after too many, so that it never hangs."""

@@ -47,6 +47,8 @@ class LogReader(Operations):
         # All pages use the times of the first: "1h" would mean another hour on each.
         asked = _mark(args)
         since_us, until_us = _time("since", args.since, now_us), _time("until", args.until, now_us)
+        if since_us is not None and until_us is not None and until_us < since_us:
+            raise BadInput(f"until: {shown(args.until)} is before since ({shown(args.since)}); give a later time")
         place = _Place(None, None, since_us, until_us)
         if args.cursor is not None:
             place = _place(args.cursor, asked)

@@ -442,6 +442,7 @@ def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | 
         start_worker=WorkerProcesses(settings.paths) if runtime.background and settings.runs_on == "here" else None,
         where=socket.gethostname() if driver == "this worker" and settings.database_url else "",
         elsewhere=driver == "worker" and settings.runs_on == "workers",
+        only_worker=driver == "this worker" and not settings.database_url,
         grace_s=0.0 if driver == "this worker" else GRACE_S,
         spread=SPREAD if driver == "this worker" and settings.database_url else 1,
     )
