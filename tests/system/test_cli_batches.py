@@ -71,7 +71,7 @@ async def test_the_table_shows_each_reach_and_what_only_some_can_do(
         assert code == 0, screen
         assert (f"{YELLOW}!" in screen) is coloured
         plain = re.sub(r"\x1b\[[\d;]*m", "", screen)
-        assert all(len(line) < 80 for line in plain.splitlines() if "/" not in line), plain
+        assert all(len(line) <= 80 for line in plain.splitlines() if "/" not in line), plain
         words = " ".join(plain.split())
         assert all(f"{each.pending_id} can read " in words for each in proposals)
         assert re.search(r"! \d coder \$2\.00, 30 min custom:test \"Make add add\.\"", words), words
