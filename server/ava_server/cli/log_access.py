@@ -266,7 +266,7 @@ class Snapshot:
                     value = query(found.view)
                     if not found.changed():
                         return value
-                self._found = None  # each further query opens the log anew
+                self._found = None  # each further query opens the log again
             return look_at_log(self._path, lambda found: query(_usable(found)))
         except (sqlite3.Error, OSError) as error:
             from ava_audit.errors import StoreUnavailable

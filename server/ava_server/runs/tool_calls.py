@@ -403,14 +403,13 @@ class ToolCalls:
             count=output.count,
             chars=whole,
             scratch=scratch,
-            sources=tuple(
-                {
-                    "location": self._hidden(source.location),
-                    "title": source.title and self._hidden(source.title)[:TITLE_CHARS],
-                }
-                for source in (_sources_in(text, output.sources) if goes_on else output.sources)
-            ),
+            sources=tuple(map(self._noted, _sources_in(text, output.sources) if goes_on else output.sources)),
         )
+
+    def _noted(self, source: Source) -> dict[str, str | None]:
+        """Return what the log keeps of a source."""
+        title = source.title and self._hidden(source.title)[:TITLE_CHARS]
+        return {"location": self._hidden(source.location), "title": title}
 
     def _failed_edits(self, call: ToolUse) -> int:
         """Return how many edits of a call's file failed in a row, with this one; 0 for a call that edits none."""
