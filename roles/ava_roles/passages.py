@@ -93,7 +93,10 @@ class PassageRanking:
         """Return the best files, each ranked by its best passage; a word in the path counts as once in the text."""
         weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
         matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
-        prose = [(rank * prose_factor(each.passage.text), position, each) for rank, position, each in matching]
+        prose = [
+            (rank * prose_factor(text := each.passage.text, filler_share(text)), position, each)
+            for rank, position, each in matching
+        ]
         ranked = [each for _, _, each in sorted(prose)]
         by_file: dict[str, list[_Candidate]] = {}
         for each in ranked:
@@ -164,9 +167,9 @@ def filler_share(text: str) -> float:
     return sum(word in fillers for word in words) / len(words)
 
 
-def prose_factor(text: str) -> float:
-    """Return 1 for prose, and less the more a text looks like code or a list of names."""
-    filling = filler_share(text) / _PROSE_FILLERS
+def prose_factor(text: str, fillers: float) -> float:
+    """Return 1 for prose, and less the more a text looks like code or a list of names; `fillers` is its share."""
+    filling = fillers / _PROSE_FILLERS
     if not filling:
         return _LEAST_PROSE
     signs = sum(map(len, _NO_SYMBOL.sub("", text))) / len(text)

@@ -177,15 +177,15 @@ def is_damaged(error: Exception) -> bool:
     return any(words in str(error) for words in ("malformed", "not a database", "no such table", "no such column"))
 
 
-def reason(error: Exception, path: Path) -> str:
-    """Return why the log at `path` cannot be opened: where there is no room, SQLite says only `disk I/O error`."""
+def no_room(error: BaseException, path: Path) -> str | None:
+    """Return that the disk of the log at `path` is full, if it is: SQLite says only `disk I/O error` then."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     try:
         if code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL) and shutil.disk_usage(path.parent).free < ROOM_BYTES:
             return f"its disk is full, and there must be {ROOM_BYTES // 1024} KiB free even to read it: free some space"
     except OSError:
         pass
-    return str(error)
+    return None
 
 
 def advice(error: Exception) -> str:

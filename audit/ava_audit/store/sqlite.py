@@ -15,7 +15,7 @@ import anyio
 from ava_audit.database import Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
-from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, reason
+from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, no_room
 from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
@@ -68,10 +68,9 @@ class SqliteBackend:
                 lock.close()
                 raise
         except (OSError, sqlite3.Error) as error:
-            why = reason(error, self.path)
-            hint = "; fix that" if why == str(error) else ""
+            why = no_room(error, self.path) or f"{error}; fix that"
             raise StoreUnavailable(
-                f"the log in {self._root} cannot be opened: {why}{hint}, or choose another AVA_DATA_ROOT"
+                f"the log in {self._root} cannot be opened: {why}, or choose another AVA_DATA_ROOT"
             ) from error
         self._lock = lock
 
@@ -114,13 +113,10 @@ class SqliteBackend:
                 raise no_log
             if version < SCHEMA_VERSION:
                 raise StoreUnavailable(f"{path} has an older schema ({version}): run `ava logs` once to migrate it")
-        except sqlite3.OperationalError as error:
+        except BaseException as error:
             db.close()
-            if (why := reason(error, path)) != str(error):
+            if why := no_room(error, path):
                 raise StoreUnavailable(f"{path} cannot be read: {why}") from error
-            raise
-        except BaseException:
-            db.close()
             raise
         return db
 
@@ -218,7 +214,8 @@ def copy_log(path: Path, target: Path, on_progress: ProgressCallback | None = No
         finally:
             os.close(fd)
     except (OSError, sqlite3.Error) as error:
-        raise StoreUnavailable(f"the log {path} cannot be copied to {target}: {reason(error, path)}") from error
+        why = no_room(error, path) or error
+        raise StoreUnavailable(f"the log {path} cannot be copied to {target}: {why}") from error
 
 
 class LogLocation:

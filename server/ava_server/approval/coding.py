@@ -20,6 +20,7 @@ from ava_roles.worktree.spec import WorktreeSpec, namespace_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import Coding, RunConfig
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.models.selection import Choice
 
 T = TypeVar("T")
 
@@ -27,6 +28,11 @@ T = TypeVar("T")
 def changes_files(names: Iterable[str]) -> bool:
     """Tell whether a run with these tools changes files."""
     return any(spec.edits for spec in specs_of(names, {}))
+
+
+def lacks_model(role: Role, choice: Choice | None) -> bool:
+    """Tell whether a role cannot run because it needs a language model, and only the offline reader is there."""
+    return choice is not None and choice.wire == "offline" and (role.needs_model or changes_files(role.needs))
 
 
 def resolve_coding(

@@ -270,11 +270,11 @@ class Snapshot:
             return look_at_log(self._path, lambda found: query(_usable(found)))
         except (sqlite3.Error, OSError) as error:
             from ava_audit.errors import StoreUnavailable
-            from ava_audit.store.connection import advice, reason
+            from ava_audit.store.connection import advice, no_room
 
-            why = reason(error, self._path)
-            hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) and why == str(error) else ""
-            raise StoreUnavailable(f"the log cannot be read: {why}{hint}") from error
+            hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) else ""
+            why = no_room(error, self._path) or f"{error}{hint}"
+            raise StoreUnavailable(f"the log cannot be read: {why}") from error
 
 
 def _usable(found: LogSnapshot) -> View:

@@ -155,9 +155,9 @@ def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
     try:
         return look_at_log(root.db, use)
     except (sqlite3.Error, OSError) as error:
-        from ava_audit.store.connection import reason
+        from ava_audit.store.connection import no_room
 
-        why = reason(error, root.db)
+        why = no_room(error, root.db) or error
         raise StoreUnavailable(f"the log {root.db} cannot be read: {why}; `ava doctor` tells more") from error
 
 

@@ -15,7 +15,7 @@ from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_specs import RUN_SPECS
 from ava_roles.wrap import clean
-from ava_server.approval.coding import changes_files
+from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import minutes, reach, why_unavailable
@@ -42,7 +42,7 @@ def list_screen(places: RolePlaces, catalog: Catalog, means: Sequence[ResolvedMo
         lines += ["", f"{role.name}  {_model(role, models.get(role.name))}"]
         lines += _indent(first_sentence(role.description), _limits(role), f"source: {role.source}")
         lines += _tool_lines(role, known)
-        lines += _indent(_NO_MODEL) if lacks_model(role, models.get(role.name)) else []
+        lines += _unable(role, models.get(role.name))
     for head, texts in (
         ("Cannot be used:", [problem.text for problem in catalog.problems]),
         ("Means nothing here:", list(catalog.notes)),
@@ -84,7 +84,7 @@ def role_screen(role: Role, meant: ResolvedModel | None, settings: Settings, why
         lines += _indent(str(meant.error))
     lines += _indent(f"limits: {_limits(role)}", *_clamps(role, meant, settings))
     lines += [*_tool_lines(role, known), *_indent(f"it {_reach(role)}", *_features(role))]
-    lines += _indent(_NO_MODEL) if lacks_model(role, meant) else []
+    lines += _unable(role, meant)
     if role.ignored_keys:
         lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored_keys)}")
     text, invisible = clean(role.text)
@@ -107,10 +107,9 @@ def trust_lines(untrusted: UntrustedFile, taken: str | None, known: Specs) -> li
     return lines + (_indent(f"ignored: the name is already used ({taken})") if taken else [])
 
 
-def lacks_model(role: Role, meant: ResolvedModel | None) -> bool:
-    """Tell whether a role cannot run because it needs a language model, and only the offline reader is there."""
-    offline = meant is not None and meant.choice is not None and meant.choice.wire == "offline"
-    return offline and (role.needs_model or changes_files(role.needs))
+def _unable(role: Role, meant: ResolvedModel | None) -> list[str]:
+    """Return the line of a role that cannot run without a language model, if there is none."""
+    return _indent(_NO_MODEL) if meant is not None and lacks_model(role, meant.choice) else []
 
 
 def _reach(role: Role) -> str:

@@ -215,10 +215,10 @@ def _parts(line: str, width: int, *, breaks: bool = False) -> list[str]:
     hanging = " " * min(len(begins[0]), width // 2) or _HANGING
     lines: list[str] = []
     current, used = "", 0
-    words = _words(line, width - len(hanging)) if not breaks else re.findall(r"\s*\S+", line)
+    room = width - len(hanging)
+    words = _words(line, room)
     if breaks:
-        room = max(2, width - len(hanging))
-        words = [piece for word in words for piece in _pieces(word, room)]
+        words = [piece for word in re.findall(r"\s*\S+", line) for piece in _pieces(word, max(2, room))]
     for word in words:
         takes = cells(word)
         if current.strip() and used + takes > width:

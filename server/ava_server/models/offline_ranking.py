@@ -75,8 +75,9 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
 
 def _form(text: str) -> float:
     """Return how much a text looks like an explanation: whole paragraphs of prose with many filler words."""
-    fillers = min(max(filler_share(text), _LEAST_FILLERS), _MOST_FILLERS)
-    rank = prose_factor(text) * math.pow(fillers, _EXPLAINING) * math.pow(1 + text.count("\n\n"), _PARAGRAPHS)
+    fillers = filler_share(text)
+    explains = math.pow(min(max(fillers, _LEAST_FILLERS), _MOST_FILLERS), _EXPLAINING)
+    rank = prose_factor(text, fillers) * explains * math.pow(1 + text.count("\n\n"), _PARAGRAPHS)
     return rank * _CAPITAL if text[:1].isupper() else rank
 
 

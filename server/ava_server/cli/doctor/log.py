@@ -11,7 +11,7 @@ from pathlib import Path
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
 from ava_audit.store.backend import backend_at, backend_of
-from ava_audit.store.connection import reason
+from ava_audit.store.connection import no_room
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.units import micros_from_cents
 from ava_audit.view import View
@@ -48,9 +48,9 @@ def log(setup: Setup) -> Iterator[Finding]:
         else:
             yield from look_at_log(path, lambda snapshot: list(_check_log(setup, path, snapshot)))
     except (sqlite3.Error, OSError) as error:
-        why = reason(error, path)
-        to_do = _BROKEN if why == str(error) else "Free some space on that disk."
-        yield Finding("log", "fault", f"{path} cannot be read: {why}", to_do)
+        full = no_room(error, path)
+        to_do = "Free some space on that disk." if full else _BROKEN
+        yield Finding("log", "fault", f"{path} cannot be read: {full or error}", to_do)
 
 
 def _check_postgres(root: Path) -> Finding:

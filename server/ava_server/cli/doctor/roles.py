@@ -16,7 +16,7 @@ from ava_roles.role import Role
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.tool import Tool
 from ava_roles.tools.registry import builtin_tools, specs_of
-from ava_server.approval.coding import changes_files
+from ava_server.approval.coding import lacks_model
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.cli.doctor.machine import sandbox
@@ -54,10 +54,8 @@ def roles(setup: Setup) -> Iterator[Finding]:
     models = _models_of(catalog, setup)
     held: dict[str, tuple[str, str]] = {}
     for role in catalog.roles:
-        choice = models[role.name]
-        offline = choice is not None and choice.wire == "offline"
         why = _missing_tools(role, tools, servers)
-        if why := why or (_NEEDS_MODEL if offline and (role.needs_model or changes_files(role.needs)) else None):
+        if why := why or (_NEEDS_MODEL if lacks_model(role, models[role.name]) else None):
             held[role.name] = why
     without_model = [name for name, choice in models.items() if choice is None]
     if able := [role.name for role in catalog.roles if role.name not in (*held, *without_model)]:
