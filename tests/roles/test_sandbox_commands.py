@@ -233,6 +233,8 @@ async def test_a_running_command_can_receive_input_and_answer(kind: Kind, here: 
             await pipes.stdin.aclose()
             with pytest.raises(anyio.EndOfStream):
                 await pipes.stdout.receive()
+            while not pipes.errors():  # noqa: ASYNC110 — another task reads it, maybe after the end of stdout
+                await anyio.sleep(0.01)
             assert pipes.errors() == "trouble\n"
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import html
-import os
 import re
-import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,12 +27,12 @@ from mcp_types import (
     ErrorData,
     InputRequiredResult,
 )
-from support.elicitation import ERAS, Host, Person, approval, decline, structured
+from support.elicitation import ERAS, Host, Person, approval, decline, end_pages, structured
 from support.extensions import CAP, works
 from support.http_server import serving_http, token
 from support.model_server import ModelServer, Script, running_model_server
 from support.runtime import PRICED, connect, hand_over
-from support.stdio import AVA, environment, until, using
+from support.stdio import AVA, environment, using
 from support.stdio import made as made_root
 
 from ava_audit.entries import Entry
@@ -51,7 +49,6 @@ from ava_server.config.tokens import Token
 from ava_server.core import local_server
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import ConfigError
-from ava_server.core.local_server import pages_server
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.app import HTTP, OF_REQUEST
 from ava_server.runs.extension import ExtensionLimits
@@ -606,13 +603,6 @@ async def decided_in(root: Path, *made: dict[str, Any]) -> list[SpawnDecided]:
 
     async with Store.open(root) as store:
         return [entry.fact for entry in await store.read(query) if isinstance(entry.fact, SpawnDecided)]
-
-
-async def end_pages(root: DataRoot) -> None:
-    """End the server of the pages."""
-    with suppress(OSError, ValueError, IndexError):
-        os.kill(int(root.pages_port.read_text().split()[1]), signal.SIGTERM)
-    await until(lambda: pages_server(root).port() is None, within_s=10)
 
 
 @pytest.mark.parametrize(("user", "address"), [(os_user(), ADDRESS), ("ana", "https://ava.example")])

@@ -7,8 +7,10 @@ async with host(tmp_path, "legacy", accept()) as at:
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,8 +31,11 @@ from ava_audit.events import Fact, RunClaimed, SpawnDecided
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
+from ava_server.core.data_root import DataRoot
+from ava_server.core.local_server import pages_server
 from support.model_server import ModelServer, Script
 from support.runtime import PRICED, connect, hand_over
+from support.stdio import until
 
 F = TypeVar("F", bound=Fact)
 ERAS = ("legacy", "auto")
@@ -166,5 +171,15 @@ async def host(
     person = Person(answers)
     given = script or [hand_over(), hand_over()]
     opening = connect(tmp, given, config=config, mode=mode, asks=person, server=server, name=name)
-    async with opening as (client, models):
-        yield Host(client, person, models, tmp / "data", tmp / "workspace")
+    try:
+        async with opening as (client, models):
+            yield Host(client, person, models, tmp / "data", tmp / "workspace")
+    finally:
+        await end_pages(DataRoot(tmp / "data"))
+
+
+async def end_pages(root: DataRoot) -> None:
+    """End the server of the pages, if one was started."""
+    with suppress(OSError, ValueError, IndexError):
+        os.kill(int(root.pages_port.read_text().split()[1]), signal.SIGTERM)
+        await until(lambda: pages_server(root).port() is None, within_s=10)
