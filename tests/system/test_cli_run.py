@@ -129,8 +129,9 @@ async def expired_proposal(root: Path) -> None:
         await write_each(store, [proposed._replace(fact=proposed.fact.model_copy(update={"expires_us": 1_000}))])
 
 
-def test_show_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: Path) -> None:
+def test_show_wait_and_cancel_without_an_id_mean_the_last_run(root: Path, workspace: Path) -> None:
     assert "You have no subagent yet. Start one with `ava run`" in ava(root, "show").stderr
+    assert "You have no subagent yet. Start one with `ava run`" in ava(root, "wait").stderr
     gate = Gate()
     with running_model_server([DONE, Say("x", gate=gate)]) as server:
         env = local(server.base_url)

@@ -265,6 +265,7 @@ async def test_wait_prints_the_results_and_exits_with_the_worst_code(root: Path,
             code = await waiting.wait()
             await waiting.aclose()
             alone = await told(root, "wait", good, "--json")
+            last = await told(root, "wait", "--json")
             told_of = (await host.tool("check_subagent", subagent_id=good)).get("notices")
     assert code == 13, more
     assert out.count("Twelve cents a minute.") == 1
@@ -272,6 +273,7 @@ async def test_wait_prints_the_results_and_exits_with_the_worst_code(root: Path,
     assert first_line.startswith("2 subagents, 0 ended, ")
     assert (first_line + more).count("\n") <= 3, "a plain line at most every ten seconds"
     assert (alone.returncode, json.loads(alone.stdout)["runs"][0]["subagent_id"]) == (0, good)
+    assert (last.returncode, json.loads(last.stdout)["runs"][0]["subagent_id"]) == (13, bad), "without an id"
     assert told_of is None, "who waited for it has seen it"
     fetched = [entry.content for entry in logged(root, "ToolResult", run=good) if entry.agent == "ava"]
     assert "ava wait" in [content["tool"] for content in fetched]

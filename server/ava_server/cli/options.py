@@ -24,7 +24,10 @@ LastRunId = Annotated[
 EndedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=ended_runs)]
 UnendedRunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=unended_runs)]
 _RUNS = "Subagents, their proposals (P-…), or a group (G-…)."
-RunIds = Annotated[list[str], typer.Argument(metavar="S-ID…", help=_RUNS, autocompletion=open_runs_and_groups)]
+LastRunIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[S-ID…]", help=f"{_RUNS} Default: your last run.", autocompletion=open_runs_and_groups),
+]
 RunIdsOrLast = Annotated[
     list[str] | None,
     typer.Argument(

@@ -22,7 +22,7 @@ from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
 from ava_server.cli.artifacts import SavedFiles, save_artifacts
 from ava_server.cli.log_access import note_fetched, whole_answer
-from ava_server.cli.options import RunIds, TokenFile, Url, parse_seconds
+from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import exit_code, result_text, results_json, show_results
 from ava_server.cli.service_client import ignore_progress
@@ -53,7 +53,7 @@ def register(app: typer.Typer) -> None:
 
 def wait_command(
     context: typer.Context,
-    ids: RunIds,
+    ids: LastRunIds = None,
     timeout: Annotated[
         str | None, typer.Option(metavar="TIME", help="Wait at most this long: 90, 90s, 10m, 1h. Runs go on.")
     ] = None,
@@ -63,21 +63,21 @@ def wait_command(
 ) -> None:
     """Wait for all of these to end; Ctrl-C ends only the wait. With --url, the server may restart meanwhile.
 
-    The exit code is that of the ending; of several the highest, which is the worst. 130: the wait is over, by Ctrl-C
-    or --timeout, and something is still running.
+    Without an id, it waits for your last run. The exit code is that of the ending; of several the highest, which is
+    the worst. 130: the wait is over, by Ctrl-C or --timeout, and something is still running.
     """
     within_s = parse_seconds("--timeout", timeout)
-    raise typer.Exit(anyio.run(wait_for, chosen_server(context, url, token_file), ids, within_s, as_json))
+    raise typer.Exit(anyio.run(wait_for, chosen_server(context, url, token_file), ids or [], within_s, as_json))
 
 
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
-    """Wait for runs to end, show their results, and return the exit code."""
+    """Wait for runs to end, without an id for the last one; show their results, and return the exit code."""
     from ava_server.cli.records import open_records
     from ava_server.config.settings import load_settings
     from ava_server.service.run_view import status_line
 
     async with open_records(server, lambda: load_settings().paths) as records:
-        runs = await records.find(ids)
+        runs = await records.find(ids) if ids else [await records.find_one(None)]
         if not as_json:
             terminal.heading(records.place)
         watch = RunWatch(records, [run.id for run in runs])
