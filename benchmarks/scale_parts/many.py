@@ -17,7 +17,7 @@ from support.log import run_who
 from support.postgres import PostgresServer
 
 from ava_audit.database import IndexRow
-from ava_audit.entries import Entry, content_of
+from ava_audit.entries import content_of, entry_of
 from ava_audit.events import UserMessage
 from ava_audit.store.postgres_words import BLOCK_BITS, Tokenizer, block_of, joined, keys_of
 from ava_audit.store.store import Store
@@ -72,7 +72,8 @@ def _pool() -> Iterator[tuple[int, str, str, IndexRow]]:
     for number, text in enumerate(texts(POOL, 1, LENGTH)):
         fact, who = UserMessage(text=text), run_who(f"S-{number % AGENTS:06d}")
         content = content_of(fact).decode()
-        entry = Entry(number, 0, who, "UserMessage", 1, None, None, None, None, None, None, content, b"", b"")
+        ids = (who.session_id, who.agent_id, who.user_id)
+        entry = entry_of((number, 0, *ids, "UserMessage", 1, *[None] * 10, content, b"", b""))
         yield number, who.agent_id, content, index_row(entry)
 
 
