@@ -43,7 +43,8 @@ def checkout(folder: Path, files: Mapping[str, str]) -> Path:
     """Make a checkout with one commit of these files."""
     folder.mkdir(parents=True, exist_ok=True)
     write(folder, files)
-    git(folder, "init", "-q")
+    if not (folder / ".git").exists():  # a second init spoils a repository with reftable
+        git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-qm", "first")
     return folder

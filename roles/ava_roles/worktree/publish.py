@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -256,10 +257,11 @@ def update_branch(repository: UserRepository, joined: Git, name: str, head: str,
     ways = ["/".join(parts[: depth + 1]) for depth in range(len(parts))]
     paths = [repository.common / above / way for above in ("refs/heads", "logs/refs/heads") for way in ways]
     created = [path for path in paths if not path.exists()]
-    with translate_os_errors("making the branch"):  # only this run makes it, so a lock is left over from a crash
+    # Only this run makes it, so a lock is left over from a crash. With reftable, refs/heads is a file.
+    with translate_os_errors("making the branch"), suppress(NotADirectoryError):
         (repository.common / "refs/heads" / f"{name}.lock").unlink(missing_ok=True)
     joined("update-ref", "--no-deref", "-m", "ava", f"refs/heads/{name}", head, at or "0" * len(head))
-    _give_to_owner(repository, created)
+    _give_to_owner(repository, [*created, *(repository.common / "reftable").glob("*")])
 
 
 def _lines(objects: Sequence[str]) -> bytes:
