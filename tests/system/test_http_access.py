@@ -245,6 +245,20 @@ def test_reports_a_port_that_is_in_use(tmp_path: Path) -> None:
     assert done.returncode == 30 and "--port" in done.stderr and "Traceback" not in done.stderr
 
 
+async def test_serves_localhost_at_both_of_its_addresses(tmp_path: Path) -> None:
+    """A program of another user could listen at the one that a client tries first."""
+    async with serving_http(made(tmp_path / "data"), "--host", "localhost") as server:
+        for address in ("127.0.0.1", "[::1]"):
+            async with httpx2.AsyncClient(base_url=f"http://{address}:{server.port}") as client:
+                assert (await client.get("/healthz")).status_code == 200, address
+        with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+            port = str(taken.getsockname()[1])
+            done = await anyio.to_thread.run_sync(
+                lambda: ava(tmp_path / "data", "serve", "--http", "--host", "localhost", "--port", port)
+            )
+    assert done.returncode == 30 and f"cannot listen on ::1 port {port}" in done.stderr
+
+
 @pytest.mark.slow
 async def test_rejects_oversized_requests_and_serves_the_next_one(tmp_path: Path) -> None:
     root = made(tmp_path / "data")

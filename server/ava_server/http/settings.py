@@ -213,24 +213,31 @@ def listen(reach: Reach) -> socket.socket:
 def listen_everywhere(reach: Reach) -> list[socket.socket]:
     """Return the listening sockets: one, and for `localhost` one for each of its two addresses.
 
-    A browser may try the other address first, where a program of another user could listen. If a port is not free at
-    both, another one is taken.
+    A client may try the other address first, where a program of another user could listen. If the port of the pages is
+    not free at both, another one is taken.
 
     Raises:
         ConfigError: The address cannot be used.
     """
-    if not reach.pages:
+    if not reach.pages and reach.host != "localhost":
         return [listen(reach)]
+    if reach.port and not reach.pages:
+        return _listen_on_both(reach)
     for port in (reach.port, *[0] * _TRIES):
         with contextlib.suppress(ConfigError):
-            first = listen(replace(reach, host="127.0.0.1", port=port))
-            try:
-                return [first, listen(replace(reach, host="::1", port=first.getsockname()[1]))]
-            except ConfigError:
-                if not _has_ipv6():
-                    return [first]
-                first.close()
+            return _listen_on_both(replace(reach, port=port))
     raise ConfigError("cannot listen on localhost: no port is free at both 127.0.0.1 and ::1")
+
+
+def _listen_on_both(reach: Reach) -> list[socket.socket]:
+    first = listen(replace(reach, host="127.0.0.1"))
+    try:
+        return [first, listen(replace(reach, host="::1", port=first.getsockname()[1]))]
+    except ConfigError:
+        if not _has_ipv6():
+            return [first]
+        first.close()
+        raise
 
 
 def _has_ipv6() -> bool:
