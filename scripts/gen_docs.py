@@ -372,7 +372,7 @@ def events_page() -> str:
 def _fact_kind(kind: Any) -> str:
     args = [arg for arg in get_args(kind) if arg is not type(None)]
     text = str(kind)
-    if text.startswith("typing.Literal"):
+    if get_origin(kind) is Literal:
         return " or ".join(f"`{value}`" for value in args)
     if args and type(None) in get_args(kind):
         return _fact_kind(args[0]) if len(args) == 1 else " or ".join(_fact_kind(arg) for arg in args)

@@ -8,17 +8,17 @@ import pytest
 from support.attacks import needs
 from support.workshops import FIXED, PROJECT, order, project, run, working
 
-# As it is imported by the tests, it puts an empty test module where Python looks for what it has compiled of the test.
+# As it is imported by the tests, it puts a test that passes where Python looks for what it has compiled of the test.
 POISON = r"""
 import importlib.util, os, py_compile, struct
 from pathlib import Path
 def add(a, b):
     return a - b
 test = Path(__file__).with_name("test_calc.py")
-blank = Path(os.environ["HOME"]) / "blank.py"
-blank.write_text("")
+fake = Path(os.environ["HOME"]) / "fake.py"
+fake.write_text("import unittest\nclass Fake(unittest.TestCase):\n    def test(self): pass\n")
 target = importlib.util.cache_from_source(str(test))
-py_compile.compile(str(blank), target)
+py_compile.compile(str(fake), target)
 data = bytearray(Path(target).read_bytes())
 found = test.stat()
 data[8:16] = struct.pack("<II", int(found.st_mtime) & 0xFFFFFFFF, found.st_size & 0xFFFFFFFF)

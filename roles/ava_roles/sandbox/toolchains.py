@@ -375,8 +375,22 @@ def overlap(one: Path, other: Path) -> bool:
 
 def _is_python(real: Path) -> bool:
     """Tell whether a path is a Python interpreter in its installation, not just something that a link names."""
-    fits = real.is_file() and real.parent.name == "bin" and real.name.startswith(("python", "pypy"))
+    fits = _is_file(real) and real.parent.name == "bin" and real.name.startswith(("python", "pypy"))
     return fits and any((real.parent.parent / "lib").glob("p*y*3*"))
+
+
+def _is_file(path: Path) -> bool:
+    """Tell whether a path is a file. From Python 3.14 on, `Path.is_file` calls what it may not look at no file.
+
+    Raises:
+        PermissionError: It lies in a folder that is closed to this user.
+    """
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except PermissionError:
+        raise
+    except OSError:
+        return False
 
 
 def _link_chain(program: Path) -> Iterator[Path]:

@@ -210,7 +210,7 @@ class CodingWork:
             submitted,
             error_kind=VERIFICATION,
             error_message=f"`{self._coding.verify}` {describe_command(checked.verify)}",
-            what_to_do="Look at the branch and at what fails; then have it fixed with retry_of and a narrower task.",
+            what_to_do="Look at the branch and at what fails; then propose it again with retry_of and a narrower task.",
         )
 
     async def keep(self, ended: RunResult) -> KeptChanges:
