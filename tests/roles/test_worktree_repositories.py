@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from support.attacks import needs
-from support.projects import git, write
+from support.projects import checkout, git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
 
 from ava_roles.errors import NoRepository, WorktreeFailed
+from ava_roles.worktree.git import UserRepository
 from ava_roles.worktree.inspect import inspect_checkout
 from ava_roles.worktree.session import branch_diff, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import WorktreeSpec
@@ -395,7 +396,25 @@ async def test_keeps_an_existing_branch_and_chooses_another_name(
     assert git(repository, "for-each-ref") == theirs
 
 
-async def test_creates_a_branch_in_a_reftable_repository(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ref_format", ["files", "reftable"])
+def test_work_in_a_linked_worktree_starts_at_its_own_commit(tmp_path: Path, ref_format: str) -> None:
+    main, linked = tmp_path / "main", tmp_path / "linked"
+    main.mkdir()
+    try:
+        git(main, "init", "-q", *(() if ref_format == "files" else (f"--ref-format={ref_format}",)))
+    except subprocess.CalledProcessError:
+        pytest.skip("git does not know reftable")
+    checkout(main, PROJECT)
+    git(main, "worktree", "add", "-q", "-b", "side", str(linked))
+    git(linked, "commit", "-q", "--allow-empty", "-m", "second")
+    for folder, branch in ((main, git(main, "branch", "--show-current").strip()), (linked, "side")):
+        repository = UserRepository.at(folder, tmp_path)
+        with repository.joined() as joined:
+            assert repository.head(joined) == (git(folder, "rev-parse", "HEAD").strip(), branch)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+async def test_creates_a_branch_in_a_reftable_repository(tmp_path: Path, linked: bool) -> None:
     needs("bubblewrap")
     folder = tmp_path / "project"
     folder.mkdir()
@@ -404,10 +423,13 @@ async def test_creates_a_branch_in_a_reftable_repository(tmp_path: Path) -> None
     except subprocess.CalledProcessError:
         pytest.skip("git does not know reftable")
     repository = project(folder)
+    if linked:
+        repository = tmp_path / "linked"
+        git(folder, "worktree", "add", "-q", "-b", "side", str(repository))
     async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
-    assert branch is not None and git(repository, "show", f"{branch.name}:calc.py") == FIXED
+    assert branch is not None and git(folder, "show", f"{branch.name}:calc.py") == FIXED
 
 
 def _left(order_of: WorktreeSpec, tmp_path: Path) -> object:

@@ -282,14 +282,21 @@ class UserRepository:
         """
         self.recheck()
         with translate_os_errors("creating a git directory"):
+            shared = own
+            if joined and self.folder != self.common and (self.common / "reftable").exists():
+                # With reftable, the HEAD of a linked worktree is in tables of its own, beside those of the branches.
+                shared = own / "common"
+                make_folders(shared, own.parent)
+                (own / "commondir").write_text("common\n")
+                (own / "reftable").symlink_to(self.folder / "reftable")
             for name in ("objects/info", "info", *(() if joined else ("refs/heads",))):
-                make_folders(own / name, own.parent)
-            (own / "config").write_text(self._configuration(joined), "utf-8")
+                make_folders(shared / name, own.parent)
+            (shared / "config").write_text(self._configuration(joined), "utf-8")
             for name in ("info/exclude", "info/attributes"):
                 if (self.common / name).is_file():
-                    copy_file(self.common, name, own / name)
+                    copy_file(self.common, name, shared / name)
             if (self.common / "shallow").is_file():
-                copy_file(self.common, "shallow", own / "shallow")
+                copy_file(self.common, "shallow", shared / "shallow")
             if not joined:
                 (own / "HEAD").write_text("ref: refs/heads/none\n")
                 (own / "objects/info/alternates").write_bytes(_quoted(os.fsencode(self.objects)) + b"\n")
@@ -297,7 +304,7 @@ class UserRepository:
             (own / "HEAD").write_bytes(self._head())
             for name in ("refs", "packed-refs", "logs", "reftable"):
                 if (self.common / name).exists():
-                    (own / name).symlink_to(self.common / name)
+                    (shared / name).symlink_to(self.common / name)
         return Git(self.program, own, variables={"GIT_OBJECT_DIRECTORY": str(self.objects)})
 
     @contextmanager
