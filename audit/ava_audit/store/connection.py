@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sqlite3
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ava_audit.database import Busy, IndexQuery, IndexRow, Values
 
@@ -136,13 +138,19 @@ class SqliteDatabase(sqlite3.Connection):
         return "words MATCH ?", [query.expression]
 
 
+def uri_of(path: Path, options: str) -> str:
+    """Return the URI of a file for SQLite. `Path.as_uri` does the same, but imports `ssl` from Python 3.14 on."""
+    name = os.fsencode(path.absolute().as_posix())
+    return f"file://{'' if name.startswith(b'/') else '/'}{quote(name)}?{options}"
+
+
 def connect(path: Path, *, readonly: bool = False) -> SqliteDatabase:
     """Open a connection for the store: explicit transactions, durable commits, no automatic checkpoints.
 
     It creates no file.
     """
     db = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode=rw",
+        uri_of(path, "mode=rw"),
         timeout=BUSY_MS / 1000,
         isolation_level=None,
         check_same_thread=False,

@@ -15,7 +15,7 @@ import anyio
 from ava_audit.database import Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
-from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, no_room
+from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, no_room, uri_of
 from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
@@ -93,7 +93,7 @@ class SqliteBackend:
             raise StoreUnavailable(f"there is no log at {path}")
         # A URI, because otherwise SQLite would create a file that was removed meanwhile.
         db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw",
+            uri_of(path, "mode=rw"),
             uri=True,
             timeout=5.0,
             isolation_level=None,

@@ -133,13 +133,14 @@ def _query_log(*statements: str) -> Iterator[Offer]:
     """Yield this user's rows, without creating a file beside the log."""
     import sqlite3
 
+    from ava_audit.store.connection import uri_of
     from ava_server.core.data_root import find_data_root, os_user
 
     db = find_data_root().db
     if not db.is_file():
         return
     in_use = all(db.with_name(db.name + end).is_file() for end in ("-wal", "-shm"))
-    uri = f"{db.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
+    uri = uri_of(db, f"mode=ro{'' if in_use else '&immutable=1'}")
     with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_S)) as connection:
         for sql in statements:
             yield from connection.execute(sql, (os_user(), MOST))

@@ -366,7 +366,7 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
     """
     import sqlite3
 
-    from ava_audit.store.connection import SqliteDatabase
+    from ava_audit.store.connection import SqliteDatabase, uri_of
     from ava_audit.view import View
 
     if in_postgres(DataRoot(path.parent)):
@@ -397,7 +397,7 @@ def open_snapshot(path: Path) -> Generator[LogSnapshot]:
 
     before = state()
     in_use = before[0]
-    uri = f"{path.absolute().as_uri()}?mode=ro{'' if in_use else '&immutable=1'}"
+    uri = uri_of(path, f"mode=ro{'' if in_use else '&immutable=1'}")
     opened = sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None, factory=SqliteDatabase)
     with contextlib.closing(opened) as db:
         db.execute("BEGIN")
