@@ -119,7 +119,7 @@ BEHIND: dict[tuple[str, str], str] = {
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",
     (f"{CONFINE}workspace.py", "pwd"): "Windows has no such database, and none of these folders",
-    ("server/ava_server/core/open_files.py", "resource"): "on Windows a process has no such limit",
+    ("server/ava_server/core/shortage.py", "resource"): "on Windows a process has no such limit",
     **dict.fromkeys(
         (("server/ava_server/cli/dashboard/driver.py", name) for name in ("termios", "signal.SIGSTOP")),
         "imported only where the system is not Windows",

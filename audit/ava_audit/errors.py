@@ -19,6 +19,11 @@ class AuditError(Exception):
     """Base of all errors that this package raises on purpose. The text says what to do."""
 
 
+def is_thread_shortage(error: BaseException) -> bool:
+    """Tell whether an error means that the system starts no further thread for this process. It may pass."""
+    return isinstance(error, RuntimeError) and str(error).startswith("can't start new thread")  # by CPython's own text
+
+
 class StoreUnavailable(AuditError):
     """Raised when the store did not accept a command; nothing of it was written."""
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import anyio
 
 from ava_audit.database import Database
-from ava_audit.errors import LogMoved, StoreUnavailable
+from ava_audit.errors import LogMoved, StoreUnavailable, is_thread_shortage
 from ava_audit.store.backend import Backend
 from ava_audit.view import Query, T, View
 
@@ -87,7 +87,12 @@ class Readers:
             StoreUnavailable: The database cannot be read.
         """
         reading = _Reading()
-        future = self._loop.run_in_executor(self._threads, self._read, query, reading)
+        try:
+            future = self._loop.run_in_executor(self._threads, self._read, query, reading)
+        except RuntimeError as error:
+            if not is_thread_shortage(error):
+                raise
+            raise StoreUnavailable("the log cannot be read: no more threads can be started; try again") from error
         value: Any = None
         try:
             with anyio.CancelScope(shield=not interrupt):

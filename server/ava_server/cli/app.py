@@ -342,6 +342,11 @@ def _report(error: BaseException) -> int:
             f"ava: the output could not be written: {unwritten[0].strerror}; the command's work is done", err=True
         )
         return CONFIGURATION
+    from ava_server.core.shortage import shortage_in
+
+    if short := shortage_in(error):
+        tell(f"ava: {short}")
+        return CONFIGURATION
     codes = [next((_CODES[kind] for kind in type(leaf).__mro__ if kind in _CODES), None) for leaf in leaves]
     if codes[0] is not None and None not in codes:
         tell(f"ava: {_explained(leaves[0])}")

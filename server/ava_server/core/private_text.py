@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from ava_server.core.errors import ConfigError
-from ava_server.core.open_files import RAISE_LIMIT
+from ava_server.core.shortage import RAISE_LIMIT
 
 _TO_DO = {
     errno.ENOSPC: "Free some space on its disk.",

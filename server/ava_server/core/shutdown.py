@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 
 from ava_server.core.errors import Refused
-from ava_server.core.open_files import find_shortage
+from ava_server.core.shortage import find_shortage
 from ava_server.core.threads import received
 
 EXIT_WITHIN_S = 4.5

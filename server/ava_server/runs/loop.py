@@ -27,7 +27,7 @@ from ava_audit.store.store import Store
 from ava_roles.tool import status_sentence
 from ava_server import telemetry
 from ava_server.budget.run_config import config_of
-from ava_server.core.open_files import is_shortage
+from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
@@ -208,7 +208,7 @@ class AgentRun:
             except (StaleOwner, OutcomeUnknown, SchemaNewer, _Left):
                 raise
             except Exception as error:  # an internal error ends this run, on the record, and no other
-                if is_shortage(error):  # this run can continue later, or with another owner
+                if shortage_in(error):  # this run can continue later, or with another owner
                     raise
                 log.exception("%s failed", self.id)
                 text, _hidden = self._context.redactor.redact(f"{type(error).__name__}: {error}")

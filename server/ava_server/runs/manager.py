@@ -30,7 +30,7 @@ from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
-from ava_server.core.open_files import find_shortage, is_shortage
+from ava_server.core.shortage import find_shortage, shortage_in
 from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
@@ -309,10 +309,12 @@ class Manager:
             await self.control.end_overdue(row.id, gone)
         except AuditError:
             raise
-        except Exception:
-            log.exception("%s cannot be ended", row.id)
-            self._waits(row.id, INTERNAL)
+        except Exception as error:
+            short = shortage_in(error)
+            self._waits(row.id, short or INTERNAL)
             self._retry_later(row.id)
+            if not short:
+                log.exception("%s cannot be ended", row.id)
 
     async def _check_owned(self, row: RunRow) -> None:
         """Pass a cancel on to a run that this process owns, and end the run where it does not stop."""
@@ -384,11 +386,13 @@ class Manager:
         except (ConfigNotSupported, OSError) as error:  # it may pass: tried again, less and less often
             self._waits(row.id, str(error), unable=True)
             self._retry_later(row.id)
-        except Exception:
-            log.exception("%s cannot be taken", row.id)
-            self._waits(row.id, INTERNAL)
+        except Exception as error:
+            short = shortage_in(error)
+            self._waits(row.id, short or INTERNAL)
             self._retry_later(row.id)
-            await self._count_fault(row.id)
+            if not short:
+                log.exception("%s cannot be taken", row.id)
+                await self._count_fault(row.id)
         return False
 
     async def _leaves(self, run_id: str) -> bool:
@@ -523,8 +527,8 @@ class Manager:
         except SchemaNewer as error:
             self._stop_claiming(error)
         except Exception as error:
-            if is_shortage(error):  # temporary, like a log that is out of reach
-                log.error("%s: %s", run.id, error)
+            if short := shortage_in(error):  # it passes, like a log that is out of reach
+                log.error("%s: %s", run.id, short)
                 self._retry_later(run.id)
                 return
             log.exception("%s was dropped", run.id)

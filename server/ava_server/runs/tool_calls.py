@@ -29,7 +29,7 @@ from ava_roles.tool import Source, Tool, ToolArgs, ToolOutput, ToolSpec, status_
 from ava_roles.tools.run_specs import ASK
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server import telemetry
-from ava_server.core.open_files import is_shortage
+from ava_server.core.shortage import shortage_in
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
@@ -333,7 +333,7 @@ class ToolCalls:
         except ToolFailed as error:
             output = ToolOutput(str(error), success=False)
         except Exception as error:
-            if injected:  # an internal error, whose message and traceback may hold a value
+            if injected and not shortage_in(error):  # an internal error, whose message and traceback may hold a value
                 raise RuntimeError(f"{type(error).__name__} in {tool.spec.name}") from None
             raise
         await self._context.secret_injection.refresh()
@@ -464,7 +464,7 @@ def _keep(folder: Path, name: str, text: str) -> str | None:
         make_folders(folder, folder.parent.parent)  # the data root
         path.write_text(text, "utf-8")
     except OSError as error:
-        if is_shortage(error):  # of open files: the run goes on later
+        if shortage_in(error):  # of open files: the run goes on later
             raise
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)  # half of it would be read as the whole

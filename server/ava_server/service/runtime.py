@@ -44,7 +44,7 @@ from ava_server.core.documents import keep_fresh
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.files import WatchedFile
 from ava_server.core.ids import AGENT
-from ava_server.core.open_files import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
+from ava_server.core.shortage import RUN_RESERVE, SERVER_RESERVE, find_shortage, raise_limit
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool

@@ -18,7 +18,7 @@ from ava_server.approval.requests import refuse_deep, shown
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.core.open_files import RAISE_LIMIT, is_shortage
+from ava_server.core.shortage import shortage_in
 from ava_server.service.access import Access, CallContext, News, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
@@ -134,8 +134,8 @@ class Service:
                 return record.given
             if isinstance(error, AvaError | RolesError | AuditError):
                 mistake = error
-            elif is_shortage(error):
-                mistake = Refused(f"this server may open no more files at the moment: try again. {RAISE_LIMIT}")
+            elif short := shortage_in(error):
+                mistake = Refused(short)
             else:
                 record.post(record.answer("a fault of Ava itself", success=False))
                 raise

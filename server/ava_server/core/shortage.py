@@ -1,4 +1,4 @@
-"""The limit on open files: raised at the start as far as possible, and checked before new work begins."""
+"""What the system may run out of: open files, whose limit is raised at the start and checked first, and threads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import sys
 from typing import cast
 
+from ava_audit.errors import is_thread_shortage
+
 RUN_RESERVE = 32
 """Files that a run may open at once, for a model call, its log and a command."""
 SERVER_RESERVE = 4
@@ -15,6 +17,8 @@ SERVER_RESERVE = 4
 WANTED = 1_024
 """The limit that a server asks the system for."""
 RAISE_LIMIT = f"Raise the limit (`ulimit -n {WANTED}`, or LimitNOFILE in systemd) and restart the server"
+
+MORE_THREADS = "Raise the limit (`ulimit -u`, TasksMax in systemd, --pids-limit of a container) and restart the server"
 
 
 def raise_limit(wanted: int = WANTED) -> int | None:
@@ -41,7 +45,7 @@ def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
         for _ in range(wanted):
             opened.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
-        if not is_shortage(error):
+        if not shortage_in(error):
             raise
         limit = raise_limit()
         most = "no more files" if limit is None else f"only {limit} files"
@@ -55,9 +59,16 @@ def find_shortage(wanted: int = RUN_RESERVE) -> str | None:
     return None
 
 
-def is_shortage(error: BaseException) -> bool:
-    """Tell whether an error means that no more files can be opened, in this process or on this machine."""
+def shortage_in(error: BaseException) -> str:
+    """Return what the system has run out of and what to do, if an error says so; else an empty text.
+
+    It passes: what fails with it can be tried again, and a run goes on later.
+    """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return any(map(is_shortage, group.exceptions))
-    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+        return next(filter(None, map(shortage_in, group.exceptions)), "")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"no more files can be opened at the moment: try again. {RAISE_LIMIT}"
+    if is_thread_shortage(error):
+        return f"no more threads can be started at the moment: try again. {MORE_THREADS}"
+    return ""
