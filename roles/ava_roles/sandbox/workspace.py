@@ -191,10 +191,6 @@ class WorkspaceRule:
         allowed = tuple(folder.resolve() for folder in allow) if allow is not None else None
         return cls(home.resolve(), data_root.resolve(), allowed)
 
-    def is_home(self, folder: Path) -> bool:
-        """Tell whether a folder is anyone's home folder."""
-        return self.leads_home(_upwards(str(folder)))
-
     def leads_home(self, upwards: Sequence[str]) -> bool:
         """Tell whether the first of a folder and all above it is anyone's home folder."""
         if self.look.is_any(upwards[0], (str(self.home), *ROOT_HOMES)):

@@ -16,7 +16,6 @@ from ava_server.cli.completion import all_runs, ended_runs, open_runs_and_groups
 from ava_server.core.errors import BadInput
 
 _RUN = "The subagent, or its proposal (P-…)."
-RunId = Annotated[str, typer.Argument(metavar="S-ID", help=_RUN, autocompletion=all_runs)]
 LastRunId = Annotated[
     str | None,
     typer.Argument(metavar="[S-ID]", help=f"{_RUN} Default: your last run.", autocompletion=all_runs),
