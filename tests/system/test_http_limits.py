@@ -116,9 +116,12 @@ def silent(server: HttpServer, number: int, first: bytes = b"") -> Generator[lis
             line.close()
 
 
-@pytest.mark.parametrize("asks", [None, "/healthz", "/x"], ids=["silent", "healthz", "unauthorized"])
-async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path: Path, asks: str | None) -> None:
-    first = b"" if asks is None else f"GET {asks} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+@pytest.mark.parametrize(
+    "first",
+    ["", "GET /healthz {}\r\n", "GET /x {}\r\n", "POST /mcp {}Content-Length: 9\r\n\r\n"],
+    ids=["silent", "healthz", "unauthorized", "unauthorized and without its body"],
+)
+async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path: Path, first: str) -> None:
     root = made(tmp_path / "data")
     text = token(root, "ana")
     few = lowered("server.CONNECTIONS = 40")
@@ -128,7 +131,7 @@ async def test_connections_without_a_token_make_room_for_those_with_one(tmp_path
         stream = http.stream("POST", server.url, json=LISTEN, headers={**LISTENS, **bearer(text)})
         async with stream as listening:
             assert listening.status_code == 200
-            with silent(server, 150, first) as lines:
+            with silent(server, 150, first.format("HTTP/1.1\r\nHost: localhost\r\n").encode()) as lines:
                 async with server.client(text, mode="auto") as client:
                     proposed = await client.call_tool(
                         "spawn_subagent", {"role": "web_crawler", "task": "https://a.example"}

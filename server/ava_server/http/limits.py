@@ -86,6 +86,8 @@ def error_response(
 log = logging.getLogger("ava.http")
 BODY_WITHIN_S = 30.0
 """Seconds a client may take to send a request's body."""
+SKIP_WITHIN_S, SKIP_BYTES = 1.0, 64 * 1024
+"""How much of a body that nobody has read is read before an answer, and for how long."""
 SEND_WITHIN_S = 60.0
 """Seconds a client may leave a piece of an answer unread."""
 LOOK_EVERY_S = 1.0
@@ -102,6 +104,10 @@ class ConnectionInfo(Protocol):
 
     def let_in(self) -> None:
         """Note that a valid token arrived on it."""
+        ...
+
+    def spare(self) -> contextlib.AbstractContextManager[None]:
+        """Count as idle although a request is in progress: it may be dropped."""
         ...
 
     def abort(self) -> None:
@@ -192,7 +198,7 @@ class RequestInProgress:
         self._send = send
         self._limits = limits
         self._until = anyio.current_time() + BODY_WITHIN_S
-        self._whole = self._too_slow = self._ended = self._rejected = False
+        self._whole = self._reading = self._too_slow = self._ended = self._rejected = False
         method = Headers(scope=scope).get("mcp-method", "")
         self.is_told = scope["method"] == "POST" and method == _LISTEN
         self.listens = scope["method"] == "GET" or self.is_told
@@ -247,10 +253,10 @@ class RequestInProgress:
         """Return the next piece of the request, or a disconnect when the client is too slow or must leave."""
         if self._whole:
             return await self._gone()
-        self._too_slow = True
+        self._too_slow = self._reading = True
         with anyio.move_on_at(self._until):
             message = await self._receive()
-            self._too_slow = False
+            self._too_slow = self._reading = False
             if message["type"] != "http.disconnect":
                 self._whole = not message.get("more_body", False)
                 return message
@@ -285,6 +291,8 @@ class RequestInProgress:
     async def _hand_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if not self._whole and not self._reading:
+                await self._skip_rest()
         elif message["type"] == "http.response.body":
             if self._ended:
                 return
@@ -294,6 +302,21 @@ class RequestInProgress:
             return
         with anyio.fail_after(SEND_WITHIN_S):
             await self._send(message)
+
+    async def _skip_rest(self) -> None:
+        """Read a small body to its end: a proxy that still passes it on may lose an answer that comes before (Go's do).
+
+        A client that asks first (`Expect: 100-continue`) need not send it.
+        """
+        if "expect" in Headers(scope=self._scope):
+            return
+        size = 0
+        spared = self._line.spare() if self._line is not None else contextlib.nullcontext()
+        with anyio.move_on_after(SKIP_WITHIN_S), spared:
+            while not self._whole and size < SKIP_BYTES:
+                message = await self._receive()
+                size += len(message.get("body", b""))
+                self._whole = not message.get("more_body", False)
 
     def abort(self) -> None:
         """Drop the connection without waiting for what was written to it."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -97,7 +97,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self._gone = False
         self._idle = self.conn.our_state
-        self.known = False
+        self.known = self._spare = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the header deadline; drop an idle connection if there are too many."""
@@ -115,9 +115,10 @@ class Connection(H11Protocol):
         super().data_received(data)
         if self.cycle_over:
             self._wait()
-            self._settle()
         else:
             self._stop_waiting()
+        if self.cycle_over or self._spare:
+            self._settle()
 
     def on_response_complete(self) -> None:
         """Count as idle."""
@@ -152,6 +153,18 @@ class Connection(H11Protocol):
     def let_in(self) -> None:
         """Note that a valid token arrived on it."""
         self.known = True
+
+    @contextmanager
+    def spare(self) -> Generator[None]:
+        """Count as idle although a request is in progress: it may be dropped."""
+        self._spare = True
+        self._settle()
+        try:
+            yield
+        finally:
+            self._spare = False
+            if not self.cycle_over:
+                self._limits.busy(self)
 
     def abort(self) -> None:
         """Drop it."""
@@ -383,7 +396,7 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    @contextlib.contextmanager
+    @contextmanager
     def capture_signals(self) -> Generator[None]:
         """Install no handlers."""
         yield
