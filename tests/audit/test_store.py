@@ -30,7 +30,8 @@ from ava_audit.errors import (
 from ava_audit.events import Activity, AssistantMessage, Event, ToolResult, UserMessage
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
-from ava_audit.store import locks, readers, store
+from ava_audit.store import locks, readers, sqlite, store
+from ava_audit.store.locks import WriteLock
 from ava_audit.store.store import Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -258,6 +259,24 @@ async def test_a_held_write_lock_fails_commands_but_not_reads(tmp_path: Path, mo
             monkeypatch.setattr(store, "ANSWER_S", 4.0)
             await write(log, said("after"))
             assert texts(await log.read(all_entries)) == ["before", "after"]
+
+
+@pytest.mark.sqlite_only("holds write.lock")
+async def test_a_log_is_opened_while_another_process_holds_the_write_lock_and_never_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "PREPARE_S", 0.2)
+    lock = WriteLock(tmp_path / "write.lock")
+    stuck = pytest.raises(StoreUnavailable, match=r"has held its write lock for 0\.2 s; one that was stopped")
+    with anyio.fail_after(5), lock.held(), stuck:
+        async with Store.open(tmp_path):
+            raise AssertionError("nobody has created it")
+    async with Store.open(tmp_path) as log:
+        await write(log, said("before"))
+    with anyio.fail_after(5), lock.held():
+        async with Store.open(tmp_path) as log:
+            assert texts(await log.read(all_entries)) == ["before"]
+    lock.close()
 
 
 @pytest.mark.sqlite_only("another connection holds SQLite's own lock")

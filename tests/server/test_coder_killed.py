@@ -16,7 +16,7 @@ import pytest
 from support import owner
 from support.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
 from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.processes import marked
+from support.processes import marked, stop
 from support.projects import git
 from support.runtime import arrived, hand_over, open_lab
 
@@ -226,7 +226,7 @@ async def test_a_cancel_with_a_stopped_owner_answers_in_time_and_the_work_is_sav
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as owning:  # noqa: ASYNC220
             try:
                 await arrived(gate.arrived, 30)
-                owning.send_signal(signal.SIGSTOP)
+                stop(owning.pid, tmp_path / "data")
                 async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
                     with anyio.fail_after(5.5):
                         answer = await lab.call("cancel_subagent", subagent_id=run_id)

@@ -349,6 +349,20 @@ async def test_reading_leaves_no_trace_and_waits_for_no_writer(tmp_path: Path) -
 
 
 @pytest.mark.slow
+async def test_commands_end_with_a_reason_while_a_stopped_process_holds_the_log(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [hand_over()]) as lab:
+        await lab.outcome()
+    lock = WriteLock(lab.root / "write.lock")
+    with lock.held():
+        shown = await anyio.to_thread.run_sync(lambda: ava(lab.root, "show"))
+        assert shown.returncode == 0 and "## Summary" in shown.stdout, "it can be read"
+        added = await anyio.to_thread.run_sync(lambda: ava(lab.root, "user", "add", "eve"))
+        assert added.returncode == 30 and "nothing was written" in added.stderr, added
+        assert "one that was stopped (Ctrl-Z)" in shown.stderr and "one that was stopped (Ctrl-Z)" in added.stderr
+    lock.close()
+
+
+@pytest.mark.slow
 def test_reports_a_place_without_a_log_and_creates_nothing(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = ava(root, "status", "--once")

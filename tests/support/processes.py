@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 from anyio.abc import Process
+
+from ava_audit.store.locks import WriteLock
 
 
 def children_of(pid: int) -> list[int]:
@@ -35,6 +38,16 @@ def catches(pid: int, number: signal.Signals) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     mask = int(next(line for line in status.splitlines() if line.startswith("SigCgt:")).split()[1], 16)
     return bool(mask >> (number - 1) & 1)
+
+
+def stop(pid: int, root: Path) -> None:
+    """Stop a process between its entries in the log: in the middle of one, nobody else could write."""
+    lock = WriteLock(root / "write.lock")
+    with lock.held():
+        os.kill(pid, signal.SIGSTOP)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+    lock.close()
 
 
 def environment_of(pid: int) -> dict[str, str]:

@@ -17,13 +17,13 @@ import anyio.to_thread
 import pytest
 from support import owner, owner_killed
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
-from support.processes import marked
+from support.processes import marked, stop
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
 from support.sample import sampled
 from support.stdio import AVA, assert_intact, environment, logged, state_of, until, using
 
 from ava_audit.events import AssistantMessage, RunClaimed, RunEnded
-from ava_audit.store.locks import LockedInstances, try_hold
+from ava_audit.store.locks import LockedInstances
 
 NOTES = ("scratchpad", {"note": "half of it"})
 LOOK = [("read_file", {"path": "a.md"}), ("search_codebase", {"query": "tw.lve", "regex": True}), NOTES]
@@ -132,14 +132,6 @@ async def owning(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def held_writing(root: Path) -> bool:
-    """Tell whether somebody holds the write lock."""
-    held = try_hold(root / "write.lock")
-    if held is not None:
-        held.release()
-    return held is None
-
-
 async def test_a_run_survives_owners_that_are_killed_during_one_call(tmp_path: Path) -> None:
     gates = [Gate(), Gate(), Gate()]
     with running_model_server([*(Say("lost", gate=gate) for gate in gates), SCRIPT[2]]) as server:
@@ -176,8 +168,7 @@ async def test_a_stopped_owner_that_wakes_up_can_neither_write_nor_spend(tmp_pat
         root = tmp_path / "data"
         async with owning(root, server) as stopped:
             await arrived(gates[0].arrived)
-            await until(lambda: not held_writing(root))
-            stopped.send_signal(signal.SIGSTOP)
+            stop(stopped.pid, root)
             async with owning(root, server), owning(root, server):
                 env = {**environment(root), **using(server.base_url), "AVA_MODEL": "test"}
                 refused = await anyio.run_process([AVA[0], "resume", run_id], env=env, check=False)

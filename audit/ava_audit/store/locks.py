@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import re
 import secrets
@@ -111,7 +112,7 @@ _LOOK = (_EXCLUSIVE if sys.platform == "win32" else portalocker.LockFlags.SHARED
 _AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 """Opening a pipe would wait for ever."""
 _TRY_EVERY_S = 0.005
-"""How often the lock is tried on Windows, whose own waiting tries once a second and gives up after ten."""
+"""How often the lock is tried within a time, and on Windows, whose own waiting tries once a second, for ten seconds."""
 
 
 class WriteLock:
@@ -121,9 +122,16 @@ class WriteLock:
         self._file: IO[Any] = path.open("ab")
 
     @contextmanager
-    def held(self) -> Generator[None]:
-        """Wait for the lock and hold it. There is no time limit, because a holder that dies releases the lock."""
-        _wait_for(self._file)
+    def held(self, within_s: float | None = None) -> Generator[None]:
+        """Wait for the lock and hold it. A holder that dies releases it; one that was stopped does not.
+
+        Args:
+            within_s: The most seconds to wait, out of turn. Without it, the wait is in turn and has no limit.
+
+        Raises:
+            TimeoutError: Others have held it all the time.
+        """
+        _wait_for(self._file, within_s)
         try:
             yield
         finally:
@@ -321,15 +329,19 @@ class LockedInstances:
         """Do nothing: each look closes what it opens."""
 
 
-def _wait_for(file: IO[Any]) -> None:
-    if sys.platform != "win32":
+def _wait_for(file: IO[Any], within_s: float | None) -> None:
+    if sys.platform != "win32" and within_s is None:
         portalocker.lock(file, _EXCLUSIVE)
         return
+    until = math.inf if within_s is None else time.monotonic() + within_s
     while True:
         try:
             portalocker.lock(file, _TRY)
             return
         except portalocker.AlreadyLocked:
+            if time.monotonic() > until:
+                text = f"another process has held its write lock for {within_s:g} s; one that was stopped (Ctrl-Z) does"
+                raise TimeoutError(text) from None
             time.sleep(_TRY_EVERY_S)
 
 

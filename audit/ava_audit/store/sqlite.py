@@ -27,6 +27,9 @@ COPIED_PAGES = 2_000
 POLL_S = 0.05
 """How often the store checks for commits of other processes; a check costs 3 microseconds."""
 
+PREPARE_S = 20.0
+"""How long the creation or migration of a log waits for other writers."""
+
 
 class SqliteBackend:
     """The file `ava.db` of a data root.
@@ -38,7 +41,10 @@ class SqliteBackend:
 
     error: type[Exception] = sqlite3.Error
     is_near = True
-    no_answer = "the log did not answer in time: another program may hold ava.db, or the disk is stuck"
+    no_answer = (
+        "the log did not answer in time: another program may hold ava.db, such as one that was stopped (Ctrl-Z), or the"
+        " disk is stuck"
+    )
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         self._root = root
@@ -48,7 +54,7 @@ class SqliteBackend:
         self._location: LogLocation | None = None
 
     def prepare(self, *, fresh: bool = False) -> None:
-        """Create or migrate the database under the write lock.
+        """Create or migrate the database under the write lock; one that is as it should be is not locked.
 
         Raises:
             DataRootRefused: The data root is not a folder, or is on a network file system.
@@ -60,9 +66,12 @@ class SqliteBackend:
             self.path.touch(mode=0o600, exist_ok=True)
             lock = WriteLock(self._root / "write.lock")
             try:
-                with lock.held(), contextlib.closing(connect(self.path)) as db:
-                    db.execute("PRAGMA journal_mode = WAL")
-                    migrate(db)
+                with contextlib.closing(connect(self.path)) as db:
+                    (mode,) = db.execute("PRAGMA journal_mode").fetchone()
+                    if db.schema_version() != SCHEMA_VERSION or mode != "wal":
+                        with lock.held(PREPARE_S):
+                            db.execute("PRAGMA journal_mode = WAL")
+                            migrate(db)
                     self._location = LogLocation(self.path)
             except BaseException:
                 lock.close()
