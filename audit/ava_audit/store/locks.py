@@ -122,11 +122,11 @@ class WriteLock:
         self._file: IO[Any] = path.open("ab")
 
     @contextmanager
-    def held(self, within_s: float | None = None) -> Generator[None]:
+    def held(self, within_s: float = math.inf) -> Generator[None]:
         """Wait for the lock and hold it. A holder that dies releases it; one that was stopped does not.
 
         Args:
-            within_s: The most seconds to wait, out of turn. Without it, the wait is in turn and has no limit.
+            within_s: The most seconds to wait, out of turn. Without a limit, the wait is in turn.
 
         Raises:
             TimeoutError: Others have held it all the time.
@@ -329,11 +329,11 @@ class LockedInstances:
         """Do nothing: each look closes what it opens."""
 
 
-def _wait_for(file: IO[Any], within_s: float | None) -> None:
-    if sys.platform != "win32" and within_s is None:
+def _wait_for(file: IO[Any], within_s: float) -> None:
+    if sys.platform != "win32" and within_s == math.inf:
         portalocker.lock(file, _EXCLUSIVE)
         return
-    until = math.inf if within_s is None else time.monotonic() + within_s
+    until = time.monotonic() + within_s
     while True:
         try:
             portalocker.lock(file, _TRY)

@@ -66,7 +66,7 @@ def shortage_in(error: BaseException) -> str:
     """
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return next(filter(None, map(shortage_in, group.exceptions)), "")
+        return next((text for each in group.exceptions if (text := shortage_in(each))), "")
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         return f"no more files can be opened at the moment: try again. {RAISE_LIMIT}"
     if is_thread_shortage(error):
