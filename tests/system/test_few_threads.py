@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import anyio
 import pytest
 from support.model_server import Gate, Say, running_model_server
 from support.plain_user import PLAIN
+from support.processes import catches
 from support.stdio import assert_intact, serving, until, using
 
 AS_PLAIN_USER = (
@@ -22,6 +24,12 @@ AS_PLAIN_USER = (
     "--inh-caps=-all,+dac_override", "--ambient-caps=-all,+dac_override", "--",
 )  # fmt: skip
 """Root has no limit on threads. This user has, and may read the files of root's interpreter all the same."""
+
+
+NEEDS_A_USER = pytest.mark.skipif(
+    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("setpriv"),
+    reason="needs a user without other processes",
+)
 
 
 @pytest.fixture
@@ -33,10 +41,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("setpriv"),
-    reason="needs a user without other processes",
-)
+@NEEDS_A_USER
 async def test_a_paid_run_goes_on_once_threads_can_be_started_again(folder: Path) -> None:
     root, workspace = folder / "data", folder / "project"
     workspace.mkdir()
@@ -59,6 +64,19 @@ async def test_a_paid_run_goes_on_once_threads_can_be_started_again(folder: Path
             assert len(models.requests) == 2, "an answer that was paid for was asked for again"
             assert "Traceback" not in server.stderr
     assert_intact(root)
+
+
+@pytest.mark.slow
+@NEEDS_A_USER
+async def test_a_server_that_cannot_open_its_log_says_what_to_raise_and_opens_it_later(folder: Path) -> None:
+    async with serving(folder / "data", initialize=False, env={"HOME": str(folder)}, before=AS_PLAIN_USER) as server:
+        await until(lambda: catches(server.process.pid, signal.SIGTERM))
+        limit_threads(server.process, "1")
+        await server.initialize()
+        refused = await server.tool_result("check_subagent")
+        assert refused["isError"] and "`ulimit -u`" in refused["content"][0]["text"], refused
+        limit_threads(server.process, "1000")
+        assert (await server.tool("check_subagent"))["status"] == "list"
 
 
 def limit_threads(process: anyio.abc.Process, most: str) -> None:

@@ -95,7 +95,7 @@ class App:
             except Exception as error:  # the next call reports it; the server goes on
                 if self._runtime is not None:
                     raise
-                log.error("the data root could not be opened: %s", error)
+                log.error("the data root could not be opened: %s", _reason(error))
                 opening.error = error
                 opening.done.set()
 
@@ -166,7 +166,7 @@ class App:
             with anyio.move_on_after(OPEN_WITHIN_S):
                 await opening.done.wait()
         if opening.error is not None:
-            raise ConfigError(str(opening.error)) from opening.error
+            raise ConfigError(_reason(opening.error)) from opening.error
         if self._runtime is None:
             raise ConfigError(f"the data root is not open after {OPEN_WITHIN_S:.0f} s; try again in a moment")
         return self._runtime
@@ -327,6 +327,13 @@ def _told(_runtime: Runtime) -> Announcement:
     from ava_audit.store.instances import Announcement
 
     return Announcement("server")
+
+
+def _reason(error: Exception) -> str:
+    """Return why the data root could not be opened."""
+    from ava_server.core.shortage import shortage_in
+
+    return shortage_in(error) or str(error)
 
 
 def _import_runtime() -> Any:
