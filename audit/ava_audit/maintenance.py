@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from ava_audit.database import IndexRow
 from ava_audit.entries import ENTRY_COLUMNS, entry_of, limit_content
-from ava_audit.errors import SchemaNewer, StoreUnavailable
+from ava_audit.errors import SchemaNewer, StoreUnavailable, is_thread_shortage
 from ava_audit.mirror import Mirror, remove_old_quarantined
 from ava_audit.projections import index_words
 from ava_audit.retention import (
@@ -175,7 +175,7 @@ async def _retry(name: str, work: Callable[[], Awaitable[T]]) -> T:
             pause = RETRY_S[min(failures, len(RETRY_S) - 1)]
             failures += 1
             # ValueError: the content of an entry was changed; `ava verify` names the entry.
-            expected = isinstance(error, StoreUnavailable | OSError | ValueError)
+            expected = isinstance(error, StoreUnavailable | OSError | ValueError) or is_thread_shortage(error)
             reason = str(error).partition("\n")[0]
             log.warning("%s failed: %s; next try in %g s", name, reason, pause, exc_info=not expected)
             await anyio.sleep(pause)
@@ -220,7 +220,8 @@ async def _checkpoint_wal(store: Store) -> None:
     pause_s = REFUSED_S[0]
     while True:
         head = store.head
-        state = await anyio.to_thread.run_sync(_size_and_time, store.wal)
+        look = partial(anyio.to_thread.run_sync, _size_and_time, store.wal)
+        state = await _retry("looking at the write-ahead log", look)
         changed = state != seen
         if changed:
             seen, since = state, anyio.current_time()

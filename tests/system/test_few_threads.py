@@ -58,6 +58,8 @@ async def test_a_paid_run_goes_on_once_threads_can_be_started_again(folder: Path
             limit_threads(server.process, "1")
             gate.released.set()
             await until(lambda: re.search(r"no more threads can be started", server.stderr))
+            await anyio.sleep(2)  # whatever else the server does, it tries meanwhile
+            assert server.process.returncode is None, server.stderr
             limit_threads(server.process, "1000")
             ended = await server.tool("check_subagent", subagent_id=run, wait_seconds=30)
             assert ended["status"] == "success", ended

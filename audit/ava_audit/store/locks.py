@@ -225,7 +225,7 @@ async def hold_when_free(path: Path, every_s: float) -> HeldLock:
         try:
             with anyio.CancelScope(shield=True):  # a lock once taken must reach the caller
                 held = await anyio.to_thread.run_sync(try_hold, path)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
             log.warning("%s cannot be locked: %s", path.name, error)
         if held is not None:
             return held

@@ -20,7 +20,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from ava_audit.database import Busy, Database
-from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable
+from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable, is_thread_shortage
 from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
 from ava_audit.store.instances import LEASE_S, Instances
@@ -230,7 +230,13 @@ class PostgresBackend:
         db.listen()
         try:
             while True:
-                yield await anyio.to_thread.run_sync(_newest, db)
+                newest: int | None = None
+                try:
+                    newest = await anyio.to_thread.run_sync(_newest, db)
+                except RuntimeError as error:
+                    if not is_thread_shortage(error):
+                        raise
+                yield newest
                 socket = db.socket
                 with anyio.move_on_after(POLL_S):
                     if socket is None:

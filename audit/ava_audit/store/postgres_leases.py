@@ -194,7 +194,7 @@ class LeasedInstances:
                 with anyio.fail_after(self._lease_s):
                     await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
                 failed = False
-            except (psycopg.Error, OSError) as error:
+            except (psycopg.Error, OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
                 if not failed:
                     why = first_line(error) or type(error).__name__
                     log.warning("others will take over the runs of this process, because its lease ends: %s", why)

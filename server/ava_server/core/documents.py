@@ -252,7 +252,7 @@ async def keep_fresh(root: Path, *, task_status: TaskStatus[None] = anyio.TASK_S
             try:
                 await anyio.to_thread.run_sync(documents.look_again, abandon_on_cancel=True)
                 failing = False
-            except ConfigError as error:
+            except (ConfigError, RuntimeError) as error:  # RuntimeError: no more threads can be started
                 if not failing:
                     log.warning("changes of tokens and sessions by other servers are not seen: %s", error)
                 failing = True

@@ -238,7 +238,9 @@ class Manager:
             except SchemaNewer as error:
                 self._stop_claiming(error)
                 continue
-            except AuditError as error:  # the log is out of reach: nothing is claimed until the next look
+            except Exception as error:  # the log is out of reach: nothing is claimed until the next look
+                if not isinstance(error, AuditError) and not shortage_in(error):
+                    raise
                 if self.out_of_reach is None:
                     log.warning("looking for runs: %s", error)
                 self.out_of_reach = str(error)
@@ -538,7 +540,7 @@ class Manager:
             del self._owned[run.id]
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 try:
-                    await anyio.to_thread.run_sync(context.close, owned.done, abandon_on_cancel=True)
+                    await _in_thread(partial(context.close, owned.done))
                 except OSError as error:
                     log.warning("%s left something behind: %s", run.id, error)
             self.wake()
@@ -577,3 +579,13 @@ def _replaced(error: FolderReplaced) -> RunResult:
         error_message=str(error),
         what_to_do="Nothing was read there. Find out who replaced the folder and why; then propose the run again.",
     )
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Do blocking work in a thread; in the event loop's where no other can be started: it has to be done."""
+    try:
+        await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+    except RuntimeError as error:
+        if not shortage_in(error):
+            raise
+        work()

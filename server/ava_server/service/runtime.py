@@ -134,7 +134,7 @@ class Runtime(RunResources):
                 if users is not None and users != self.settings.users:
                     self.settings = self.settings.model_copy(update={"users": users})
                     self.manager.limit(user_limits.slots(self.settings))
-            except AvaError as error:
+            except (AvaError, RuntimeError) as error:  # RuntimeError: no more threads can be started
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)
 
@@ -293,7 +293,7 @@ class Runtime(RunResources):
                     run is not None and run.ended
                 ):  # read after the folders were listed, so a new run is not taken for an ended one
                     await anyio.to_thread.run_sync(self.run_setup.remove_folders, run)
-        except (AuditError, OSError, ValueError) as error:  # the next start tries again; nothing depends on it
+        except (AuditError, OSError, ValueError, RuntimeError) as error:  # the next start tries again
             log.warning("the files of dead processes were not removed completely: %s", error)
 
     async def sweep_leftovers(self) -> None:
@@ -302,7 +302,7 @@ class Runtime(RunResources):
             await anyio.to_thread.run_sync(self._sweep_leftovers, await self._unended())
             if self.store.blobs is not None:
                 await anyio.to_thread.run_sync(self.store.blobs.sweep, now_us())
-        except (AuditError, OSError) as error:  # the next time tries again
+        except (AuditError, OSError, RuntimeError) as error:  # the next time tries again
             log.warning("the temporary files of dead processes were not removed completely: %s", error)
 
     async def _unended(self) -> Sequence[RunRow]:
