@@ -216,11 +216,14 @@ async def _checkpoint_wal(store: Store) -> None:
 
     The file itself tells whether somebody has: what maintenance writes adds no entries, so nothing announces it.
     """
+
+    async def look() -> tuple[int, int]:
+        return await anyio.to_thread.run_sync(_size_and_time, store.wal)
+
     seen, since = (-1, -1), anyio.current_time()
     pause_s = REFUSED_S[0]
     while True:
         head = store.head
-        look = partial(anyio.to_thread.run_sync, _size_and_time, store.wal)
         state = await _retry("looking at the write-ahead log", look)
         changed = state != seen
         if changed:
