@@ -60,15 +60,20 @@ class Live:
                 yield ": alive\n\n"
             if head == seen:
                 continue
-            concerned = head - seen > MOST_LOOKED_AT or await self._concerned(visitor, only, seen)
+            concerned = head - seen > MOST_LOOKED_AT
+            if not concerned:
+                head, concerned = await self._look(visitor, only, seen)
             seen = head
             if concerned:
-                yield f"event: changed\ndata: {head}\n\n"
+                yield f"event: changed\ndata: {seen}\n\n"
                 await anyio.sleep(AT_MOST_EVERY_S)
 
-    async def _concerned(self, visitor: Visitor, only: str | None, after: int) -> bool:
-        changed = await self._context.store.read(lambda view: view.changed_after(after, ("RunEnded",)))
-        return any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed)
+    async def _look(self, visitor: Visitor, only: str | None, after: int) -> tuple[int, bool]:
+        """Return the newest `seq`, and whether something since `after` concerns the visitor: both of one state."""
+        head, changed = await self._context.store.read(
+            lambda view: (view.head(), view.changed_after(after, ("RunEnded",)))
+        )
+        return head, any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed)
 
     def _concerns(self, visitor: Visitor, only: str | None, run_id: str, user: str) -> bool:
         return run_id == only if only is not None else visitor.reads_all or user == visitor.user
