@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Awaitable, Callable
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import anyio
 import httpx2
@@ -13,8 +15,9 @@ from support.lab_pages import serving_pages
 from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.events import Event, SettingsChanged, Who
-from ava_audit.store.store import append
+from ava_audit.store.store import Store, append
 from ava_server.web import live
+from ava_server.web.context import PageContext
 
 
 async def others_work(lab: Lab) -> None:
@@ -54,6 +57,47 @@ async def test_a_change_while_the_page_was_on_its_way_is_told_when_its_stream_op
         for odd in ("", "x", "-1", "9" * 30, "٣"):
             async with browser.http.stream("GET", "/stream", params={"after": odd}) as stream:
                 assert stream.status_code == 200 and "event: open" in await anext(stream.aiter_text())
+
+
+class Late:
+    """A log in which `meanwhile` happens between the news of an entry and the look at what it is about."""
+
+    def __init__(self, store: Store, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def wait_for_entry_after(self, seq: int) -> int:
+        head = await self._store.wait_for_entry_after(seq)
+        await self._meanwhile()
+        return head
+
+
+async def test_a_change_is_told_once_under_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "AT_MOST_EVERY_S", 0.2)
+    monkeypatch.setattr(live, "ALIVE_EVERY_S", 2.0)
+    async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
+        proposed: list[int] = []
+
+        async def propose_once() -> None:
+            if not proposed:
+                proposed.append(0)
+                await lab.propose()
+                proposed[0] = lab.runtime.store.head
+
+        late = Late(lab.runtime.store, propose_once)
+        monkeypatch.setattr(PageContext, "store", property(lambda _context: late))
+        with anyio.fail_after(15):
+            async with browser.http.stream("GET", "/stream") as stream:
+                pieces, seen = stream.aiter_text(), ""
+                assert "event: open" in await anext(pieces)
+                fact = SettingsChanged(setting="users.ben", before=None, after=None)
+                await lab.runtime.store.do(append(Event(Who("sess-0", "ava", "ben"), fact)))
+                while ": alive" not in seen:
+                    seen += await anext(pieces)
+        assert re.findall(r"event: changed\ndata: (\d+)", seen) == [str(proposed[0])], seen
 
 
 async def first_told(http: httpx2.AsyncClient, address: str) -> str:
