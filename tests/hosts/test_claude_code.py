@@ -80,6 +80,21 @@ def test_a_run_that_ends_wakes_the_model_with_its_result(tmp_path: Path) -> None
     assert_intact(host.root)
 
 
+@pytest.mark.requirement("N-13")
+def test_a_run_that_is_asked_about_at_its_proposal_wakes_the_model_too(tmp_path: Path) -> None:
+    gate, answer = held()
+    orchestrator = Orchestrator(delegates({"ask": True}))
+    with running_model_server([answer]) as models, at_claude_code(tmp_path, orchestrator, models) as host:
+        task_id = host.delegate()
+        assert gate.arrived.wait(20)
+        gate.released.set()
+        woken = host.until(lambda: orchestrator.having(OUTPUT))
+        assert task_id in woken.news
+        assert orchestrator.called == ["spawn_subagent"]
+        assert len(entries(host.root, "SpawnProposed")) == 1
+    assert_intact(host.root)
+
+
 def test_several_approved_together_are_one_task_and_wake_the_model_once(tmp_path: Path) -> None:
     (first, one), (second, other) = held(), held()
     orchestrator = Orchestrator(delegates({"task": "one"}, {"task": "two"}))
@@ -113,19 +128,26 @@ def test_a_person_raises_a_cap_in_a_form_and_the_run_goes_on(tmp_path: Path) -> 
     assert_intact(host.root)
 
 
-@pytest.mark.parametrize(("option", "asked"), [("--no-allow-tools", 3), ("--allow-tools", 1)])
-def test_with_the_rules_of_init_only_the_start_is_asked_about(tmp_path: Path, option: str, asked: int) -> None:
-    """Count Claude Code's own questions, answered with "don't ask again"; Ava's form comes besides, for each run."""
-    orchestrator = Orchestrator(lambda turn: call("check_subagent") if LOOK in turn.news else None, delegates())
+@pytest.mark.parametrize(
+    ("option", "ask", "questions"),
+    [
+        ("--no-allow-tools", False, ["Spawn Subagent", "Confirm Spawn", "form", "Check Subagent"]),
+        ("--allow-tools", False, ["Confirm Spawn", "form"]),
+        ("--no-allow-tools", True, ["Spawn Subagent", "form", "Check Subagent"]),
+        ("--allow-tools", True, ["form"]),
+    ],
+)
+def test_with_the_rules_of_init_and_ask_a_run_takes_one_question(
+    tmp_path: Path, option: str, ask: bool, questions: list[str]
+) -> None:
+    """Claude Code's own questions are answered with "don't ask again"; Ava's form comes for each run."""
+    spawn = delegates({"ask": True} if ask else {})
+    orchestrator = Orchestrator(lambda turn: call("check_subagent") if LOOK in turn.news else None, spawn)
     with (
         running_model_server([Say(calls=RESULT), Say(calls=RESULT)]) as models,
         at_claude_code(tmp_path, orchestrator, models, allow=option) as host,
     ):
-        first = questions_of_a_run(host, orchestrator)
-        assert (
-            first
-            == {3: ["Spawn Subagent", "Confirm Spawn", "form", "Check Subagent"], 1: ["Confirm Spawn", "form"]}[asked]
-        )
+        assert questions_of_a_run(host, orchestrator) == questions
         assert questions_of_a_run(host, orchestrator) == ["form"], "Ava's own question always comes"
     assert len(entries(host.root, "RunEnded")) == 2
 

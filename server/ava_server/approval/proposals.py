@@ -261,6 +261,18 @@ class Pending(BaseModel):
     summary: ProposalSummary | None = None
 
 
+def proposal_in(view: View, pending_id: str, user: str) -> Proposal | None:
+    """Return a user's proposal as the log has it, whatever became of it; None if there is none or it was erased."""
+    row = view.proposal(pending_id)
+    run = view.run(row.run_id) if row is not None and row.user_id == user else None
+    texts = texts_of(view, run) if run is not None else None
+    if row is None or run is None or texts is None:
+        return None
+    config = config_of(run.config)
+    line, message = approval_line(config, texts), proposal_message(config, texts)
+    return Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us)
+
+
 def pending_proposal(view: View, run: RunRow) -> Pending | str:
     """Return a proposal that waits, also an expired one; or why it no longer waits."""
     proposal, texts = view.proposal(run.pending_id), texts_of(view, run)

@@ -144,11 +144,22 @@ class PageQuestion:
 
 
 class AnsweredLater(Exception):
-    """Raised to end a call with a question: the client asks the person and calls again with the answer."""
+    """Raised to end a call with a question: the client asks the person and calls again with the answer.
 
-    def __init__(self, question: Question | PageQuestion) -> None:
+    Attributes:
+        question: The question.
+        proposal: The id of the proposal that the call has made, which the next call must not make again.
+    """
+
+    def __init__(self, question: Question | PageQuestion, proposal: str | None = None) -> None:
         super().__init__("the person is asked, and the client calls again with the answer")
         self.question = question
+        self.proposal = proposal
+
+    @property
+    def state(self) -> str:
+        """What the client keeps until then: the question's hash, and the proposal."""
+        return f"{self.question.sha()} {self.proposal or ''}".rstrip()
 
 
 class Person(Protocol):

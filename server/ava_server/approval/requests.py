@@ -152,9 +152,10 @@ class SpawnArgs(Arguments):
     task_id: str | None = Field(
         default=None,
         max_length=64,
-        description="Your reference; repeated before the run ends, returns the first call's.",
+        description="Your reference; repeated before its end, returns the first call's.",
     )
     rationale: str | None = Field(default=None, max_length=2_000, description="For the person.")
+    ask: bool = Field(default=False, description="Asks the person now.")
 
 
 class ConfirmArgs(Arguments):

@@ -355,7 +355,7 @@ def _assemble(
         task_id=args.task_id,
         output_schema=args.output_schema,
         clamped=clamped,
-        asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of"}),
+        asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}),
         **caps,
     )
 

@@ -186,13 +186,12 @@ def name_options(sentence: str) -> str:
     def option(field: str) -> str:
         return _OPTIONS.get(field, f"--{field.replace('_', '-')}")
 
+    arguments = SpawnArgs.model_fields.keys() - {"ask"}  # `ava run` always asks
     lines = sentence.split("\n")
     for number, line in enumerate(lines):
         field, colon, rest = line.partition(":")
         name, dot, below = field.partition(".")
-        if colon and name in SpawnArgs.model_fields:
+        if colon and name in arguments:
             lines[number] = f"{option(name)}{dot}{below}:{rest}"
     sentence = _CENTS.sub(r"--max-cost \1 or more", "\n".join(lines))
-    return _QUOTED.sub(
-        lambda found: f"`{option(found[1])}`" if found[1] in SpawnArgs.model_fields else found[0], sentence
-    )
+    return _QUOTED.sub(lambda found: f"`{option(found[1])}`" if found[1] in arguments else found[0], sentence)

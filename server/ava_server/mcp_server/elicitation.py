@@ -2,9 +2,9 @@
 
 Up to 2025-11-25 the server sends the question inside the call, and waits 45 seconds for the answer, or longer if the
 host is known to allow it. From 2026-07-28 on the call ends with the question, and the client calls again with the
-answer and with what it was given to keep (the request state): the question's hash, sealed under a key in the data root,
-so that a new server of the same data root recognizes it. Without it, or where the question has changed since, the
-person is asked again.
+answer and with what it was given to keep (the request state): the question's hash and the proposal that the call has
+made, sealed under a key in the data root, so that a new server of the same data root recognizes them. Without it, or
+where the question has changed since, the person is asked again.
 
 A question that a person answers on a page is only an address for the client. Its answer says whether the page was
 opened; the call then waits for the decision in the log.
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
     from ava_server.approval.decisions import NotAgreed
-    from ava_server.approval.questions import PageQuestion, Question, Reply
+    from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
     from ava_server.mcp_server.app import App
     from ava_server.service.responses import Answer
 
@@ -101,6 +101,11 @@ class ClientPerson:
         client = ctx.session.client_params
         self._host = host_of(client.client_info.name if client is not None else None)
         self.fills_forms = self._host is None or self._host.shows_forms
+
+    @property
+    def proposal(self) -> str | None:
+        """The proposal that the same call has made before it ended with a question; see `AnsweredLater`."""
+        return (self._params.request_state or "").partition(" ")[2] or None
 
     async def ask(self, question: Question) -> Reply:
         """Ask, and return the outcome.
@@ -241,7 +246,8 @@ class ClientPerson:
     def _answer(self, question: Question | PageQuestion) -> types.ElicitResult | None:
         """Return the answer that the call came with, if it is to this question."""
         answer = (self._params.input_responses or {}).get(_ANSWER)
-        known = isinstance(answer, types.ElicitResult) and self._params.request_state == question.sha()
+        asked, _, _proposal = (self._params.request_state or "").partition(" ")
+        known = isinstance(answer, types.ElicitResult) and asked == question.sha()
         return answer if known and isinstance(answer, types.ElicitResult) else None
 
 
@@ -254,9 +260,9 @@ async def _answer_to(question: Awaitable[types.ElicitResult]) -> types.ElicitRes
         return types.ElicitResult(action="cancel")
 
 
-def asked_back(question: Question | PageQuestion) -> types.InputRequiredResult:
+def asked_back(asked: AnsweredLater) -> types.InputRequiredResult:
     """Return the end of a call whose question the client has to ask."""
-    return types.InputRequiredResult(input_requests={_ANSWER: request_of(question)}, request_state=question.sha())
+    return types.InputRequiredResult(input_requests={_ANSWER: request_of(asked.question)}, request_state=asked.state)
 
 
 def request_of(question: Question | PageQuestion) -> types.ElicitRequest:

@@ -1,8 +1,8 @@
 """Runs as tasks of the extension `io.modelcontextprotocol/tasks` (SEP-2663), from protocol 2026-07-28 on.
 
-A client that declares the extension on a request gets a task in place of the answer of `confirm_spawn`. It then asks
-for the task's state, and wakes its model with the result. `service.run_tasks` knows what a task is; this module has the
-wire format.
+A client that declares the extension on a request gets a task in place of the answer of a call that has started runs. It
+then asks for the task's state, and wakes its model with the result. `service.run_tasks` knows what a task is; this
+module has the wire format.
 """
 
 from __future__ import annotations
@@ -67,10 +67,9 @@ def serve_tasks(server: Server[App]) -> None:
 
 async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] | None:
     """Return the task that a call has started, as the answer of the call; None where the answer itself is needed."""
-    from ava_server.service.responses import ConfirmAnswer
     from ava_server.service.run_tasks import started_task
 
-    if not isinstance(answer, ConfirmAnswer) or not declares_tasks(ctx) or (task_id := started_task(answer)) is None:
+    if not declares_tasks(ctx) or (task_id := started_task(answer)) is None:
         return None
     task = await service.tasks.task(task_id, asks=False)
     return {"resultType": "task", **_fields(task, "working", before=answer.message)}

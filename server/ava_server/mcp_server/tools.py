@@ -95,11 +95,14 @@ async def call_tool(
         if person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
             raise Refused(NO_QUESTION)
         given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
-        answer = await service.call(params.name, given, progress, person=person, wakes=wakes, pages=pages)
+        proposal = client.proposal if client is not None else None
+        answer = await service.call(
+            params.name, given, progress, person=person, wakes=wakes, pages=pages, proposal=proposal
+        )
         if (task := await as_task(ctx, service, answer)) is not None:
             return task
     except AnsweredLater as asked:
-        return asked_back(asked.question)
+        return asked_back(asked)
     except AvaError as error:
         answer = Answer(status=FAILED, message=str(error))
     except Exception as error:

@@ -403,6 +403,7 @@ class CallContext:
         pages: Opens a page for that person; None where the client cannot.
         degraded: A proposal may miss tools that its role needs.
         wakes: The client takes an approval as a task, and gives its model the result when the run ends.
+        proposal: The proposal that this call made before it ended with a question that is answered now.
         news: The news, where it was read together with the answer.
     """
 
@@ -412,4 +413,5 @@ class CallContext:
     degraded: bool = False
     wakes: bool = False
     pages: PageOpener | None = None
+    proposal: str | None = None
     news: list[News] = field(default_factory=list[News])

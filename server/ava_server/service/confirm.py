@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import anyio.lowlevel
@@ -12,9 +11,8 @@ import anyio.to_thread
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
-from ava_audit.view import Outcome
-from ava_server.approval.decisions import Approval, ConfirmOutcome, NotAgreed, approve, check_approval, refuse, reject
-from ava_server.approval.questions import NOT_AGREED, Person, Question, apply_reply, question
+from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
+from ava_server.approval.questions import NOT_AGREED, Person, Question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import cap_fields
@@ -23,20 +21,9 @@ from ava_server.core.ids import label, new_id, parse_id
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
-from ava_server.service.page_approval import ONLY_PIN, PageApprovals, after_page
+from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
 from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.service.spawn import Spawns, started_next
-
-NOT_ASKED = (
-    "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
-    " terminal, with `ava approve {ids}`; the policy auto (config.toml) starts small ones without a question"
-)
-NEXT_STEPS: Mapping[NotAgreed, str] = {
-    "decline": "If the person said no, ask what they want instead, and call again only if they tell you to",
-    "cancel": "When the person is there, call confirm_spawn again with the same arguments, and they are asked again",
-    "silent": "When the person is there, call confirm_spawn again with the same arguments, and they are asked again",
-}
-"""What a caller does after a person was asked and did not agree."""
 
 
 class Confirmations(Operations):
@@ -47,7 +34,7 @@ class Confirmations(Operations):
         self._checks = checks
         self._spawns = spawns
         self._resumptions = Resumptions(access)
-        self._pages = PageApprovals(access)
+        self._client = ClientApprovals(access)
 
     async def confirm(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `confirm_spawn`.
@@ -79,18 +66,13 @@ class Confirmations(Operations):
         return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
-        """Approve, once the person has agreed where one can be asked. Where only the PIN approves, wait for that.
+        """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval.
 
         Raises:
             BadInput: An argument is invalid.
             Refused: Only a person's own channel may approve.
             AnsweredLater: The client asks the person and calls again.
         """
-        if not self._runtime.settings.enabled:
-            raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
-        by_pin = await self._access.needs_pin()
-        if by_pin and caller.pages is None:
-            raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_ineffective(args, ids, changes)
         asked = Approval(
@@ -101,33 +83,10 @@ class Confirmations(Operations):
             group_timeout_s=args.group_timeout,
             group_id=new_id("group_id"),
         )
-        if by_pin and caller.pages is not None:
-            await caller.record.begin()
-            return await self._pages.decide(asked, caller.pages, caller.progress)
-        if caller.person is not None:
-            await caller.record.begin()
-            return await self._ask(asked, caller.person, caller)
+        if (decided := await self._client.decide(asked, caller)) is not None:
+            return decided
         who, channel = self._session.who, self._session.channel
         return await caller.record.do(approve(asked, who, channel, self._runtime.spawn_limits_of(who.user_id)))
-
-    async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
-        """Ask the person and approve what they agree to; what cannot start is refused without a question."""
-        who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
-        now_us = time.time_ns() // 1000
-        checked = await self._store.look(lambda view: check_approval(view, asked, who, "elicitation", limits, now_us))
-        if isinstance(checked, Outcome):
-            return await self._store.do(refuse(asked, who, "elicitation", limits))
-        reply = await person.ask(question(checked))
-        if reply.action != "accept":
-            return ConfirmOutcome(
-                tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members), not_agreed=reply.action
-            )
-        if await self._access.needs_pin():  # it was set while the question was open
-            if caller.pages is None:
-                raise Refused(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
-            return await self._pages.decide(asked, caller.pages, caller.progress)
-        agreed = apply_reply(checked, asked, reply)
-        return await self._store.do(approve(agreed, who, "elicitation", limits))
 
     async def _answer(
         self, args: ConfirmArgs, decided: ConfirmOutcome, wait_s: float, caller: CallContext
@@ -232,15 +191,7 @@ def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[s
 def _next(started: list[str], decided: ConfirmOutcome) -> str:
     if started:
         return started_next(started[0], decided.group_id)
-    if decided.page is not None:
-        return after_page(decided)
-    if decided.not_agreed:
-        ids = " ".join(made.pending_id for made in decided.decisions)
-        waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
-        return f"Nothing was started, and {waits}. {NEXT_STEPS[decided.not_agreed]}. {NOT_ASKED.format(ids=ids)}."
-    if any(made.running for made in decided.decisions):
-        return "Nothing new was started; what was approved before continues."
-    return "Nothing was started."
+    return not_started_next(decided)
 
 
 ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
@@ -301,8 +252,9 @@ class Resumptions(Operations):
             reply = await person.ask(Question(text, ()))
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", NOT_AGREED[reply.action]
+                then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
                 hint = self._access.adapt_text(
-                    f"Nothing was resumed. {NEXT_STEPS[reply.action]}. A person can also resume it in a terminal, with"
+                    f"Nothing was resumed. {then}. A person can also resume it in a terminal, with"
                     f" `ava resume {run.id}`."
                 )
                 return ConfirmAnswer(status="refused", decisions=[decision], next=hint)

@@ -18,7 +18,7 @@ class Answer(BaseModel):
 
     status: str
     message: str | None = None
-    notices: list[str] | None = Field(default=None, description="Runs that ended, or wait for you.")
+    notices: list[str] | None = Field(default=None, description="Runs that ended or wait.")
 
     def structured(self) -> dict[str, Any]:
         """Return the JSON object for the host, without fields that are None."""
@@ -46,7 +46,7 @@ class Minutes(BaseModel):
 
 
 class SpawnAnswer(Answer):
-    """A proposal: nothing has started."""
+    """A proposal, started only where `status` says so."""
 
     pending_id: str | None = None
     subagent_id: str | None = None
@@ -61,6 +61,7 @@ class SpawnAnswer(Answer):
     limits: dict[str, float] | None = None
     expires_at: str | None = None
     next: str | None = None
+    runs: list[dict[str, Any]] | None = None
 
 
 class OneDecision(BaseModel):
@@ -83,7 +84,7 @@ class ConfirmAnswer(Answer):
     group_id: str | None = None
     approval_lines: list[str] | None = Field(default=None, description="The right lines.")
     next: str | None = None
-    runs: list[dict[str, Any]] | None = Field(default=None, description="After a wait: as check_subagent.")
+    runs: list[dict[str, Any]] | None = Field(default=None, description="As check_subagent.")
 
 
 class LastTool(BaseModel):

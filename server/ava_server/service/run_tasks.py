@@ -19,7 +19,7 @@ from ava_server.core.errors import BadInput
 from ava_server.runs.lifecycle import ABANDONED_US
 from ava_server.service.access import Access, Operations
 from ava_server.service.questions import PersonQuestions
-from ava_server.service.responses import ConfirmAnswer
+from ava_server.service.responses import Answer, ConfirmAnswer, SpawnAnswer
 from ava_server.service.run_view import RunView, status_line, view_run
 
 TaskStatus = Literal["working", "input_required", "completed", "cancelled"]
@@ -142,11 +142,15 @@ def task_id_of(rows: list[RunRow], given: str) -> str:
     return group if group is not None and given.strip().lower().startswith("g-") else rows[0].id
 
 
-def started_task(answer: ConfirmAnswer) -> str | None:
-    """Return the id of the task that a decision has started; None where the caller needs the answer itself.
+def started_task(answer: Answer) -> str | None:
+    """Return the id of the task that a call has started; None where the caller needs the answer itself.
 
     A client shows its model the task in place of the answer, so an answer that says more is given as it is.
     """
+    if isinstance(answer, SpawnAnswer):
+        return answer.subagent_id if answer.status == "approved" else None
+    if not isinstance(answer, ConfirmAnswer):
+        return None
     ids = [decision.subagent_id for decision in answer.decisions]
     if answer.status not in ("approved", "resumed") or not ids or answer.runs is not None:
         return None

@@ -86,6 +86,7 @@ class Service:
         degraded: bool = False,
         wakes: bool = False,
         pages: PageOpener | None = None,
+        proposal: str | None = None,
     ) -> Answer:
         """Call a tool; a caller's mistake is an answer, not an exception.
 
@@ -98,6 +99,7 @@ class Service:
             degraded: A proposal may miss tools that its role needs: a person at a terminal has accepted that.
             wakes: The client takes an approval as a task.
             pages: Opens a page for that person; None where the client cannot.
+            proposal: The proposal that this call made before it ended with a question that is answered now.
 
         Raises:
             AvaError: There is no such tool, or its arguments are nested too deeply; with `raises`, any mistake.
@@ -112,7 +114,7 @@ class Service:
         await self._runtime.credentials.refresh()
         redacted = self._redactor.redact_json(given)
         record = _Record(self, tool, self._called(tool, given, redacted))
-        caller = CallContext(progress, record, person, degraded, wakes, pages)
+        caller = CallContext(progress, record, person, degraded, wakes, pages, proposal)
         mistake: Exception | None = None
         try:
             if spec.recorded == "meanwhile":

@@ -1,4 +1,7 @@
-"""`spawn_subagent`: makes a proposal. Under the policy `auto`, one below the ceilings is approved at once."""
+"""`spawn_subagent`: makes a proposal, and with `ask` has the person decide on it in the same call.
+
+Under the policy `auto`, a proposal below the ceilings is approved at once.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,16 @@ from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool
-from ava_server.approval.decisions import PERSON_CHANNELS, Ceilings, auto_approve, hourly_refusal
-from ava_server.approval.proposals import Proposal, propose, texts_of
+from ava_server.approval.decisions import (
+    PERSON_CHANNELS,
+    Approval,
+    Ceilings,
+    ConfirmOutcome,
+    auto_approve,
+    hourly_refusal,
+)
+from ava_server.approval.proposals import Proposal, proposal_in, propose, texts_of
+from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
 from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
@@ -25,7 +36,8 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.service.access import CallContext, Operations, Recorder
+from ava_server.service.access import Access, CallContext, Operations, Recorder
+from ava_server.service.client_approval import ClientApprovals, not_started_next
 from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
 if TYPE_CHECKING:
@@ -80,27 +92,94 @@ class _Caller:
 class Spawns(Operations):
     """Makes proposals."""
 
+    def __init__(self, access: Access) -> None:
+        super().__init__(access)
+        self._client = ClientApprovals(access)
+
     async def spawn(self, given: dict[str, Any], caller: CallContext) -> Answer:
         """Do `spawn_subagent`.
 
         Raises:
             BadInput: An argument is invalid.
             Refused: It may not be proposed, or cannot be run here.
+            AnsweredLater: The client asks the person and calls again.
         """
         retried: RunRow | None = None
         if isinstance(given.get("retry_of"), str):
             retried, given = await self._retry(given)
         args = parse(SpawnArgs, given)
-        retried_id = retried.id if retried else None
-        return await self._propose(
-            args,
-            retried_id,
-            asks=caller.person is not None,
-            opens=caller.pages is not None,
-            degraded=caller.degraded,
-            wakes=caller.wakes,
-            record=caller.record,
+        asks, opens = caller.person is not None, caller.pages is not None
+        asks_now = args.ask and asks and not await self._access.needs_pin()
+        if args.ask and caller.proposal is not None:
+            answer = await self._proposed_before(caller.proposal, caller)
+        else:
+            answer = await self._propose(
+                args,
+                retried.id if retried else None,
+                asks=asks,
+                opens=opens,
+                degraded=caller.degraded,
+                wakes=caller.wakes,
+                record=caller.record,
+                answered=not asks_now,
+            )
+        if asks_now and answer.status == WAITING:
+            await self._ask(answer, caller)
+        return answer
+
+    async def _proposed_before(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
+        """Return the proposal that this call made before it ended with a question.
+
+        Raises:
+            Refused: It was erased, or nothing starts here any more.
+        """
+        self._runtime.closing.refuse_new()
+        made = await self._store.look(lambda view: proposal_in(view, pending_id, self._session.user))
+        if made is None:
+            raise Refused(f"{pending_id} was erased; propose it again")
+        answer = _proposal(made)
+        policy = await self._runtime.policy(self._session.user)
+        asks, opens = caller.person is not None, caller.pages is not None
+        advised = _Caller(policy, asks=asks, opens=opens, wakes=caller.wakes, needs_key=False)
+        self._advise(made, answer, advised, None)
+        return answer
+
+    async def _ask(self, answer: SpawnAnswer, caller: CallContext) -> None:
+        """Have the person decide on a proposal, and write into its answer what they decided.
+
+        Raises:
+            AnsweredLater: The client asks the person and calls again.
+        """
+        pending_id, line = str(answer.pending_id), str(answer.approval_line)
+        try:
+            decided = await self._client.decide(Approval((pending_id,), (line,)), caller)
+        except AnsweredLater as asked:
+            raise AnsweredLater(asked.question, pending_id) from None
+        except (BadInput, Refused) as error:
+            answer.message = f"{answer.message}\nNot started: {self._access.explained(error)}."
+            return
+        if decided is not None:
+            await self._decided(answer, decided)
+
+    async def _decided(self, answer: SpawnAnswer, decided: ConfirmOutcome) -> None:
+        (made,) = decided.decisions
+        if made.status != "approved":
+            again = f'call confirm_spawn with pending_ids ["{made.pending_id}"] and approving [the approval_line]'
+            why = self._access.adapt_text(made.refused_because or made.status)
+            answer.message = f"{answer.message}\nNot started: {why}."
+            answer.next = self._access.adapt_text(not_started_next(decided, again))
+            if made.status == "rejected":
+                answer.status, answer.approval_line, answer.expires_at = "rejected", None, None
+            return
+        self._runtime.manager.wake()
+        answer.status, answer.approval_line, answer.expires_at = "approved", None, None
+        answer.message = "\n".join(
+            ["The person has approved it, and it has started.", *decided.lowered, str(answer.message)]
         )
+        answer.next = started_next(str(answer.subagent_id))
+        if decided.lowered:
+            (row,) = await self._access.rows([str(answer.subagent_id)])
+            _show_limits(answer, config_of(row.config))
 
     async def _propose(
         self,
@@ -113,6 +192,7 @@ class Spawns(Operations):
         degraded: bool = False,
         wakes: bool = False,
         record: Recorder | None = None,
+        answered: bool = True,
     ) -> SpawnAnswer:
         """Make a proposal.
 
@@ -125,6 +205,7 @@ class Spawns(Operations):
             degraded: It may miss tools that its role needs.
             wakes: The client takes an approval as a task. Its model then reads the client's words and not ours.
             record: Writes the call with the proposal; None where the call is in the log.
+            answered: The proposal is the whole answer, and is recorded with it.
         """
         self._runtime.closing.refuse_new()
         user = self._session.user
@@ -153,7 +234,7 @@ class Spawns(Operations):
         if record is None:
             made, answer = await self._store.do(command)
         else:
-            made, answer = await record.do(command, lambda value: None if starts else value[1])
+            made, answer = await record.do(command, lambda value: None if starts or not answered else value[1])
         await self._release(config, candidates, made)
         if isinstance(made, str) or answer is None:
             raise Refused(str(made))
@@ -313,8 +394,6 @@ class Spawns(Operations):
 
 def _proposal(made: Proposal) -> SpawnAnswer:
     config = made.config
-    most_cents = None if config.free else cents(config.max_cost_micros)
-    money = {} if most_cents is None else {"max_cost_cents": most_cents}
     answer = SpawnAnswer(
         status=made.state,
         pending_id=made.pending_id,
@@ -324,29 +403,36 @@ def _proposal(made: Proposal) -> SpawnAnswer:
         approval_line=made.line,
         message=made.message,
         estimated_minutes=Minutes(min=config.estimated_minutes[0], max=config.estimated_minutes[1]),
-        max_cost_cents=most_cents,
         model=config.model,
         tools=list(config.tools),
         unavailable_tools=list(config.unavailable_tools) or None,
-        limits={
-            "timeout": config.timeout_s,
-            **money,
-            "max_tokens": config.max_tokens,
-            "max_iterations": config.max_iterations,
-            "max_tool_calls": config.max_tool_calls,
-        },
         expires_at=iso_utc(made.expires_us),
         next=(
             "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
             f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
         ),
     )
-    if made.state != WAITING:  # the same task_id again: its proposal has been approved already
+    _show_limits(answer, config)
+    if made.state != WAITING:  # the same call or task_id again: its proposal has been decided already
         which = f"{config.name} ({made.subagent_id})" if config.name else made.subagent_id
-        answer.message = f"task_id {config.task_id} is {which} already, and that is {made.state}."
+        what = f"task_id {config.task_id}" if config.task_id is not None else made.pending_id
+        answer.message = f"{what} is {which} already, and that is {made.state}."
         answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
         answer.approval_line = answer.expires_at = None
     return answer
+
+
+def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
+    """Write a configuration's limits into an answer."""
+    answer.max_cost_cents = None if config.free else cents(config.max_cost_micros)
+    money = {} if answer.max_cost_cents is None else {"max_cost_cents": answer.max_cost_cents}
+    answer.limits = {
+        "timeout": config.timeout_s,
+        **money,
+        "max_tokens": config.max_tokens,
+        "max_iterations": config.max_iterations,
+        "max_tool_calls": config.max_tool_calls,
+    }
 
 
 def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:

@@ -88,8 +88,7 @@ TOOLS: Mapping[str, ServiceTool] = {
     for tool in (
         ServiceTool(
             "Propose a subagent",
-            "Propose a subagent. Starts nothing: show the person the proposal; confirm_spawn starts it when they"
-            " agree.",
+            "Propose a subagent. Starts nothing before the person agrees to the proposal; then call confirm_spawn.",
             requests.SpawnArgs,
             responses.SpawnAnswer,
             "spawn",
@@ -97,6 +96,7 @@ TOOLS: Mapping[str, ServiceTool] = {
             recorded="with",
             idempotent=False,
             loaded=True,
+            asks=True,
         ),
         ServiceTool(
             "Start approved subagents",
@@ -139,7 +139,7 @@ TOOLS: Mapping[str, ServiceTool] = {
         ),
         ServiceTool(
             "Cancel a subagent",
-            "End a subagent, group or proposal within 5 s. What it has is kept and returned.",
+            "End a subagent, group or proposal within 5 s. Returns what it has.",
             requests.CancelArgs,
             responses.CancelAnswer,
             "spawn",

@@ -1,0 +1,230 @@
+"""`spawn_subagent` with `ask`: the person decides in the same call, and `confirm_spawn` is not needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from mcp_types import CallToolResult, ElicitResult, InputRequiredResult
+from support.elicitation import ERAS, Answering, Host, Person, accept, cancel, decline, host, structured
+from support.model_server import Gate, Say
+from support.runtime import PRICED, arrived, connect, hand_over
+from support.stdio import told
+from support.tasks import hosting
+
+from ava_audit.events import SpawnProposed, UserMessage
+from ava_audit.rows import WAITING
+from ava_audit.store.store import Store
+from ava_audit.view import View
+
+
+@pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
+def era(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def ask(at: Host, **more: Any) -> dict[str, Any]:
+    return await at.call("spawn_subagent", **arguments(at, **more))
+
+
+def arguments(at: Host, **more: Any) -> dict[str, Any]:
+    given = {"role": "researcher", "task": "What does it cost?", "workspace": str(at.workspace), "ask": True}
+    return {**given, **more}
+
+
+async def proposals(at: Host) -> list[str]:
+    """The states of everything that was proposed."""
+    async with Store.open(at.root) as store:
+        return [run.state for run in await store.read(View.runs)]
+
+
+async def by_hand(
+    at: Host, given: dict[str, Any], state: str | None = None, answer: ElicitResult | None = None
+) -> CallToolResult | InputRequiredResult:
+    """Call spawn_subagent as a modern client does that keeps nothing to itself."""
+    return await at.client.session.call_tool(
+        "spawn_subagent",
+        given,
+        input_responses={"approval": answer} if answer is not None else None,
+        request_state=state,
+        allow_input_required=True,
+    )
+
+
+async def state_of_question(at: Host, given: dict[str, Any]) -> str:
+    asked = await by_hand(at, given)
+    assert isinstance(asked, InputRequiredResult) and asked.request_state is not None
+    return asked.request_state
+
+
+# -- the person answers -----------------------------------------------------------------------------------------------
+
+
+async def test_a_yes_starts_the_run_with_one_question_and_one_proposal(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        answer = await ask(at, name="prices")
+        assert answer["status"] == "approved" and "approval_line" not in answer and "expires_at" not in answer
+        assert answer["message"].startswith("The person has approved it, and it has started.\n")
+        assert f'check_subagent with subagent_id "{answer["subagent_id"]}"' in answer["next"]
+        [asked] = at.person.asked
+        assert "What does it cost?" in asked.message and "costs at most $0.50" in asked.message
+        decided = await at.started_once(answer)
+        assert (decided.channel, decided.decision, decided.changes) == ("elicitation", "approved", {})
+        [said] = [fact for fact in await at.facts(answer, UserMessage) if fact.kind == "decision"]
+        assert said.text.startswith(f"approved {answer['pending_id']}: ")
+        assert len(await proposals(at)) == 1
+
+
+async def test_limits_lowered_in_the_form_are_those_of_the_run_and_of_the_answer(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=0.2, max_minutes=1.5)) as at:
+        answer = await ask(at)
+        assert "The person lowered the cost cap from $0.50 to $0.20." in answer["message"]
+        assert (answer["max_cost_cents"], answer["limits"]["max_cost_cents"], answer["limits"]["timeout"]) == (
+            20,
+            20,
+            90,
+        )
+        assert (await at.started_once(answer)).changes == {"max_cost_micros": 200_000, "timeout_s": 90.0}
+
+
+@pytest.mark.parametrize(("answers", "said"), [(decline, "declined"), (cancel, "closed the question")])
+async def test_without_a_yes_the_proposal_waits_and_can_be_confirmed_later(
+    tmp_path: Path, era: str, answers: Answering, said: str
+) -> None:
+    async with host(tmp_path, era, answers) as at:
+        answer = await ask(at)
+        assert answer["status"] == WAITING and said in answer["message"]
+        assert f"ava approve {answer['pending_id']}" in answer["next"]
+        await at.nothing_started()
+        at.person.answers = accept()
+        assert (await at.confirm(answer))["status"] == "approved"
+        await at.started_once(answer)
+
+
+async def test_an_invalid_limit_in_the_form_starts_nothing_and_the_proposal_waits(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(max_cost_dollars=9)) as at:
+        answer = await ask(at)
+        assert answer["status"] == WAITING and "Not started: max_cost_dollars: " in answer["message"]
+        await at.nothing_started()
+
+
+async def test_where_only_the_pin_approves_nothing_starts_and_the_answer_says_how(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept(), config=f'approval = "human"\n{PRICED}') as at:
+        answer = await ask(at)
+        assert answer["status"] == WAITING and at.person.asked == []
+        assert f"ava approve {answer['pending_id']}" in answer["next"]
+        await at.nothing_started()
+
+
+async def test_a_run_that_the_policy_auto_starts_is_not_asked_about(tmp_path: Path, era: str) -> None:
+    auto = f'approval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 120\n{PRICED}'
+    async with host(tmp_path, era, decline, config=auto) as at:
+        answer = await ask(at, role="code_reviewer", blocked_tools=["run_bash", "python_exec"], max_cost_cents=40)
+        assert answer["status"] == "approved" and at.person.asked == []
+
+
+# -- nobody is asked --------------------------------------------------------------------------------------------------
+
+
+async def test_a_client_that_cannot_ask_gets_the_usual_proposal(tmp_path: Path, era: str) -> None:
+    async with connect(tmp_path, [hand_over()], config=PRICED, mode=era) as (client, models):
+        at = Host(client, Person(decline), models, tmp_path / "data", tmp_path / "workspace")
+        answer = await ask(at)
+        assert answer["status"] == WAITING and "call confirm_spawn" in answer["next"]
+        await at.nothing_started()
+
+
+async def test_without_ask_nobody_is_asked(tmp_path: Path, era: str) -> None:
+    async with host(tmp_path, era, accept()) as at:
+        assert (await ask(at, ask=False))["status"] == WAITING
+        assert at.person.asked == []
+        await at.nothing_started()
+
+
+async def test_ask_is_no_part_of_what_is_approved_or_repeated(tmp_path: Path, era: str) -> None:
+    """The same task_id is the same proposal with and without it, and a retry does not ask by itself."""
+    async with host(tmp_path, era, decline) as at:
+        first = await ask(at, task_id="prices", ask=False)
+        second = await ask(at, task_id="prices")
+        assert second["pending_id"] == first["pending_id"] and len(at.person.asked) == 1
+        [proposed] = await at.facts(first, SpawnProposed)
+        assert "ask" not in proposed.config["asked"]
+        at.person.answers = accept()
+        run = await ask(at)
+        await at.started_once(run)
+        again = await at.call("spawn_subagent", retry_of=run["subagent_id"])
+        assert again["status"] == WAITING and len(at.person.asked) == 2
+
+
+# -- what a client keeps with the question ----------------------------------------------------------------------------
+
+
+async def test_an_answer_counts_once_and_a_replay_proposes_nothing(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", accept()) as at:
+        given = arguments(at)
+        state = await state_of_question(at, given)
+        yes = ElicitResult(action="accept", content={})
+        first = await by_hand(at, given, state, yes)
+        assert isinstance(first, CallToolResult) and structured(first)["status"] == "approved"
+        await at.started_once(structured(first))
+        again = await by_hand(at, given, state, yes)
+        assert isinstance(again, CallToolResult)
+        assert "Nothing new was proposed." in structured(again)["next"]
+        assert await proposals(at) == ["success"] and len(at.models.requests) == 1
+
+
+@pytest.mark.parametrize("how", ["other arguments", "a changed state", "no state", "the state of another tool"])
+async def test_a_yes_that_does_not_belong_to_the_question_starts_nothing(tmp_path: Path, how: str) -> None:
+    async with host(tmp_path, "auto", accept()) as at:
+        given = arguments(at)
+        state = await state_of_question(at, given)
+        other, kept = given, state
+        if how == "other arguments":
+            other = arguments(at, task="Something else", max_cost_cents=400)
+        elif how == "a changed state":
+            kept = state[:-4] + ("AAAA" if state[-4:] != "AAAA" else "BBBB")
+        elif how == "the state of another tool":
+            made = await at.propose(task="Something cheap")
+            kept = await at.question({"pending_ids": [made["pending_id"]], "approving": [made["approval_line"]]})
+        answered = await by_hand(
+            at, other, None if how == "no state" else kept, ElicitResult(action="accept", content={})
+        )
+        assert isinstance(answered, InputRequiredResult), "the person is asked again"
+        states = await proposals(at)
+        assert set(states) == {WAITING} and at.models.requests == []
+
+
+async def test_an_answer_to_a_proposal_that_was_decided_meanwhile_changes_nothing(tmp_path: Path) -> None:
+    async with host(tmp_path, "auto", accept()) as at:
+        given = arguments(at)
+        state = await state_of_question(at, given)
+        async with Store.open(at.root) as store:
+            [run] = await store.read(View.runs)
+        await at.call("confirm_spawn", pending_ids=[run.pending_id], decision="reject")
+        late = await by_hand(at, given, state, ElicitResult(action="accept", content={}))
+        assert isinstance(late, CallToolResult)
+        assert structured(late)["status"] == "rejected" and "already" in structured(late)["message"]
+        assert await proposals(at) == ["rejected"] and at.models.requests == []
+
+
+# -- hosts with tasks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("N-13")
+async def test_a_start_is_answered_with_a_task_and_the_task_with_the_result(tmp_path: Path) -> None:
+    gate = Gate()
+    person = Person(accept())
+    script = [Say("x", calls=[("scratchpad", {"note": "n"})], gate=gate), hand_over()]
+    async with hosting(tmp_path, script, asks=person) as at:
+        await at.client.call_tool("spawn_subagent", {"role": "researcher", "task": "What does it cost?", "ask": True})
+        [started] = at.tasks.started
+        assert started.task_id.startswith("S-") and started.status == "working" and len(person.asked) == 1
+        await arrived(gate.arrived)
+        gate.released.set()
+        done = await at.ended(started.task_id)
+        content, _words = told(CallToolResult.model_validate(done["result"]))
+        assert content["runs"][0]["untrusted_result"]["output"] == "the answer"
+        [spawn] = [tool for tool in (await at.client.list_tools()).tools if tool.name == "spawn_subagent"]
+        jsonschema.validate(content, spawn.output_schema or {})  # a client compares it with the tool that was called
