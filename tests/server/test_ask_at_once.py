@@ -66,7 +66,7 @@ async def test_a_yes_starts_the_run_with_one_question_and_one_proposal(tmp_path:
     async with host(tmp_path, era, accept()) as at:
         answer = await ask(at, name="prices")
         assert answer["status"] == "approved" and "approval_line" not in answer and "expires_at" not in answer
-        assert answer["message"].startswith("The person has approved it, and it has started.\n")
+        assert answer["message"] == "The person has seen the proposal and approved it."
         assert f'check_subagent with subagent_id "{answer["subagent_id"]}"' in answer["next"]
         [asked] = at.person.asked
         assert "What does it cost?" in asked.message and "costs at most $0.50" in asked.message

@@ -173,9 +173,7 @@ class Spawns(Operations):
             return
         self._runtime.manager.wake()
         answer.status, answer.approval_line, answer.expires_at = "approved", None, None
-        answer.message = "\n".join(
-            ["The person has approved it, and it has started.", *decided.lowered, str(answer.message)]
-        )
+        answer.message = " ".join(["The person has seen the proposal and approved it.", *decided.lowered])
         answer.next = started_next(str(answer.subagent_id))
         if decided.lowered:
             (row,) = await self._access.rows([str(answer.subagent_id)])
