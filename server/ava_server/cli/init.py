@@ -154,7 +154,7 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
         say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
     elif change is not None:
         say(f"\n{host.title} can call {', '.join(QUIET_TOOLS[:-1])} and {QUIET_TOOLS[-1]} without asking: they")
-        say("start and spend nothing. It still asks before confirm_spawn. These rules do that:")
+        say("start and spend nothing by themselves. It still asks before confirm_spawn. These rules do that:")
         _warn_of_auto()
         say(f"{change.path}:")
         write("\n".join(change.lines))

@@ -333,8 +333,9 @@ HOSTS: Mapping[str, Host] = {
             key="Or set {variable} before you start Claude Code, which passes all variables on.",
             tool_rules=ToolRules(Json(), _claude_settings, _claude_rules),
             quiet=(
-                "Before confirm_spawn, Claude Code asks, and then Ava with the whole proposal. Ava's question always"
-                ' comes, so you may answer the first with "don\'t ask again".'
+                "With these rules, a start takes one question: Ava's, with the whole proposal. For several subagents"
+                " together, Claude Code asks about confirm_spawn first; Ava's question always comes, so you may answer"
+                ' the first with "don\'t ask again".'
             ),
         ),
         Host(
