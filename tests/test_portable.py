@@ -114,7 +114,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "Windows passes it over",
     ),
     (
-        "server/ava_server/core/detached.py",
+        "server/ava_server/core/local_server.py",
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",

@@ -27,7 +27,7 @@ from support.terminal import ava
 from ava_audit.store.locks import try_hold
 from ava_server.config.tokens import read_tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.detached import start_detached
+from ava_server.core.local_server import start_detached
 from ava_server.http import local
 
 pytestmark = pytest.mark.slow
