@@ -30,8 +30,7 @@ from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_st
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden
 from ava_server.http.local import server_of
-from ava_server.http.peers import Forwarder
-from ava_server.http.sessions import Sessions, worth_a_line
+from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
