@@ -54,7 +54,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "wait_readable",
     ): "anyio uses a thread for it where the event loop cannot",
     **dict.fromkeys(
-        (("server/ava_server/web/peers.py", name) for name in ("/proc/", "os.geteuid")),
+        (("server/ava_server/web/site.py", name) for name in ("/proc/", "os.geteuid")),
         "is_own answers yes where the system has no such table",
     ),
     **dict.fromkeys(

@@ -169,8 +169,7 @@ def _label(given: str) -> str:
 async def _stay(settings: Settings, drain_s: float) -> int:
     """Run everybody's runs until a signal; then leave them to other workers."""
     from ava_server.core.shutdown import GracefulShutdown, ignore_signals
-    from ava_server.service.offers import announce_worker
-    from ava_server.service.runtime import open_runtime
+    from ava_server.service.runtime import announce_worker, open_runtime
 
     ending = GracefulShutdown(drain_s)
     async with anyio.create_task_group() as tasks:

@@ -26,9 +26,9 @@ from ava_server.core.data_root import has_log, in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks.finding import nearest_folder
+from ava_server.service.log_lines import Step, recent_steps
 from ava_server.service.records import Budget, current_runs
 from ava_server.service.run_view import Alive, RunView
-from ava_server.service.steps import Step, recent_steps
 
 if TYPE_CHECKING:
     from ava_audit.view import View

@@ -18,7 +18,7 @@ from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.log_access import LogSnapshot, look_at_log
 from ava_server.core.data_root import in_postgres, os_user
-from ava_server.service.checks import state
+from ava_server.service.checks import data
 from ava_server.service.checks.finding import Finding, Setup
 
 _BROKEN = (
@@ -92,7 +92,7 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
     lags = {"text index": head - snapshot.view.progress("words")}
     if setup.settings is None or setup.settings.mirrors:
         lags["JSONL mirror"] = head - snapshot.view.progress("mirror")
-    yield state.upkeep(lags)
+    yield data.upkeep(lags)
 
 
 def budgets(setup: Setup) -> Iterator[Finding]:
@@ -114,9 +114,9 @@ def budgets(setup: Setup) -> Iterator[Finding]:
         if found is None:
             return
         spent = found
-    yield state.budgets(
+    yield data.budgets(
         [
-            state.DayBudget(who, micros, micros_from_cents(cents), setting)
+            data.DayBudget(who, micros, micros_from_cents(cents), setting)
             for micros, (who, _scope, cents, setting) in zip(spent, caps, strict=True)
         ]
     )
