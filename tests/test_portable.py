@@ -65,10 +65,10 @@ BEHIND: dict[tuple[str, str], str] = {
         (
             (f"{CONFINE}{file}", name)
             for file, name in (
-                ("supervisors.py", "pass_fds"),
-                ("supervisors.py", "start_new_session"),
-                ("supervisors.py", "socket.AF_UNIX"),
-                ("pipes.py", "wait_readable"),
+                ("supervised.py", "pass_fds"),
+                ("supervised.py", "start_new_session"),
+                ("supervised.py", "socket.AF_UNIX"),
+                ("supervised.py", "wait_readable"),
                 ("supervised.py", "/proc/"),
                 ("selection.py", "/proc/"),
             )
