@@ -19,7 +19,7 @@ from ava_server.approval.proposals import changed_since, pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import error_response, forbidden, invalid_body, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
 from ava_server.web.requests import read_body
@@ -95,12 +95,8 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
             response = await _decided(app, token, request)
         else:
             response = Response(status_code=405, headers={"Allow": "GET, POST"})
-    except BadInput as error:
-        response = _wrong(400, error)
-    except Refused as error:
-        response = _wrong(409, error)
     except (AvaError, AuditError) as error:
-        response = _wrong(503, error)
+        response = refusal(error)
     await response(scope, receive, send)
 
 
@@ -121,9 +117,7 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
             return await _extension_decided(app, token, wanted)
         ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
     except ValidationError as wrong:
-        first = wrong.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the body"
-        return _wrong(400, BadInput(f"{where}: {first['msg']}; see docs/http.md for the format"))
+        raise invalid_body(wrong, "see docs/http.md for the format") from None
     service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
     if wanted.decision == "approve":
@@ -188,10 +182,6 @@ def _json(body: dict[str, Any], status: int = 200) -> Response:
     return JSONResponse(body, status, headers={"Cache-Control": "no-store"})
 
 
-def _wrong(status: int, error: Exception) -> Response:
-    return _json({"error": "refused", "error_description": str(error)}, status)
-
-
 async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
     """Handle a request to /metrics.
 
@@ -218,5 +208,5 @@ async def _rendered(app: App, open_sessions: int) -> Response:
     try:
         body = await render(app.runtime, open_sessions=open_sessions)
     except AuditError as error:
-        return JSONResponse({"error": "not ready", "error_description": str(error)}, 503)
+        return error_response(503, str(error), error="not ready")
     return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})

@@ -18,7 +18,7 @@ import anyio
 import anyio.to_thread
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
@@ -31,7 +31,7 @@ from ava_server.budget.user_limits import day_caps
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import error_response, forbidden, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.service import log_lines, records
@@ -75,17 +75,15 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
             with anyio.fail_after(ANSWER_S):
                 response = await _Reader(app, token, request).answer(path)
     except TimeoutError:
-        response = _wrong(503, "refused", f"the log did not answer within {ANSWER_S:.0f} s; try again")
+        response = error_response(503, f"the log did not answer within {ANSWER_S:.0f} s; try again")
     except _NeedsAudit:
         response = forbidden(token, "audit")
     except _UnknownId as error:
-        response = _wrong(404, UNKNOWN_ID, str(error))
-    except (BadInput, BadQuery, ValidationError) as error:
-        response = _wrong(400, "refused", str(error))
-    except Refused as error:
-        response = _wrong(409, "refused", str(error))
+        response = error_response(404, str(error), error=UNKNOWN_ID)
+    except (BadQuery, ValidationError) as error:
+        response = error_response(400, str(error))
     except (AvaError, AuditError) as error:
-        response = _wrong(503, "refused", str(error))
+        response = refusal(error)
     await response(scope, receive, send)
 
 
@@ -122,7 +120,7 @@ class _Reader:
             case ["report"]:
                 return await self._report()
             case _:
-                return _wrong(404, "not found", "Not found. See docs/http.md for the paths.")
+                return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
 
     def _whose(self) -> str | None:
         """Return whose runs are asked for; None is everybody's, for an auditor."""
@@ -251,7 +249,3 @@ def _day(given: str) -> int:
 def _json(value: object) -> Response:
     body = TypeAdapter(type(value)).dump_json(value)
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def _wrong(status: int, error: str, sentence: str) -> Response:
-    return JSONResponse({"error": error, "error_description": sentence}, status, {"Cache-Control": "no-store"})

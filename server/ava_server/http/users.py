@@ -24,7 +24,7 @@ from ava_server.config.settings import Policy, UserSettings
 from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.config.users import read_users
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import forbidden, invalid_body, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.service.users import (
     AddedUser,
@@ -71,10 +71,8 @@ async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> 
             response: Response = forbidden(token, "admin")
         else:
             response = await _answer(app, token, request)
-    except BadInput as error:
-        response = _wrong(400, str(error))
     except (AvaError, AuditError) as error:
-        response = _wrong(503, str(error))
+        response = refusal(error)
     await response(scope, receive, send)
 
 
@@ -166,17 +164,12 @@ async def _body(request: Request) -> _Limits:
     try:
         return _Limits.model_validate_json(body or b"{}")
     except ValidationError as wrong:
-        first = wrong.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the body"
-        raise BadInput(
-            f"{where}: {first['msg']}; over HTTP, an administrator sets daily_cents, running, spawns_per_hour and"
-            " approval. Folders and roles are set on the server with `ava user limit`"
+        raise invalid_body(
+            wrong,
+            "over HTTP, an administrator sets daily_cents, running, spawns_per_hour and approval. Folders and roles are"
+            " set on the server with `ava user limit`",
         ) from None
 
 
 def _json(answer: BaseModel) -> Response:
     return JSONResponse(answer.model_dump(), headers={"Cache-Control": "no-store"})
-
-
-def _wrong(status: int, sentence: str) -> Response:
-    return JSONResponse({"error": "refused", "error_description": sentence}, status)
