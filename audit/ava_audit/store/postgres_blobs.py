@@ -15,7 +15,7 @@ import psycopg
 
 from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
 from ava_audit.rows import WAITING
-from ava_audit.store.blobs import Blob, Use
+from ava_audit.store.backend import Blob, Use
 from ava_audit.store.postgres_session import Place, dial, first_line, passes
 
 T = TypeVar("T")

@@ -218,7 +218,8 @@ def documents_of(root: Path) -> SharedDocuments | None:
         ConfigError: The log of this data root is in a database, but its address is missing or invalid.
     """
     from ava_audit.errors import AuditError
-    from ava_audit.store.backend import MARK, backend_of, database_url
+    from ava_audit.store.backend import MARK
+    from ava_audit.store.location import backend_of, database_url
 
     try:
         url = database_url(root)

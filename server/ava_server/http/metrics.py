@@ -28,7 +28,7 @@ from prometheus_client.metrics_core import (
 )
 
 from ava_audit.rows import UNENDED, Bucket
-from ava_audit.store.instances import LiveInstance
+from ava_audit.store.backend import LiveInstance
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.totals import (
     NO_COUNT,

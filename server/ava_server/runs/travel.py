@@ -18,7 +18,7 @@ from typing import Any
 
 from ava_audit.errors import AuditError, BlobRefused
 from ava_audit.rows import RunRow
-from ava_audit.store.blobs import Blob, Blobs
+from ava_audit.store.backend import Blob, Blobs
 from ava_roles.errors import FolderReplaced, RolesError, WorktreeFailed
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.temporary import temporary_folder

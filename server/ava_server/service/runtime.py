@@ -19,7 +19,7 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.instances import QUIET, Announcement, Instances, Membership
+from ava_audit.store.backend import QUIET, Announcement, Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_audit.units import now_us

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
-from ava_audit.store.backend import backend_of
-from ava_audit.store.instances import Instances
+from ava_audit.store.backend import Instances
+from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
