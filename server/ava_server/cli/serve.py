@@ -110,14 +110,15 @@ def connect_command(
     """
     from ava_server.cli.log_access import checked_root, record_setting
     from ava_server.cli.terminal import write
-    from ava_server.http import local
+    from ava_server.config.tokens import host_token
+    from ava_server.core.local_server import start_http
 
     refuse_in_subagent("ava connect")
     root = checked_root(show=False)
-    text, made = local.token(root)
+    text, made = host_token(root)
     if made is not None:
         anyio.run(record_setting, root, f"tokens.{made.name}", None, made.on_record())
-    local.start(root, port)
+    start_http(root, port)
     write(json.dumps({"Authorization": f"Bearer {text}"}))
 
 

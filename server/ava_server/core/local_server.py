@@ -98,6 +98,8 @@ PAGES_READY_S = 20.0
 """For the pages a person waits, who sees what happens: a slow machine has more time."""
 PAGES_PORT = 8643
 """The first port that the server of `ava ui` tries."""
+HTTP_IDLE = "12h"
+"""After so long without a request and without an open stream, the HTTP server ends."""
 PAGES_IDLE, PAGES_DRAIN = "30m", "1s"
 """After so long without an open page it ends, and then within this time for requests."""
 ENDS_WITHIN_S = 6.0
@@ -213,6 +215,20 @@ class LocalServer:
             start_detached((sys.executable, *MODULE_ARGS, *options), self.output, self.root.path, env, keep=True)
         except OSError as error:
             raise ConfigError(f"{self.what} cannot be started: {error}") from error
+
+
+def http_server(root: DataRoot) -> LocalServer:
+    """Return the HTTP server of a data root."""
+    return LocalServer(root, root.http_lock, root.http_port, root.http_words, "the HTTP server")
+
+
+def start_http(root: DataRoot, port: int) -> None:
+    """Start the HTTP server of a data root on a port, unless it runs. Blocking.
+
+    Raises:
+        ConfigError: It cannot be started, or serves on another port.
+    """
+    http_server(root).start(("serve", "--http", "--port", str(port), "--idle", HTTP_IDLE), port)
 
 
 def pages_server(root: DataRoot) -> LocalServer:

@@ -24,12 +24,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import pages_server
+from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
 from ava_server.http.approvals import approvals, metrics
 from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden
-from ava_server.http.local import server_of
 from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
@@ -303,7 +302,7 @@ async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[bool]:
     with ExitStack() as held:
         first = True
         if reach.loopback:
-            server = pages_server(root) if reach.pages else server_of(root)
+            server = pages_server(root) if reach.pages else http_server(root)
             announcing = server.announced(reach.port, keep=reach.pages)
             first = await anyio.to_thread.run_sync(held.enter_context, announcing)
         yield first
