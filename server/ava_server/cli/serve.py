@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_roles.labels import label as as_label
+from ava_roles.placeholders import label as as_label
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.terminal import heading
 from ava_server.core.errors import BadInput

@@ -219,7 +219,7 @@ class PrivateFile:
         except FileNotFoundError:
             return
         except OSError as failed:
-            raise ConfigError(f"{folder} cannot be used: {failed.strerror}. Make this user its owner.") from failed
+            raise unusable(folder, failed) from failed
         if not stat.S_ISDIR(status.st_mode):
             raise ConfigError(f"{folder} is not a folder, or is a link to one. {again}")
         if sys.platform == "win32":  # modes and owner numbers mean nothing there
