@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from ava_audit.store.locks import hold_within
-from ava_audit.units import iso_utc
+from ava_audit.units import iso_utc, now_us
 from ava_server.config.secrets import may_be_secret
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput, ConfigError, Refused
@@ -182,7 +182,7 @@ def create_token(
         raise BadInput(f"scope: a token without a scope is useless; give some of {', '.join(SCOPES)}")
     text = BEGINS + secrets.token_urlsafe(_BYTES)
     ordered: tuple[Scope, ...] = tuple(scope for scope in SCOPES if scope in scopes)
-    token = Token(name, user, ordered, _hash(text), time.time_ns() // 1000, expires_us)
+    token = Token(name, user, ordered, _hash(text), now_us(), expires_us)
     _file(path).make_folder()
 
     def edit(document: TOMLDocument) -> None:

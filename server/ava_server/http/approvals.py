@@ -6,7 +6,6 @@ letter for letter, the digest of what was shown, and an entry in the log with th
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio.to_thread
@@ -15,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
+from ava_audit.units import now_us
 from ava_server.approval.proposals import changed_since, pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -101,9 +101,9 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 async def _waiting(app: App, token: Token) -> Response:
-    now_us = time.time_ns() // 1000
-    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, now_us))
-    asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, now_us))
+    at_us = now_us()
+    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, at_us))
+    asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
     extensions = [one.pending.model_dump() for one in asked]
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})
 

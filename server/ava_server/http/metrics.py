@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import shutil
 import sqlite3
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ from ava_audit.totals import (
     start_waits,
     user_sums,
 )
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
@@ -338,13 +338,13 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
         StoreUnavailable: The log cannot be read.
     """
     async with runtime.counting:  # one at a time, because threads read the tally
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         log = await runtime.store.read(
-            partial(_read_log, now_us=now_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
+            partial(_read_log, now_us=at_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
         )
         runtime.tally.add(_with_tool_labels(log.news, runtime))
         live = await anyio.to_thread.run_sync(runtime.instances.live)
-        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, now_us, open_sessions))
+        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, at_us, open_sessions))
 
 
 def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogState:

@@ -7,7 +7,6 @@ as fetched, as with `ava show` on this machine.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -24,9 +23,8 @@ from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.search import LogQuery
 from ava_audit.totals import UserSpending, group_sum, spending
-from ava_audit.units import DAY_US
+from ava_audit.units import DAY_US, now_us
 from ava_audit.view import View, append
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -148,18 +146,15 @@ class _Reader:
             ) from None
 
     async def _current(self) -> Response:
-        user, at_us = self._whose(), time.time_ns() // 1000
+        user, at_us = self._whose(), now_us()
         own, caps = self._token.user, day_caps(self._runtime.settings, self._token.user)
-        day, alive = utc_day(at_us), self._runtime.instances.alive
+        alive = self._runtime.instances.alive
 
         def query(view: View) -> records.CurrentRuns:
             counts, runs = records.current_runs(view, user, alive, at_us, served=lambda: True, most=MOST_RUNS)
-            spent = [(own, view.bucket(user_scope(own, day)), caps.user_micros)]
-            if self._session.audits:
-                spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
-            budgets = (records.Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
+            budgets = records.todays_budgets(view, own, own, caps, at_us, everybody=self._session.audits)
             others = 0 if user is None else view.unended_of_others(user)
-            return records.CurrentRuns(at_us, counts, runs, tuple(budgets), _facts(self._token), others)
+            return records.CurrentRuns(at_us, counts, runs, budgets, _facts(self._token), others)
 
         return _json(await self._store.read(query))
 
@@ -174,13 +169,13 @@ class _Reader:
                 rows += await self._known(given, "group", partial(self._access.group, given, reading=True))
             else:
                 rows.append(await self._run(given))
-        now_us, manager = time.time_ns() // 1000, self._runtime.manager
+        at_us, manager = now_us(), self._runtime.manager
         alive, unique = self._runtime.instances.alive, {row.id: row for row in rows}.values()
 
         def query(view: View) -> records.ListedRuns:
             return records.ListedRuns(
                 [
-                    view_run(view, row, alive, now_us, manager=manager, result=False, task=len(unique) > 1)
+                    view_run(view, row, alive, at_us, manager=manager, result=False, task=len(unique) > 1)
                     for row in unique
                 ]
             )

@@ -6,7 +6,6 @@ or administer, are set only in a terminal on the server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
+from ava_audit.units import now_us
 from ava_audit.view import View, append
 from ava_server.budget.user_limits import STRICTEST_FIRST
 from ava_server.config.passkeys import Passkeys
@@ -102,7 +102,7 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
                 f"{user} has runs in the log, which a new user of that name would see: choose another name; if it is"
                 f" the same person, somebody on the server adds them again, with `ava user add {user}`"
             )
-        ends_us = expiry(given.expires, time.time_ns() // 1000)
+        ends_us = expiry(given.expires, now_us())
         made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
         return _json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
     if given.expires is not None:

@@ -7,7 +7,6 @@ asked again in the session; the run still waits. Where only the PIN allows more,
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
@@ -15,6 +14,7 @@ import anyio
 
 from ava_audit.events import Channel
 from ava_audit.rows import RunRow
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
@@ -53,8 +53,8 @@ class Extensions(Operations):
 
     async def waiting(self) -> list[PendingExtension]:
         """Return what this user's runs ask for, oldest first."""
-        now_us = time.time_ns() // 1000
-        found = await self._store.read(lambda view: waiting_extensions(view, self._session.user, now_us))
+        at_us = now_us()
+        found = await self._store.read(lambda view: waiting_extensions(view, self._session.user, at_us))
         return [one.pending for one in found]
 
     async def decide(self, run_id: str, shown: str, *, approve: bool) -> ExtensionAnswer:
@@ -69,8 +69,8 @@ class Extensions(Operations):
             BadInput: There is no such run.
             Refused: It no longer waits, has changed, or may not be decided here.
         """
-        run, now_us = await self._access.run(run_id, "subagent_id"), time.time_ns() // 1000
-        found = await self._store.read(lambda view: waiting_extension(view, run, now_us))
+        run, at_us = await self._access.run(run_id, "subagent_id"), now_us()
+        found = await self._store.read(lambda view: waiting_extension(view, run, at_us))
         if isinstance(found, str):
             raise Refused(found)
         return await self._decide(run_id, shown, found.asked.proposed if approve else None, self._session.channel)
@@ -166,7 +166,7 @@ class PersonQuestions(Operations):
 
         def query(view: View) -> bool:
             row = view.run(one.run.id)
-            found = waiting_extension(view, row, time.time_ns() // 1000) if row is not None else ""
+            found = waiting_extension(view, row, now_us()) if row is not None else ""
             return isinstance(found, WaitingExtension) and found.id == one.id
 
         return await self._store.read(query)
@@ -218,11 +218,11 @@ class PersonQuestions(Operations):
         owned = [row for row in rows if self._access.owns(row) and (row.extension or row.question)]
         if not owned or not self._session.may("spawn"):
             return []
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         locked = not by_pin and await self._access.needs_pin()
 
         def query(view: View) -> list[Waiting]:
-            found = (waiting_question(view, row, now_us) or waiting_extension(view, row, now_us) for row in owned)
+            found = (waiting_question(view, row, at_us) or waiting_extension(view, row, at_us) for row in owned)
             return [one for one in found if not isinstance(one, str)]
 
         found = await self._store.read(query)

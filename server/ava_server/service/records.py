@@ -6,7 +6,6 @@ what a subagent found: claims with their quotes, whether those were found again,
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.entries import Entry
 from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.units import HOUR_US, format_usd
+from ava_audit.units import HOUR_US, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_roles.wrap import clean
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import minutes
+from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
@@ -55,6 +55,17 @@ class Budget:
     spent: int
     held: int
     cap: int
+
+
+def todays_budgets(
+    view: View, user: str, whose: str, caps: DayCaps, at_us: int, *, everybody: bool
+) -> tuple[Budget, ...]:
+    """Return what is left of a user's budget today, under the name `whose`, and of everybody's together."""
+    day = utc_day(at_us)
+    spent = [(whose, view.bucket(user_scope(user, day)), caps.user_micros)]
+    if everybody:
+        spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
+    return tuple(Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,7 @@ def run_record(view: View, run_id: str, alive: Alive) -> RunRecord:
     """Return a run with its whole result."""
     run = view.run(run_id)
     assert run is not None
-    shown = view_run(view, run, alive, time.time_ns() // 1000)
+    shown = view_run(view, run, alive, now_us())
     answer = run_answer(shown)
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()

@@ -19,10 +19,9 @@ from starlette.responses import RedirectResponse, Response
 
 from ava_audit.units import format_duration, format_usd, iso_utc
 from ava_roles.wrap import clean
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.service.access import Access
-from ava_server.service.records import Budget
+from ava_server.service.records import Budget, todays_budgets
 from ava_server.web.authority import Authority
 from ava_server.web.requests import HEADERS
 from ava_server.web.site import VISITOR, Site, Visitor
@@ -83,13 +82,10 @@ class PageContext:
         """Return what a visitor may see."""
         return Access(self.runtime, visitor.service_session(self.site.url))
 
-    def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> list[Budget]:
+    def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> tuple[Budget, ...]:
         """Return today's budgets: the visitor's, and all users' for a visitor who may see or is looking at all."""
-        day, caps = utc_day(at_us), self.runtime.day_caps(visitor.user)
-        spent = [("you", view.bucket(user_scope(visitor.user, day)), caps.user_micros)]
-        if everybody or visitor.admin:
-            spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
-        return [Budget(whose, found.spent_micros, found.held_micros, cap) for whose, found, cap in spent]
+        caps = self.runtime.day_caps(visitor.user)
+        return todays_budgets(view, visitor.user, "you", caps, at_us, everybody=everybody or visitor.admin)
 
     def text_of(self, error: Exception) -> str:
         """Return an error's text; on another machine nobody learns where the server keeps its files."""

@@ -45,7 +45,7 @@ class LogState:
     bytes: int
     lags: dict[str, int]
     counts: dict[str, int]
-    budgets: list[Budget]
+    budgets: tuple[Budget, ...]
 
 
 class Health:

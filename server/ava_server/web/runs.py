@@ -186,7 +186,7 @@ class Now:
     extensions: list[PendingExtension]
     runs: tuple[RunView, ...]
     counts: dict[str, int]
-    budgets: list[Budget]
+    budgets: tuple[Budget, ...]
     others: int
 
     @property
