@@ -1,6 +1,6 @@
-"""`/approvals`, where a person decides from another machine with a token that has the scope `approve`; and `/metrics`.
+"""`/approvals`, where a person decides from another machine with a token that has the scope `approve`.
 
-/approvals is not an MCP tool, so no model can reach it. A decision there is checked like any other: approval lines
+It is not an MCP tool, so no model can reach it. A decision there is checked like any other: approval lines
 letter for letter, the digest of what was shown, and an entry in the log with the channel `http`.
 """
 
@@ -19,7 +19,7 @@ from ava_server.approval.proposals import changed_since, pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.limits import error_response, forbidden, invalid_body, refusal
+from ava_server.http.limits import forbidden, invalid_body, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
 from ava_server.web.requests import read_body
@@ -180,33 +180,3 @@ async def _silent(_line: str) -> None:
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
     return JSONResponse(body, status, headers={"Cache-Control": "no-store"})
-
-
-async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
-    """Handle a request to /metrics.
-
-    Args:
-        app: The server.
-        scope: The request.
-        receive: Its body.
-        send: Takes the answer.
-        open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
-    """
-    token: Token = scope[OF_REQUEST]
-    if not token.reads_all:
-        response: Response = forbidden(token, "audit")
-    elif scope["method"] in ("GET", "HEAD"):
-        response = await _rendered(app, open_sessions)
-    else:
-        response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
-    await response(scope, receive, send)
-
-
-async def _rendered(app: App, open_sessions: int) -> Response:
-    from ava_server.http.metrics import CONTENT_TYPE, render  # not loaded before somebody scrapes
-
-    try:
-        body = await render(app.runtime, open_sessions=open_sessions)
-    except AuditError as error:
-        return error_response(503, str(error), error="not ready")
-    return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})

@@ -25,7 +25,9 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     SummaryMetricFamily,
 )
+from starlette.responses import Response
 
+from ava_audit.errors import AuditError
 from ava_audit.rows import UNENDED, Bucket
 from ava_audit.store.backend import LiveInstance
 from ava_audit.store.schema import SCHEMA_VERSION
@@ -53,9 +55,14 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.budget.user_limits import day_cents
+from ava_server.http.limits import error_response, forbidden
+from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.config.tokens import Token
     from ava_server.service.runtime import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -378,3 +385,27 @@ def _with_tool_labels(news: NewCounts, runtime: Runtime) -> NewCounts:
 
     counts = ((name, labelled(name, labels), entries, took_ms) for name, labels, entries, took_ms in news.counts)
     return replace(news, counts=tuple(counts))
+
+
+async def answer_metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
+    """Handle a request to /metrics.
+
+    Args:
+        app: The server.
+        scope: The request.
+        receive: Its body.
+        send: Takes the answer.
+        open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
+    """
+    token: Token = scope[OF_REQUEST]
+    if not token.reads_all:
+        response = forbidden(token, "audit")
+    elif scope["method"] not in ("GET", "HEAD"):
+        response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
+    else:
+        try:
+            body = await render(app.runtime, open_sessions=open_sessions)
+            response = Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+        except AuditError as error:
+            response = error_response(503, str(error), error="not ready")
+    await response(scope, receive, send)
