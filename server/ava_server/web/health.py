@@ -19,8 +19,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_server.service.checks import data, models
-from ava_server.service.checks.finding import REPORT, Finding, Setup
+from ava_server.service.checks import REPORT, Finding, Setup, data, models
 from ava_server.service.records import Budget, current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import Row, rows_of

@@ -18,8 +18,7 @@ from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.log_access import LogSnapshot, look_at_log
 from ava_server.core.data_root import in_postgres, os_user
-from ava_server.service.checks import data
-from ava_server.service.checks.finding import Finding, Setup
+from ava_server.service.checks import Finding, Setup, data
 
 _BROKEN = (
     "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"

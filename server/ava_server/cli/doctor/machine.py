@@ -27,8 +27,7 @@ from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_root
-from ava_server.service.checks import data
-from ava_server.service.checks.finding import Finding, Setup
+from ava_server.service.checks import Finding, Setup, data
 
 PROBE_S = 5.0
 """A program that does not answer within this time counts as missing."""

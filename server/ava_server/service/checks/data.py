@@ -21,7 +21,7 @@ from ava_server.config.pin import PinFile, policy_in_force
 from ava_server.core.data_root import has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
-from ava_server.service.checks.finding import Finding, Setup, from_error, nearest_folder
+from ava_server.service.checks import Finding, Setup, from_error, nearest_folder
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000
