@@ -32,9 +32,9 @@ from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove
 from ava_roles.worktree.spec import Branch, Verdict
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.budget.run_config import Coding, config_of
+from ava_server.runs import prompts
 from ava_server.runs.changes import ELSEWHERE, LATE, KeptChanges, commit_message, describe_command
 from ava_server.runs.log import RunLog, ms_since
-from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
 from ava_server.runs.travel import Travel
