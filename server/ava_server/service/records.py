@@ -19,7 +19,7 @@ from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, one_line
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import minutes
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
@@ -368,7 +368,7 @@ def _finding(finding: dict[str, Any], verdict: str) -> Finding:
     source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
     claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
     url = str(finding.get("source_url") or "")
-    return Finding(_line(claim), quote.strip(), verdict, _line(", ".join(source)), _line(url))
+    return Finding(one_line(claim), quote.strip(), verdict, one_line(", ".join(source)), one_line(url))
 
 
 def quotes_line(findings: Iterable[Finding]) -> str:
@@ -377,7 +377,3 @@ def quotes_line(findings: Iterable[Finding]) -> str:
     marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}
     counts = ", ".join(f"{verdicts[verdict]} {mark}" for verdict, mark in marks.items() if verdicts[verdict])
     return f"Quotes, looked up in what the tools returned: {counts}" if counts else ""
-
-
-def _line(text: str) -> str:
-    return " ".join(clean(text)[0].split())
