@@ -39,8 +39,8 @@ from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog, ms_since
+from ava_server.runs.model_call import PaidSearches
 from ava_server.runs.questions import Ask
-from ava_server.runs.web_search import PaidSearches
 
 log = logging.getLogger("ava.run")
 MOST_CALLS = 16
