@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ava_roles.net.proxies import PROXY_VARIABLES, proxy_place, proxy_url
+from ava_roles.net.addresses import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_roles.net.search_engines import Engine
 from ava_server.config.credentials import model_settings, provider_addresses
 from ava_server.config.keys import SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
