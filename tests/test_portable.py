@@ -54,7 +54,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "wait_readable",
     ): "anyio uses a thread for it where the event loop cannot",
     **dict.fromkeys(
-        (("server/ava_server/web/peers.py", name) for name in ("/proc/", "os.geteuid")),
+        (("server/ava_server/web/site.py", name) for name in ("/proc/", "os.geteuid")),
         "is_own answers yes where the system has no such table",
     ),
     **dict.fromkeys(
@@ -65,10 +65,10 @@ BEHIND: dict[tuple[str, str], str] = {
         (
             (f"{CONFINE}{file}", name)
             for file, name in (
-                ("supervisors.py", "pass_fds"),
-                ("supervisors.py", "start_new_session"),
-                ("supervisors.py", "socket.AF_UNIX"),
-                ("pipes.py", "wait_readable"),
+                ("supervised.py", "pass_fds"),
+                ("supervised.py", "start_new_session"),
+                ("supervised.py", "socket.AF_UNIX"),
+                ("supervised.py", "wait_readable"),
                 ("supervised.py", "/proc/"),
                 ("selection.py", "/proc/"),
             )
@@ -114,7 +114,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "Windows passes it over",
     ),
     (
-        "server/ava_server/core/detached.py",
+        "server/ava_server/core/local_server.py",
         "start_new_session",
     ): "Windows passes it over; creationflags do it there",
     ("server/ava_server/core/threads.py", "open_signal_receiver"): "on Windows a handler of the interpreter's does it",

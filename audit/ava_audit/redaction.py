@@ -285,12 +285,9 @@ _USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
 
 def find_url_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords in `scheme://user:password@host`."""
-    at = text.find("://")
-    while at >= 0:
-        match = _USERINFO.match(text, at + 3)
-        if match is not None and match[2] != match[1] and not is_placeholder(match[2]):
+    for match in _matches_after(text, "://", _USERINFO):
+        if match[2] != match[1] and not is_placeholder(match[2]):
             yield SecretSpan("url-password", match.start(2), match.end(2))
-        at = text.find("://", at + 3)
 
 
 _OPENING = r"(?:\"\"|\\?[\"'])?\s{0,3}[:=,]\s{0,3}[fbru]{0,2}(?:\"\"|\\?[\"'`])?"  # CSV doubles quotes
@@ -415,13 +412,10 @@ _NO_ACCOUNTS = frozenset({
 def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
     """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
     for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
-        at = text.find(literal)
-        while at >= 0:
-            after = at + len(literal)
+        for at, after in _places_of(text, literal):
             name = _ENVIRONMENT_NAME.search(text, max(0, at - 41), at) if text[after : after + 1] in "=:\"'" else None
             if name is not None and (place := _plain_password(text, after, name[0].split("_"), literal)):
                 yield SecretSpan("password", *place)
-            at = text.find(literal, after)
 
 
 def _plain_password(text: str, after: int, words: list[str], literal: str) -> tuple[int, int] | None:
@@ -449,14 +443,11 @@ _COMMAND_CHARS = 400
 def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the password in `curl -u user:password`, also after joined flags and for a proxy."""
     for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
-        at = text.find(literal)
-        while at >= 0:
-            after = at + len(literal)
+        for at, after in _places_of(text, literal):
             flag = literal[0] == " " or _JOINED_FLAGS.search(text, max(0, at - 14), at) is not None
             match = _CURL.match(text, after) if flag else None
             if match is not None and _is_password(match[2], match[1]) and _in_curl(text, at):
                 yield SecretSpan("password", match.start(2), match.end(2))
-            at = text.find(literal, after)
 
 
 def _in_curl(text: str, at: int) -> bool:
@@ -475,12 +466,9 @@ def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
     for match in _matches_after(text, "machine", _NETRC_HOST):
         if "." in match[1] or match[1] == "localhost" or "\n" in match[2]:  # `machine learning login …` is prose
             yield from _netrc_password(text, match.end())
-    at = text.find("default")
-    while at >= 0:
-        after = at + len("default")
+    for at, after in _places_of(text, "default"):
         if text[at - 1 : at] in ("", "\n"):
             yield from _netrc_password(text, after)
-        at = text.find("default", after)
 
 
 def _netrc_password(text: str, at: int) -> Iterator[SecretSpan]:
@@ -525,12 +513,18 @@ def find_signatures(text: str) -> Iterator[SecretSpan]:
 
 
 def _matches_after(text: str, literal: str, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-    at = text.find(literal)
-    while at >= 0:
-        after = at + len(literal)
+    for _at, after in _places_of(text, literal):
         match = pattern.match(text, after)
         if match is not None:
             yield match
+
+
+def _places_of(text: str, literal: str) -> Iterator[tuple[int, int]]:
+    """Yield where a literal begins and ends, each time that a text has it."""
+    at = text.find(literal)
+    while at >= 0:
+        after = at + len(literal)
+        yield at, after
         at = text.find(literal, after)
 
 

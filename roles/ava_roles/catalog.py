@@ -15,7 +15,7 @@ from ava_roles import BUILT_IN_SOURCE
 from ava_roles.errors import RoleFileError, UnknownRole
 from ava_roles.role import Role, first_sentence, parse_role
 from ava_roles.role_files import Folder, Remark, RoleFile, faults_of, read_folder
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, one_line
 
 BUILT_IN = ("web_crawler", "code_reviewer", "data_extractor", "researcher", "coder", "custom")
 _SHORTEST_SENTENCE = 12
@@ -130,8 +130,7 @@ class Catalog:
         waiting = [untrusted for untrusted in self.untrusted if untrusted.name == name]
         if waiting:
             raise UnknownRole(f'the role "{name}" is not used: {waiting[0].why}; {waiting[0].what_to_do}')
-        given = " ".join(clean(name)[0].split())
-        given = given if len(given) <= 64 else given[:63] + "…"
+        given = one_line(name, 64)
         message = f'no role "{given}"; known: {", ".join(sorted(self.by_name))}'
         plain = {
             _plain(known): known for known in (*(each.name for each in self.untrusted if each.role), *self.by_name)

@@ -15,9 +15,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ava_roles.errors import RoleFileError
-from ava_roles.labels import label
 from ava_roles.net.addresses import bound_host
-from ava_roles.placeholders import SECRET_NAME
+from ava_roles.placeholders import SECRET_NAME, label
 from ava_roles.tool import NEVER_FOR_SUBAGENTS
 from ava_roles.tools.registry import tool_specs
 from ava_roles.wrap import clean

@@ -14,7 +14,7 @@ from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
 from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document, read_role
 from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
 from ava_roles.sandbox.paths import Root
-from ava_roles.wrap import clean
+from ava_roles.wrap import one_line
 
 MAX_FILES: Final = 200
 """In one folder; each file is read at every proposal."""
@@ -140,8 +140,7 @@ def read_chosen_file(path: Path, source: str) -> bytes:
 
 def file_label(name: str) -> str:
     """Return a file's name for messages: short, on one line, without invisible characters."""
-    shown = " ".join(clean(name)[0].split())
-    return shown if len(shown) <= _NAME_CHARS else shown[: _NAME_CHARS - 1] + "…"
+    return one_line(name, _NAME_CHARS)
 
 
 def _too_large(source: str) -> RoleFileError:

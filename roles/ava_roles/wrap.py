@@ -67,6 +67,12 @@ def clean(text: str) -> tuple[str, int]:
     return INVISIBLE.subn("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
+def one_line(text: str, most: int | None = None) -> str:
+    """Return a text on one line without invisible characters, where it is longer than `most` cut with `…`."""
+    line = " ".join(clean(text)[0].split())
+    return line if most is None or len(line) <= most else line[: most - 1] + "…"
+
+
 def wrap_tool_output(text: str, *, tool: str, nonce: str, source: str | None = None, removed: int = 0) -> str:
     """Return a tool's output as the model is shown it.
 
@@ -137,9 +143,7 @@ def _skeleton(text: str) -> str:
 
 def _attribute(value: str) -> str:
     """Return a value that cannot end its attribute: one line of at most 300 characters."""
-    line = " ".join(clean(value)[0].split())
-    if len(line) > _SOURCE_CHARS:
-        line = line[: _SOURCE_CHARS - 1] + "…"
+    line = one_line(value, _SOURCE_CHARS)
     for char, entity in (("&", "&amp;"), ('"', "&quot;"), ("<", "&lt;"), (">", "&gt;")):
         line = line.replace(char, entity)
     return _escape(line)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
-from ava_audit.store.blobs import Blob
+from ava_audit.store.backend import Blob
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 

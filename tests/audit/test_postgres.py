@@ -25,7 +25,7 @@ from ava_audit.database import Database
 from ava_audit.errors import DataRootRefused, LogMoved, OutcomeUnknown, SchemaNewer, StoreUnavailable
 from ava_audit.maintenance import index_new_entries
 from ava_audit.search import LogQuery, search
-from ava_audit.store import backend, locks, store
+from ava_audit.store import backend, location, locks, store
 from ava_audit.store import store as stores
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.store.store import Outcome
@@ -193,7 +193,7 @@ async def test_an_empty_database_is_refused_for_a_data_root_that_has_its_log_els
 def test_a_missing_driver_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ava_audit.store.postgres_backend", None)
     with pytest.raises(DataRootRefused, match=r"install ava-subagents\[postgres\]"):
-        backend.backend_of(tmp_path, "postgresql://ava@localhost/ava")
+        location.backend_of(tmp_path, "postgresql://ava@localhost/ava")
 
 
 async def test_two_processes_that_open_an_empty_database_at_once_make_one_log(url: str, tmp_path: Path) -> None:
@@ -744,7 +744,7 @@ def test_every_query_answers_the_same_on_both(server: PostgresServer, both: tupl
     here, there = both
 
     def answer(root: Path, url: str) -> object:
-        with contextlib.closing(backend.backend_of(root, url).connect(readonly=True)) as db:
+        with contextlib.closing(location.backend_of(root, url).connect(readonly=True)) as db:
             db.begin_read()
             return QUERIES[name](View(db))
 
@@ -757,7 +757,7 @@ def test_both_tell_their_size_on_the_disk(server: PostgresServer, both: tuple[Pa
     here, there = both
 
     def sizes(root: Path, url: str) -> dict[str, int]:
-        with contextlib.closing(backend.backend_of(root, url).connect(readonly=True)) as db:
+        with contextlib.closing(location.backend_of(root, url).connect(readonly=True)) as db:
             db.begin_read()
             return View(db).sizes()
 

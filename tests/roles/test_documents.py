@@ -15,7 +15,7 @@ import pytest
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
 from ava_roles.tools import parsers
-from ava_roles.tools.pages import read_page
+from ava_roles.tools.web import read_page
 
 SHEET = '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">%s<sheetData>%s</sheetData></worksheet>'
 WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>%s</w:body></w:document>'

@@ -15,8 +15,8 @@ from support.proxy import Proxy, running_proxy
 from support.web_site import HOST, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
+from ava_roles.net.addresses import proxy_place, proxy_url
 from ava_roles.net.fetch import Fetcher
-from ava_roles.net.proxies import proxy_place, proxy_url
 
 PASSWORD = "pass-word-of-the-proxy"
 

@@ -11,8 +11,8 @@ import pytest
 from support.projects import checkout, write
 
 from ava_roles.errors import FolderReplaced
-from ava_roles.sandbox.folder_archive import pack_folder, unpack_folder
 from ava_roles.sandbox.paths import Root
+from ava_roles.sandbox.workspace_copy import pack_folder, unpack_folder
 
 LIMIT = 1_000_000
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import Tool, ToolAnnotations
 
-from ava_roles.labels import SERVER_NAME
 from ava_roles.mcp_client.connection import MAX_CHARS, render_result
 from ava_roles.mcp_client.tools import (
     DESCRIPTION_CHARS,
@@ -23,6 +22,7 @@ from ava_roles.mcp_client.tools import (
     offered_tools,
     server_of,
 )
+from ava_roles.placeholders import SERVER_NAME
 
 
 def offered(schema: dict[str, Any], **more: Any) -> OfferedTool:

@@ -12,8 +12,7 @@ from support.web_site import HOST, Answer, Page, Site, site
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.placeholders import InjectedSecret
 from ava_roles.tool import ToolContext, ToolOutput, status_sentence
-from ava_roles.tools.pages import Robots
-from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs
+from ava_roles.tools.web import HttpGet, HttpGetArgs, ReadWebpages, ReadWebpagesArgs, Robots
 
 ARTICLE = (
     "<html><head><title>Prices  2026</title>"

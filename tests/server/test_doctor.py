@@ -17,7 +17,7 @@ from support.terminal import COMMAND, ava, environment
 
 from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
-from ava_server.service.checks.finding import Finding, Setup
+from ava_server.service.checks import Finding, Setup
 
 pytestmark = pytest.mark.slow
 

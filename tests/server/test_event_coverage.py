@@ -689,12 +689,12 @@ def files_that_make(name: str) -> set[str]:
 
 @pytest.mark.slow
 def test_model_and_tool_calls_have_one_wrapper_each() -> None:
-    assert files_with(r"\bmodel\.stream\(|\b_model\.stream\(") == {"runs/model_call.py", "runs/web_search.py"}
+    assert files_with(r"\bmodel\.stream\(|\b_model\.stream\(") == {"runs/model_call.py"}
     assert files_with(r"\btool\(args") == {"runs/tool_calls.py"}
     assert files_with(r"\bhandler\(") == {"service/service.py"}
     made = {name: files_that_make(name) for name in ("CostReserved", "CostUpdate", "ToolCall")}
     assert made == {
-        "CostReserved": {"runs/reservation.py", "runs/web_search.py"},
+        "CostReserved": {"runs/model_call.py", "runs/reservation.py"},
         "CostUpdate": {"budget/caps.py"},
         "ToolCall": {"runs/tool_calls.py", "service/service.py"},
     }

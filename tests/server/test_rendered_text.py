@@ -137,8 +137,8 @@ async def test_a_new_session_is_told_once_of_a_run_that_ended_while_no_host_was_
         run_id = await lab.start()
         await lab.ended(run_id)
         later = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: time.time_ns() + 3 * 24 * 3600 * 10**9)
-        for module in (access, service):
-            monkeypatch.setattr(module, "time", later)
+        monkeypatch.setattr(access, "now_us", lambda: later.time_ns() // 1000)
+        monkeypatch.setattr(service, "time", later)
         for _session in range(2):
             host = replace(lab, service=Service(lab.runtime, Session(user=lab.runtime.user, transport="memory")))
             [notice] = (await host.call("read_ava_logs")).notices

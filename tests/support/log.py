@@ -35,8 +35,8 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.store.backend import backend_of
 from ava_audit.store.connection import connect
+from ava_audit.store.location import backend_of
 from ava_audit.store.sqlite import SqliteBackend
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.view import View

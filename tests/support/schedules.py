@@ -35,8 +35,8 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import RunRow
-from ava_audit.store.backend import backend_of
-from ava_audit.store.instances import Membership
+from ava_audit.store.backend import Membership
+from ava_audit.store.location import backend_of
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View

@@ -25,10 +25,9 @@ from support.stdio import AVA, logged, until
 from support.terminal import ava
 
 from ava_audit.store.locks import try_hold
-from ava_server.config.tokens import read_tokens
+from ava_server.config.tokens import host_token, read_tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.detached import start_detached
-from ava_server.http import local
+from ava_server.core.local_server import http_server, start_detached
 
 pytestmark = pytest.mark.slow
 
@@ -143,13 +142,13 @@ async def test_a_server_that_ends_is_no_longer_found_while_it_still_holds_its_po
     root = tmp_path / "data"
     given = token(root, "ana")
     async with serving_http(root, "--drain", "5s") as server:
-        assert local.server_of(DataRoot(root)).port() == server.port
+        assert http_server(DataRoot(root)).port() == server.port
         with socket.create_connection(("127.0.0.1", server.port)) as call:  # a call whose body never comes
             head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {given}\r\n"
             call.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 10\r\n\r\n".encode())
             await anyio.sleep(0.5)
             server.signal()
-            await until(lambda: local.server_of(DataRoot(root)).port() is None, within_s=3)
+            await until(lambda: http_server(DataRoot(root)).port() is None, within_s=3)
             assert server.process.returncode is None, "it ends, and drains its calls"
             socket.create_connection(("127.0.0.1", server.port)).close()
         await server.exited(15)
@@ -161,27 +160,27 @@ def test_a_server_is_found_though_a_command_looked_for_one_as_it_started(tmp_pat
     assert looking is not None
     over = threading.Timer(0.3, looking.release)
     over.start()
-    with local.server_of(root).announced(8700):
+    with http_server(root).announced(8700):
         over.join()
-        assert local.server_of(root).port() == 8700
-    assert local.server_of(root).port() is None
+        assert http_server(root).port() == 8700
+    assert http_server(root).port() is None
 
 
 def test_commands_that_look_at_the_same_time_do_not_take_each_other_for_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, lock, found = DataRoot(tmp_path), portalocker.lock, list[int | None]()
-    with local.server_of(root).announced(8700, keep=True):
+    with http_server(root).announced(8700, keep=True):
         pass
 
     def looked(file: Any, flags: portalocker.LockFlags) -> None:
         lock(file, flags)
         with monkeypatch.context() as once:
             once.setattr(portalocker, "lock", lock)
-            found.append(local.server_of(root).port())  # as another command, while this one has the lock
+            found.append(http_server(root).port())  # as another command, while this one has the lock
 
     monkeypatch.setattr(portalocker, "lock", looked)
-    assert local.server_of(root).port() is None and found == [None]
+    assert http_server(root).port() is None and found == [None]
 
 
 def test_hosts_that_start_at_once_get_one_token(tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_hosts_that_start_at_once_get_one_token(tmp_path: Path) -> None:
 
     def connect(_number: int) -> str:
         begin.wait()
-        return local.token(root)[0]
+        return host_token(root)[0]
 
     with ThreadPoolExecutor(4) as hosts:
         assert len(set(hosts.map(connect, range(4)))) == 1

@@ -15,7 +15,7 @@ import pytest
 from ava_server.config.keys import WELL_KNOWN
 from ava_server.models.base import AssistantTurn, Completion, Model, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
-from ava_server.models.factory import build_model, how_it_thinks
+from ava_server.models.factory import how_it_thinks, model_of, parameters
 from ava_server.models.prices import cost_micros
 from ava_server.models.selection import KNOWN_URLS, ModelSettings, Provider, choose
 
@@ -45,7 +45,7 @@ async def test_each_provider_answers_calls_a_tool_and_accepts_its_result(provide
         pytest.skip(f"{choice.name} cannot be told to think")
     thinking = 2048 if thinks else 0
     async with ClientPool() as clients:
-        model = build_model(choice, clients)
+        model = model_of(choice.name, parameters(choice), choice.api_key, clients)
         with anyio.fail_after(120):
             first = await ask(model, Request(choice.model_id, "Be terse.", (DOOR,), (TASK,), 4096, thinking))
             (call,) = first.calls

@@ -15,9 +15,8 @@ from support.browser import There, open_pages
 from support.http_server import token
 
 from ava_server.core.data_root import os_user
-from ava_server.web import peers
-from ava_server.web.context import NAVIGATION
-from ava_server.web.render import static_files
+from ava_server.web import site as sites
+from ava_server.web.context import NAVIGATION, static_files
 from ava_server.web.requests import FORM_BYTES, HEADERS
 
 
@@ -220,7 +219,7 @@ def test_only_a_socket_that_this_user_still_holds_proves_whose_connection_it_is(
 ) -> None:
     client, server = ("127.0.0.1", 40_000), ("127.0.0.1", 8_643)
     table = tmp_path / "tcp"
-    monkeypatch.setattr(peers, "_TABLES", (table,))
+    monkeypatch.setattr(sites, "_TABLES", (table,))
 
     def ends(owner: int, inode: int) -> str:
         addresses = " ".join(
@@ -230,13 +229,13 @@ def test_only_a_socket_that_this_user_still_holds_proves_whose_connection_it_is(
 
     for owner, inode, own in ((0, 77, True), (58_500, 77, False), (0, 0, False)):
         table.write_text(ends(owner, inode))
-        assert peers.is_own(client, server) is own, "a closed socket has root for its owner, and no inode"
+        assert sites.is_own(client, server) is own, "a closed socket has root for its owner, and no inode"
     table.write_text("sl  local_address\n")
-    assert not peers.is_own(client, server)
+    assert not sites.is_own(client, server)
 
 
 def test_a_connection_of_this_process_is_found_in_the_systems_table() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_connection(listening.getsockname()) as line:
         accepted, _address = listening.accept()
         with accepted:
-            assert peers.is_own(line.getsockname(), accepted.getsockname())
+            assert sites.is_own(line.getsockname(), accepted.getsockname())

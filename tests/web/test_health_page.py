@@ -18,7 +18,7 @@ from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store
 from ava_server.config.keys import set_key
 from ava_server.core.data_root import DataRoot
-from ava_server.service.checks.finding import Finding, Setup
+from ava_server.service.checks import Finding, Setup
 from ava_server.web import health
 
 KEY = "sk-ant-api03-" + "k" * 80

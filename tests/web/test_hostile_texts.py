@@ -16,7 +16,7 @@ from support.model_server import Say, Step
 from support.runtime import hand_over
 from support.stdio import logged
 
-from ava_server.web.render import environment, foreign
+from ava_server.web.context import environment, foreign
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

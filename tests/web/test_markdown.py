@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ava_server.web.markdown import MOST_CHARS, MOST_MARKS, REL, html, is_web_address, short
+from ava_server.web.run_result import MOST_CHARS, MOST_MARKS, REL, html, is_web_address, short
 
 RTL = "\u202e"
 

@@ -16,7 +16,7 @@ from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.events import Event, SettingsChanged, Who
 from ava_audit.store.store import Store, append
-from ava_server.web import live
+from ava_server.web import pages
 from ava_server.web.context import PageContext
 
 
@@ -25,13 +25,13 @@ async def others_work(lab: Lab) -> None:
     while True:
         fact = SettingsChanged(setting="users.ben", before=None, after=None)
         await lab.runtime.store.do(append(Event(Who("sess-0", "ava", "ben"), fact)))
-        await anyio.sleep(live.ALIVE_EVERY_S / 10)
+        await anyio.sleep(pages.ALIVE_EVERY_S / 10)
 
 
 async def test_a_sign_of_life_comes_as_often_however_busy_other_users_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "ALIVE_EVERY_S", 0.5)
+    monkeypatch.setattr(pages, "ALIVE_EVERY_S", 0.5)
     async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(others_work, lab)
@@ -76,8 +76,8 @@ class Late:
 
 
 async def test_a_change_is_told_once_under_its_own_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "AT_MOST_EVERY_S", 0.2)
-    monkeypatch.setattr(live, "ALIVE_EVERY_S", 2.0)
+    monkeypatch.setattr(pages, "AT_MOST_EVERY_S", 0.2)
+    monkeypatch.setattr(pages, "ALIVE_EVERY_S", 2.0)
     async with open_lab(tmp_path, [], config=PRICED) as lab, serving_pages(lab) as browser:
         proposed: list[int] = []
 

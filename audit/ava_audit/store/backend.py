@@ -1,27 +1,184 @@
-"""Where the log of a data root is: in the embedded database, or on a Postgres server.
+"""A log's database as the rest of Ava knows it: one embedded in this process, or one on a Postgres server.
 
-A `Backend` is one log's database: how it is opened, what its errors mean, and how commits of other processes are
-noticed. `store.py` and `writer.py` know nothing else about it.
+A `Backend` says how the database is opened, what its errors mean, and how commits of other processes are noticed.
+`store.py` and `writer.py` know nothing else about it. Beside the log, it has:
+
+- the live processes: each is an instance with a name, and a run's claim names the one that owns it. With the embedded
+  database, an instance lives as long as it holds a lock file of the data root. On a server, it also has a lease, which
+  shows processes on other machines that it lives (`postgres_leases.py`);
+- blobs: files that every machine can read, only on a server. A blob has no name but its SHA-256. Entries refer to it by
+  that, and the digest is checked whenever a blob is read: a changed byte is never used. Which runs use a blob is kept
+  beside it; without one, it is removed;
+- documents: small private texts that all servers share, only on a server.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import tomllib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ava_audit.database import Database
-from ava_audit.errors import DataRootRefused
-from ava_audit.store.blobs import Blobs
-from ava_audit.store.instances import LEASE_S, Instances
-from ava_audit.store.names import MARK as MARK
-from ava_audit.store.names import SETTING as SETTING
-from ava_audit.store.names import VARIABLE as VARIABLE
+
+VARIABLE = "AVA_DATABASE_URL"
+SETTING = "database_url"
+"""The environment variable and the setting that say where a log is."""
+MARK = "database.id"
+"""The file of a data root whose log is in Postgres: the id of that log."""
+LEASE_S = 15.0
+"""How long a process counts as alive after it last renewed its lease."""
+Kind = Literal["server", "worker", "command"]
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What an instance tells the others about itself.
+
+    Attributes:
+        kind: What it is.
+        address: Where other servers reach it, as `http://host:port`; empty if nowhere.
+        offers: What it can run, as JSON values.
+    """
+
+    kind: Kind = "command"
+    address: str = ""
+    offers: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+QUIET = Announcement()
+"""A process that tells nothing about itself."""
+
+
+@dataclass(frozen=True)
+class LiveInstance:
+    """An instance that lives.
+
+    Attributes:
+        name: Its name.
+        host: The name of its machine.
+        told: What it has told.
+    """
+
+    name: str
+    host: str
+    told: Announcement
+
+
+class Membership(Protocol):
+    """This process as an instance.
+
+    Attributes:
+        name: Its name, which no other instance has had.
+    """
+
+    name: str
+
+    def announce(self, address: str) -> None:
+        """Say where this process answers the others; empty takes that back. Blocking, for a moment.
+
+        Raises:
+            StoreUnavailable: The database cannot be written.
+            OSError: The file cannot be written.
+        """
+        ...
+
+    def release(self) -> None:
+        """Let others see at once that it owns nothing any more. Blocking, for a moment."""
+        ...
+
+    def remove(self) -> None:
+        """Release it, and remove what it has left. Blocking, for a moment."""
+        ...
+
+
+class Instances(Protocol):
+    """The live processes on one log."""
+
+    def join(self, told: Announcement = QUIET, /) -> Membership:
+        """Become an instance. Blocking.
+
+        Raises:
+            StoreUnavailable: The database cannot be written.
+            OSError: The lock file cannot be made.
+        """
+        ...
+
+    async def keep(self, membership: Membership, /) -> None:
+        """Show that this process lives, until cancelled."""
+        ...
+
+    def alive(self, name: str) -> bool:
+        """Tell whether an instance lives; unknown counts as yes. Blocking, for a moment."""
+        ...
+
+    def address_of(self, name: str) -> str | None:
+        """Return where a live instance answers; None if it is dead, or answers nobody. Blocking, for a moment."""
+        ...
+
+    def any_alive(self) -> bool:
+        """Tell whether any instance lives. Blocking, for a moment."""
+        ...
+
+    def live(self) -> list[LiveInstance]:
+        """Return the live instances, as far as they announce themselves. Blocking, for a moment.
+
+        Raises:
+            StoreUnavailable: The database cannot be read.
+        """
+        ...
+
+    def remove_dead(self, keep: frozenset[str]) -> None:
+        """Remove what dead instances have left. Blocking.
+
+        Args:
+            keep: Instances that a run's claim names; their files stay.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close what it has opened to look at others. Blocking, for a moment."""
+        ...
+
+
+Use = Literal["input", "result", "artifact"]
+"""Why a run has a blob. `input` is needed until the run's end, the others as long as its content is kept."""
+
+
+class Blob(NamedTuple):
+    """A stored file: its SHA-256 in hexadecimal, and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+class Blobs(Protocol):
+    """The files beside a log. Everything here blocks; see `PostgresBlobs` for the errors."""
+
+    def put(self, path: Path, runs: Sequence[str], use: Use) -> Blob:
+        """Store a file for some runs, all of it or nothing."""
+        ...
+
+    def fetch(self, blob: Blob, run_id: str, path: Path) -> None:
+        """Write a run's blob to a new file."""
+        ...
+
+    def read(self, blob: Blob, run_id: str) -> bytes:
+        """Return the bytes of a run's blob."""
+        ...
+
+    def has(self, run_id: str, use: Use) -> bool:
+        """Tell whether a run has a blob for this use."""
+        ...
+
+    def release(self, runs: Sequence[str], use: Use | None = None) -> None:
+        """Forget that runs use blobs, and remove those that no run uses."""
+        ...
+
+    def sweep(self, now_us: int) -> None:
+        """Remove the inputs of ended runs and expired proposals, and what belongs to proposals that were never made."""
+        ...
 
 
 class Documents(Protocol):
@@ -159,77 +316,3 @@ class Backend(Protocol):
     def close(self) -> None:
         """Give back what `prepare` has taken."""
         ...
-
-
-def backend_of(root: Path, url: str | None = None) -> Backend:
-    """Return the database of a data root's log.
-
-    Args:
-        root: The data root.
-        url: The address of a Postgres database, empty for the embedded one. None looks it up in the environment and
-            in `config.toml`.
-
-    Raises:
-        DataRootRefused: The address is invalid, or the log of this data root is elsewhere.
-    """
-    from ava_audit.store.sqlite import SqliteBackend
-
-    address = database_url(root) if url is None else url.strip()
-    if address:
-        return _postgres(root, address)
-    if (root / MARK).exists():
-        raise DataRootRefused(
-            f"the log of the data root {root} is in Postgres: set {VARIABLE}, or {SETTING} in config.toml. To have it"
-            f" in ava.db again, run `ava export` with {VARIABLE} set, remove {root / MARK}, and run `ava import`"
-        )
-    return SqliteBackend(root)
-
-
-def _postgres(root: Path, address: str) -> Backend:
-    try:
-        from ava_audit.store.postgres_backend import PostgresBackend
-    except ImportError as error:
-        raise DataRootRefused(
-            f"{VARIABLE} (or {SETTING} in config.toml) asks for Postgres, whose driver is missing ({error}): install"
-            " ava-subagents[postgres], or leave it out to have the log in ava.db"
-        ) from None
-    return PostgresBackend(root, address)
-
-
-def backend_at(log: Path) -> Backend:
-    """Return the database of a data root's log, or of one file, e.g. of a copy.
-
-    Raises:
-        DataRootRefused: As for `backend_of`.
-    """
-    from ava_audit.store.sqlite import SqliteBackend
-
-    return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
-
-
-@lru_cache(maxsize=8)
-def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
-    """Return what `config.toml` has as the address, read again when the file's state has changed."""
-    return tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
-
-
-def database_url(root: Path) -> str:
-    """Return the address of the data root's Postgres database, empty if its log is in the embedded one.
-
-    Raises:
-        DataRootRefused: `config.toml` cannot be read.
-    """
-    given = os.environ.get(VARIABLE)
-    if given is not None:
-        return given.strip()
-    path = root / "config.toml"
-    try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-            raise DataRootRefused(f"{path} is not a regular file; `ava doctor` tells more")
-        found = _setting_in(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    except (OSError, ValueError) as error:
-        raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
-    return found.strip() if isinstance(found, str) else ""

@@ -24,7 +24,7 @@ import anyio.to_thread
 import portalocker
 
 from ava_audit.errors import DataRootRefused
-from ava_audit.store.instances import QUIET, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import QUIET, Announcement, LiveInstance, Membership
 
 # fmt: off
 _NETWORK = frozenset({

@@ -23,9 +23,8 @@ from ava_audit.database import Busy, Database
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable, is_thread_shortage
 from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
-from ava_audit.store.instances import LEASE_S, Instances
+from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances
 from ava_audit.store.locks import refuse_unfit
-from ava_audit.store.names import MARK, VARIABLE
 from ava_audit.store.postgres import LOCK, PostgresDatabase
 from ava_audit.store.postgres_blobs import PostgresBlobs
 from ava_audit.store.postgres_documents import PostgresDocuments

@@ -15,8 +15,9 @@ import psycopg
 
 from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
 from ava_audit.rows import WAITING
-from ava_audit.store.blobs import Blob, Use
+from ava_audit.store.backend import Blob, Use
 from ava_audit.store.postgres_session import Place, dial, first_line, passes
+from ava_audit.units import now_us
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class PostgresBlobs:
                     _insert(conn, blob, file)
                 for run_id in dict.fromkeys(runs):
                     sql = "INSERT INTO blob_uses (run_id, sha256, purpose, added_us) VALUES (%s, %s, %s, %s)"
-                    conn.execute(f"{sql} ON CONFLICT DO NOTHING", (run_id, sha256, use, time.time_ns() // 1000))
+                    conn.execute(f"{sql} ON CONFLICT DO NOTHING", (run_id, sha256, use, now_us()))
 
             self._transact(work)
         return blob

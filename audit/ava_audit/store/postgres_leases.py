@@ -24,7 +24,7 @@ import psycopg
 
 from ava_audit.database import Values
 from ava_audit.errors import StoreUnavailable
-from ava_audit.store.instances import LEASE_S, QUIET, Announcement, LiveInstance, Membership
+from ava_audit.store.backend import LEASE_S, QUIET, Announcement, LiveInstance, Membership
 from ava_audit.store.locks import LockedInstances, LockMembership
 from ava_audit.store.postgres_session import dial, first_line
 

@@ -15,8 +15,8 @@ import anyio
 from ava_audit.database import Database
 from ava_audit.entries import ProgressCallback
 from ava_audit.errors import LogMoved, SchemaNewer, StoreUnavailable
+from ava_audit.store.backend import LEASE_S, Instances
 from ava_audit.store.connection import DAMAGED, SqliteDatabase, advice, connect, is_damaged, no_room, uri_of
-from ava_audit.store.instances import LEASE_S, Instances
 from ava_audit.store.locks import LockedInstances, WriteLock, refuse_unfit
 from ava_audit.store.schema import SCHEMA_VERSION, Changes, migrate, schema_changes
 

@@ -23,8 +23,8 @@ import anyio.to_thread
 from ava_audit.database import Database
 from ava_audit.errors import LogMoved, OutcomeUnknown, StoreUnavailable
 from ava_audit.events import build_models
-from ava_audit.store.backend import Backend, backend_of
-from ava_audit.store.instances import LEASE_S, Instances
+from ava_audit.store.backend import LEASE_S, Backend, Instances
+from ava_audit.store.location import backend_of
 from ava_audit.store.readers import Readers
 from ava_audit.store.writer import Checkpoint, Job, MaintenanceJob, Writer
 from ava_audit.view import Command, Outcome, Query, T, View, append

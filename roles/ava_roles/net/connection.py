@@ -21,8 +21,7 @@ import httpcore2
 import httpx2
 
 from ava_roles.errors import AccessRefused, ToolFailed
-from ava_roles.net.addresses import is_public
-from ava_roles.net.proxies import proxy_place
+from ava_roles.net.addresses import is_public, proxy_place
 
 _CLOSE_S = 1.0
 

@@ -1,25 +1,32 @@
-"""The server's side of a supervised command: give it to a supervisor, hold its pipe, and read its report."""
+"""The server's side of a supervised command: give it to a supervisor, hold its pipe, and read its report.
+
+A supervisor is a process that gets one command after another; the server starts one when none is idle.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Generator
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import cast, get_args
 
 import anyio
+from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.launcher import supervisor
-from ava_roles.sandbox.launcher.spec import LaunchSpec, Limits
-from ava_roles.sandbox.pipes import Output, PipeReader, PipeWriter
+from ava_roles.sandbox.launcher.spec import BY_ITSELF, LaunchSpec, Limits
 from ava_roles.sandbox.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
-from ava_roles.sandbox.supervisors import Supervisor, Supervisors
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
@@ -319,3 +326,190 @@ def _has_ended(pid: int) -> bool:
         return supervisor.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] in ("Z", "X")
     except (OSError, IndexError):
         return True
+
+
+class _End:
+    """One end of a pipe; closing it twice does nothing."""
+
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+
+    @property
+    def _open(self) -> int:
+        if self._descriptor < 0:
+            raise anyio.ClosedResourceError
+        return self._descriptor
+
+    async def aclose(self) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close it; who waits for it is woken."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            anyio.notify_closing(descriptor)
+            os.close(descriptor)
+
+
+class PipeReader(_End, ByteReceiveStream):
+    """Reads from a pipe, which it owns."""
+
+    async def receive(self, max_bytes: int = 65_536) -> bytes:
+        """Return what is there, at least one byte."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            try:
+                piece = os.read(self._open, max_bytes)
+            except BlockingIOError:
+                await anyio.wait_readable(self._open)
+                continue
+            if not piece:
+                raise anyio.EndOfStream
+            return piece
+
+
+class PipeWriter(_End, ByteSendStream):
+    """Writes to a pipe, which it owns."""
+
+    async def send(self, item: bytes) -> None:
+        """Write everything."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        rest = memoryview(item)
+        while rest:
+            try:
+                rest = rest[os.write(self._open, rest) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._open)
+            except BrokenPipeError as error:
+                raise anyio.BrokenResourceError from error
+
+
+class Output:
+    """The beginning and the end of a command's output, together at most so many bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self._head_limit = max(0, limit) // 2
+        self._tail_limit = max(0, limit) - self._head_limit
+        self._head, self._tail = bytearray(), bytearray()
+        self._dropped = 0
+
+    def add(self, piece: bytes) -> None:
+        """Add what the command has written."""
+        fits = self._head_limit - len(self._head)
+        self._head += piece[:fits]
+        self._tail += piece[fits:]
+        if (over := len(self._tail) - self._tail_limit) > 0:
+            del self._tail[:over]
+            self._dropped += over
+
+    def text(self) -> tuple[str, int]:
+        """Return the output, and how many bytes were cut out of its middle."""
+        if not self._dropped:
+            return (self._head + self._tail).decode("utf-8", "replace"), 0
+        head, tail = (each.decode("utf-8", "replace") for each in (self._head, self._tail))
+        return f"{head}\n… {self._dropped:,} bytes left out …\n{tail}", self._dropped
+
+    async def drain(self, stream: ByteReceiveStream) -> None:
+        """Add everything that a stream has until its end."""
+        with suppress(anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            while True:
+                self.add(await stream.receive(65_536))
+                await anyio.lowlevel.checkpoint()
+
+
+_IDLE = 2
+"""Supervisors that wait for the next command; each takes some megabytes, and ends by itself after a minute."""
+_START = "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.sandbox.launcher.supervisor import main; main()"
+_SOURCES = str(Path(__file__).parents[2])
+
+
+class Supervisor:
+    """A supervisor process.
+
+    Args:
+        errors: The descriptor that it writes errors of starting to.
+
+    Attributes:
+        pid: Its process id.
+
+    Raises:
+        OSError: No process could be started.
+    """
+
+    def __init__(self, errors: int) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                    [sys.executable, "-I", "-S", "-c", _START, _SOURCES, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                    cwd="/",
+                    env={},
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,
+                )
+            except BaseException:
+                self._control.close()
+                raise
+        self.pid = self._process.pid
+        self._reaper = threading.Thread(target=self._process.wait, name="ava-sandbox-reaper", daemon=True)
+        self._reaper.start()
+
+    def give(self, descriptors: Sequence[int]) -> bool:
+        """Give it the next command: descriptors of spec, server's pipe, report and streams; False if it has ended."""
+        try:
+            socket.send_fds(self._control, [b"\0"], descriptors)
+        except (BrokenPipeError, ConnectionError):
+            return False
+        return True
+
+    def kill(self) -> None:
+        """Kill it. What it supervises goes on, except in bubblewrap."""
+        self._process.kill()
+
+    def dismiss(self) -> None:
+        """Let it end after its command, or at once when it has none."""
+        self._control.close()
+
+    def wait(self) -> None:
+        """Wait for its end. Blocks."""
+        self._reaper.join()
+
+
+class Supervisors:
+    """The idle supervisors of a sandbox. They end with this object."""
+
+    def __init__(self) -> None:
+        self._idle: deque[Supervisor] = deque()
+        weakref.finalize(self, _dismiss_all, self._idle)
+
+    def give(self, descriptors: Sequence[int], errors: int) -> Supervisor:
+        """Give a command to an idle supervisor or a new one; see `Supervisor`.
+
+        Raises:
+            OSError: No process could be started.
+        """
+        while True:
+            try:
+                supervisor, is_new = self._idle.pop(), False
+            except IndexError:
+                supervisor, is_new = Supervisor(errors), True
+            if supervisor.give(descriptors) or is_new:  # one that ends while it starts, ends without a report
+                return supervisor
+            supervisor.dismiss()
+
+    def take_back(self, supervisor: Supervisor, report: str) -> bool:
+        """Keep a supervisor for the next command; False if it must end, or enough are idle."""
+        if len(self._idle) >= _IDLE or not report.startswith(BY_ITSELF):
+            return False
+        self._idle.append(supervisor)
+        return True
+
+
+def _dismiss_all(idle: deque[Supervisor]) -> None:
+    while idle:
+        idle.pop().dismiss()

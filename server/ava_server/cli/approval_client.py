@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
     from ava_server.runs.extension_answer import PendingExtension
     from ava_server.service.access import Session
-    from ava_server.service.extensions import Extensions
+    from ava_server.service.questions import Extensions
     from ava_server.service.responses import ConfirmAnswer
     from ava_server.service.runtime import Runtime
 
@@ -116,7 +116,7 @@ class LocalApprovals:
 
     def _extensions(self) -> Extensions:
         from ava_server.service.access import Access
-        from ava_server.service.extensions import Extensions
+        from ava_server.service.questions import Extensions
 
         return Extensions(Access(self._runtime, self._session))
 

@@ -137,8 +137,8 @@ def _write(change: Change) -> None:
 
 def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
     """Offer the host's own rules for the tools that start and spend nothing."""
+    from ava_server.hosts.change import QUIET_TOOLS, allowing
     from ava_server.hosts.known import UserPlace
-    from ava_server.hosts.tool_rules import QUIET_TOOLS, allowing
 
     rules = host.tool_rules
     if allow is False:
@@ -180,8 +180,8 @@ def _warn_of_auto() -> None:
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:
     """Remove exactly these rules; tell whether there were any."""
+    from ava_server.hosts.change import forgetting
     from ava_server.hosts.known import UserPlace
-    from ava_server.hosts.tool_rules import forgetting
 
     change = forgetting(host, name, path, UserPlace(sys.platform, home_folder(), os.environ))
     if change is None or change.nothing:

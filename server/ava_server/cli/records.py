@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ava_audit.redaction import Redactor
     from ava_audit.rows import RunRow
-    from ava_audit.store.instances import Instances
+    from ava_audit.store.backend import Instances
     from ava_audit.store.store import Store
     from ava_audit.view import Readable, View
     from ava_server.core.data_root import DataRoot

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
-from ava_server.service.findings import Finding, findings_of, quotes_line
+from ava_server.service.records import Finding, findings_of, quotes_line
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow

@@ -16,8 +16,8 @@ from ava_server.budget.run_config import Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped
 from ava_server.core.ids import label
 from ava_server.models.prices import Price
-from ava_server.service.decided import Decision, decisions_in, limits_text
 from ava_server.service.log_lines import arguments_text, entry_line, is_trouble
+from ava_server.service.records import Decision, decisions_in, limits_text
 from ava_server.service.responses import RunAnswer
 
 if TYPE_CHECKING:

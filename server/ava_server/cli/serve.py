@@ -11,7 +11,7 @@ import anyio
 import anyio.to_thread
 import typer
 
-from ava_roles.labels import label as as_label
+from ava_roles.placeholders import label as as_label
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.terminal import heading
 from ava_server.core.errors import BadInput
@@ -110,14 +110,15 @@ def connect_command(
     """
     from ava_server.cli.log_access import checked_root, record_setting
     from ava_server.cli.terminal import write
-    from ava_server.http import local
+    from ava_server.config.tokens import host_token
+    from ava_server.core.local_server import start_http
 
     refuse_in_subagent("ava connect")
     root = checked_root(show=False)
-    text, made = local.token(root)
+    text, made = host_token(root)
     if made is not None:
         anyio.run(record_setting, root, f"tokens.{made.name}", None, made.on_record())
-    local.start(root, port)
+    start_http(root, port)
     write(json.dumps({"Authorization": f"Bearer {text}"}))
 
 
@@ -169,8 +170,7 @@ def _label(given: str) -> str:
 async def _stay(settings: Settings, drain_s: float) -> int:
     """Run everybody's runs until a signal; then leave them to other workers."""
     from ava_server.core.shutdown import GracefulShutdown, ignore_signals
-    from ava_server.service.offers import announce_worker
-    from ava_server.service.runtime import open_runtime
+    from ava_server.service.runtime import announce_worker, open_runtime
 
     ending = GracefulShutdown(drain_s)
     async with anyio.create_task_group() as tasks:

@@ -54,7 +54,7 @@ def import_command(file: _File) -> None:
 
     The log is where AVA_DATABASE_URL or `database_url` says: in a Postgres database, otherwise in ava.db.
     """
-    from ava_audit.store.backend import backend_of
+    from ava_audit.store.location import backend_of
     from ava_audit.transfer import import_log
 
     root = checked_root("ava import")
@@ -77,7 +77,7 @@ def import_command(file: _File) -> None:
 
 def migrate_command() -> None:
     """Bring the log to the schema of this version, as the next server does when it starts; make a missing one."""
-    from ava_audit.store.backend import backend_of
+    from ava_audit.store.location import backend_of
     from ava_audit.store.schema import SCHEMA_VERSION
 
     root = checked_root("ava migrate")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ava_roles.net.proxies import PROXY_VARIABLES, proxy_password
+from ava_roles.net.addresses import PROXY_VARIABLES, proxy_password
 from ava_server.config.keys import (
     OWN_PREFIX,
     Key,

@@ -34,8 +34,8 @@ SEARCHES = frozenset(name for name, known in PROVIDERS.items() if not known.mode
 
 OWN_PREFIX = "AVA_KEY_"
 SHORTEST = 8
-LONGEST_SHOWN, MOST_DIGITS = 24, 6
-"""A name with more characters, or more digits among them, may be a key given by mistake."""
+LONGEST_SHOWN = 24
+"""A name with more characters may be a key given by mistake."""
 _VARIABLE = re.compile(
     r"(?:export|set|setx|setenv)\s+\S|(?i:\$env:)"
     r"|[A-Z_][A-Z0-9_]*\s*=\s*[^\s=]"  # a key may end in `=`
@@ -164,10 +164,9 @@ def provider_name(provider: str) -> str:
 
 def may_be_key(provider: str) -> bool:
     """Tell whether a provider's name may be a key given by mistake, which must not be repeated."""
-    from ava_audit.redaction import Redactor
+    from ava_server.config.secrets import may_be_secret
 
-    digits = sum(char.isdigit() for char in provider)
-    return len(provider.strip()) > LONGEST_SHOWN or digits > MOST_DIGITS or bool(Redactor({}).find_shapes(provider))
+    return len(provider.strip()) > LONGEST_SHOWN or may_be_secret(provider)
 
 
 def address_variables(provider: str) -> tuple[str, str]:

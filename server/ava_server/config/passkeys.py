@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ava_audit.units import now_us
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.files import PrivateFile, WatchedFile
 
@@ -133,7 +133,7 @@ class Passkeys:
             if (stored.counter or counter) and counter <= stored.counter:
                 raise Refused(COPIED)
             entry: Any = document[passkey.id]
-            entry.update({"counter": counter, "used_us": _now_us()})
+            entry.update({"counter": counter, "used_us": now_us()})
 
         self._file.change(self._read, edit)
 
@@ -156,7 +156,7 @@ def new_passkey(user: str, name: str, host: str, credential: bytes, public_key: 
     Raises:
         BadInput: The name is invalid.
     """
-    return Passkey(passkey_name(name), user, host, credential, public_key, counter, _now_us())
+    return Passkey(passkey_name(name), user, host, credential, public_key, counter, now_us())
 
 
 def passkey_name(given: str) -> str:
@@ -208,7 +208,3 @@ def _passkey(name: str, stored: object) -> Passkey:
     if found.id != name or not credential or not _NAME.fullmatch(found.name):
         raise ValueError
     return found
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -28,10 +28,8 @@ from pydantic import (
 )
 
 from ava_audit.errors import AuditError
-from ava_roles.labels import SERVER_NAME, label
-from ava_roles.net.addresses import bound_host
-from ava_roles.net.proxies import proxy_url
-from ava_roles.placeholders import has_placeholder
+from ava_roles.net.addresses import bound_host, proxy_url
+from ava_roles.placeholders import SERVER_NAME, has_placeholder, label
 from ava_server.config import checks
 from ava_server.config.host_placeholders import BUNDLE
 from ava_server.core.data_root import DataRoot, absolute_folder, find_data_root

@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from ava_audit.units import iso_utc
+from ava_audit.store.locks import hold_within
+from ava_audit.units import iso_utc, now_us
 from ava_server.config.secrets import may_be_secret
+from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput, ConfigError, Refused
-from ava_server.core.files import PrivateFile, WatchedFile
+from ava_server.core.files import PrivateFile, WatchedFile, create_file
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -30,6 +32,8 @@ BEGINS = "avatok_"
 """How every token begins, so that it is recognised and redacted wherever it appears."""
 OF_THIS_MACHINE = "local-"
 """How the names of tokens begin that `ava connect` makes for hosts on this machine."""
+LOCK_S = 5.0
+"""Seconds for which a command waits for another one that makes the token of this machine's hosts."""
 _BYTES = 32
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
@@ -178,7 +182,7 @@ def create_token(
         raise BadInput(f"scope: a token without a scope is useless; give some of {', '.join(SCOPES)}")
     text = BEGINS + secrets.token_urlsafe(_BYTES)
     ordered: tuple[Scope, ...] = tuple(scope for scope in SCOPES if scope in scopes)
-    token = Token(name, user, ordered, _hash(text), time.time_ns() // 1000, expires_us)
+    token = Token(name, user, ordered, _hash(text), now_us(), expires_us)
     _file(path).make_folder()
 
     def edit(document: TOMLDocument) -> None:
@@ -194,6 +198,43 @@ def create_token(
 
     _file(path).change(lambda: read_tokens(path), edit)
     return token, text
+
+
+def host_token(root: DataRoot) -> tuple[str, Token | None]:
+    """Return the token of this machine's hosts, and what is stored of it if it was made just now. Blocking.
+
+    A host knows only a URL. Claude Code runs a command before it connects (`headersHelper`), and sends what that
+    prints: `ava connect` starts the server unless it runs, and prints this token, which is in no configuration file.
+    Another user could listen on the port while the server does not run. So it is printed only while a process holds
+    the lock in the data root and has recorded that very port: that process listens there.
+
+    Of several hosts that start at once, one makes it.
+
+    Raises:
+        ConfigError: Its file cannot be read or written.
+    """
+    root.create()
+    held = hold_within(root.local_token_lock, LOCK_S)
+    if held is None:
+        raise ConfigError(f"another `ava connect` has held {root.local_token_lock} for {LOCK_S:.0f} s; try again")
+    with held:
+        return _host_token(root)
+
+
+def _host_token(root: DataRoot) -> tuple[str, Token | None]:
+    try:
+        text = root.local_token.read_text("ascii").strip()
+    except FileNotFoundError:
+        text = ""
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{root.local_token} cannot be read: {error}") from error
+    if text and Tokens(root.tokens_file).find(text) is not None:
+        return text, None
+    name = f"{OF_THIS_MACHINE}{secrets.token_hex(3)}"
+    made, text = create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)
+    root.local_token.unlink(missing_ok=True)
+    create_file(root.local_token, f"{text}\n".encode(), 0o600)
+    return text, made
 
 
 def revoke_token(path: Path, name: str) -> Token | None:

@@ -241,7 +241,8 @@ def has_log(root: DataRoot) -> bool:
 def in_postgres(root: DataRoot) -> bool:
     """Tell whether the log of this data root is in Postgres."""
     from ava_audit.errors import DataRootRefused
-    from ava_audit.store.backend import MARK, database_url
+    from ava_audit.store.backend import MARK
+    from ava_audit.store.location import database_url
 
     if (root.path / MARK).exists():
         return True

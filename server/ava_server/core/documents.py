@@ -1,7 +1,8 @@
 """Private documents that all servers of a log share, when the log is in Postgres: tokens, passkeys, sessions, the PIN.
 
-Without Postgres they are files of the data root. Their path is their name either way, so `PrivateFile` and
-`WatchedFile` are all that knows the difference. Keys and secrets are never among them: they stay on their machine.
+Without Postgres they are files of the data root: regular files of this user that nobody else may read, never reached
+through a link. Their path is their name either way, so `PrivateFile` and `WatchedFile` are all that knows the
+difference. Keys and secrets are never among them: they stay on their machine.
 
 A process that stays keeps them in memory with `keep_fresh`, so that no request waits for the database. A command asks
 the database each time, and keeps no connection.
@@ -10,8 +11,11 @@ the database each time, and keeps no connection.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -23,12 +27,13 @@ import anyio
 import anyio.to_thread
 
 from ava_server.core.errors import ConfigError
-from ava_server.core.private_text import read_private
+from ava_server.core.shortage import RAISE_LIMIT
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from ava_audit.store.backend import Documents
+
 
 log = logging.getLogger("ava.documents")
 FOLDER = "secrets"
@@ -218,7 +223,8 @@ def documents_of(root: Path) -> SharedDocuments | None:
         ConfigError: The log of this data root is in a database, but its address is missing or invalid.
     """
     from ava_audit.errors import AuditError
-    from ava_audit.store.backend import MARK, backend_of, database_url
+    from ava_audit.store.backend import MARK
+    from ava_audit.store.location import backend_of, database_url
 
     try:
         url = database_url(root)
@@ -267,3 +273,71 @@ def _translated() -> Generator[None]:
         yield
     except AuditError as error:
         raise ConfigError(str(error)) from error
+
+
+_TO_DO = {
+    errno.ENOSPC: "Free some space on its disk.",
+    errno.EROFS: "Make its disk writable.",
+    errno.EMFILE: f"{RAISE_LIMIT}.",
+    errno.ENFILE: "End some programs: this machine has too many files open.",
+}
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Tell whether this user owns a file; where files have no owners, the answer is yes."""
+    user = getattr(os, "geteuid", None)
+    return user is None or status.st_uid == user()
+
+
+def reason(error: OSError) -> str:
+    """Return why the system refused, for an error text."""
+    return error.strerror or type(error).__name__
+
+
+def read_private(path: Path, holds: str, remedy: str) -> str:
+    """Return a file's text, empty when there is no file; checked and read through one descriptor.
+
+    Args:
+        path: The file.
+        holds: Its content, in the plural: `keys`.
+        remedy: What to do with a file that is wrong.
+
+    Raises:
+        ConfigError: It is not safe to use, or cannot be read.
+    """
+    try:
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link; {holds} are not read through links. {remedy}")
+        fd = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return ""
+    except OSError as failed:
+        raise unusable(path, failed) from failed
+    try:
+        with os.fdopen(fd, encoding="utf-8") as file:
+            _check(path, os.fstat(fd), holds, remedy)
+            return file.read()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text. {remedy}") from None
+    except OSError as failed:
+        raise unusable(path, failed) from failed
+
+
+def unusable(path: Path, failed: OSError) -> ConfigError:
+    """Return the error for a file that the system refuses."""
+    to_do = _TO_DO.get(failed.errno or 0, "Make this user its owner.")
+    return ConfigError(f"{path} cannot be used: {reason(failed)}. {to_do}")
+
+
+def _check(path: Path, status: os.stat_result, holds: str, remedy: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path} is not a regular file. {remedy}")
+    if sys.platform == "win32":  # modes and owner numbers mean nothing there
+        return
+    if status.st_uid != 0 and not is_own(status):
+        raise ConfigError(f"{path} belongs to another user. {remedy}")
+    if status.st_mode & 0o077:
+        raise ConfigError(
+            f"Others may read {path}. Correct it with: chmod 600 {path} (and get new {holds} if others use"
+            " this machine)."
+        )

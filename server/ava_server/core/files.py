@@ -16,11 +16,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ava_server.core.documents import SharedDocument, shared_document
+from ava_server.core.documents import SharedDocument, read_private, shared_document, unusable
+from ava_server.core.documents import is_own as is_own
+from ava_server.core.documents import reason as reason
 from ava_server.core.errors import AvaError, ConfigError
-from ava_server.core.private_text import is_own as is_own
-from ava_server.core.private_text import read_private, unusable
-from ava_server.core.private_text import reason as reason
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -219,7 +218,7 @@ class PrivateFile:
         except FileNotFoundError:
             return
         except OSError as failed:
-            raise ConfigError(f"{folder} cannot be used: {failed.strerror}. Make this user its owner.") from failed
+            raise unusable(folder, failed) from failed
         if not stat.S_ISDIR(status.st_mode):
             raise ConfigError(f"{folder} is not a folder, or is a link to one. {again}")
         if sys.platform == "win32":  # modes and owner numbers mean nothing there

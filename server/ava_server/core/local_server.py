@@ -1,7 +1,7 @@
-"""A server of this data root that listens on this machine only, and that another process starts on demand.
+"""Programs that outlive the process that starts them, and one of them: a server that listens on this machine only.
 
-The server holds a lock in the data root and records its port there. Another user could listen on a port that no server
-of ours uses: only the lock proves which process listens.
+Another process starts that server on demand. It holds a lock in the data root and records its port there. Another user
+could listen on a port that no server of Ava uses: only the lock proves which process listens.
 """
 
 from __future__ import annotations
@@ -9,19 +9,88 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import IO
 
 from ava_audit.store.locks import hold_within, is_held
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
-from ava_server.core.detached import start_detached
 from ava_server.core.errors import ConfigError
+
+OUTPUT_BYTES = 256 * 1024
+_LAUNCH = """\
+import os, sys
+if os.fork():
+    os._exit(0)
+os.setsid()
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+"""Starts a program that is not a descendant of this process and has a session of its own.
+
+When a host closes, it may kill the group of its server (Codex), or the whole tree of its descendants (opencode).
+"""
+_KEEP = """\
+import os, signal, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+while True:
+    began = time.monotonic()
+    code = os.spawnv(os.P_WAIT, sys.argv[1], sys.argv[1:])
+    if code in (0, 128 + signal.SIGINT, -signal.SIGTERM, -signal.SIGINT) or time.monotonic() - began < 10:
+        break
+"""
+"""The same, and starts it again when it crashes, unless that was within ten seconds. 130 is the code after Ctrl-C."""
+_DETACHED = getattr(subprocess, "DETACHED_PROCESS", 0) | getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)
+"""On Windows: a process group of its own, without a console."""
+
+
+def start_detached(
+    command: Sequence[str], words: Path, folder: Path, env: Mapping[str, str], *, keep: bool = False
+) -> None:
+    """Start a program that no host ends.
+
+    Args:
+        command: Its command line.
+        words: The file for its standard error, private to its owner; a file that is too long is emptied.
+        folder: Its working folder.
+        env: Its whole environment.
+        keep: Start it again when it crashes. Not on Windows.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    launcher = (sys.executable, "-I", "-S", "-c", _KEEP if keep else _LAUNCH) if os.name == "posix" else ()
+    with _open_output(words) as output:
+        started = subprocess.Popen(  # noqa: S603 - this very program
+            (*launcher, *command),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            cwd=folder,
+            env=env,
+            start_new_session=True,
+            creationflags=_DETACHED,
+            close_fds=True,
+        )
+    if launcher and (code := started.wait()):
+        raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
+
+
+def _open_output(path: Path) -> IO[bytes]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    file = os.fdopen(os.open(path, flags, 0o600), "ab")
+    if file.tell() > OUTPUT_BYTES:
+        file.truncate(0)
+    return file
+
 
 READY_S = 8.0
 """Claude Code waits ten seconds for the command that starts a server."""
@@ -29,6 +98,8 @@ PAGES_READY_S = 20.0
 """For the pages a person waits, who sees what happens: a slow machine has more time."""
 PAGES_PORT = 8643
 """The first port that the server of `ava ui` tries."""
+HTTP_IDLE = "12h"
+"""After so long without a request and without an open stream, the HTTP server ends."""
 PAGES_IDLE, PAGES_DRAIN = "30m", "1s"
 """After so long without an open page it ends, and then within this time for requests."""
 ENDS_WITHIN_S = 6.0
@@ -144,6 +215,20 @@ class LocalServer:
             start_detached((sys.executable, *MODULE_ARGS, *options), self.output, self.root.path, env, keep=True)
         except OSError as error:
             raise ConfigError(f"{self.what} cannot be started: {error}") from error
+
+
+def http_server(root: DataRoot) -> LocalServer:
+    """Return the HTTP server of a data root."""
+    return LocalServer(root, root.http_lock, root.http_port, root.http_words, "the HTTP server")
+
+
+def start_http(root: DataRoot, port: int) -> None:
+    """Start the HTTP server of a data root on a port, unless it runs. Blocking.
+
+    Raises:
+        ConfigError: It cannot be started, or serves on another port.
+    """
+    http_server(root).start(("serve", "--http", "--port", str(port), "--idle", HTTP_IDLE), port)
 
 
 def pages_server(root: DataRoot) -> LocalServer:

@@ -1,12 +1,11 @@
-"""`/approvals`, where a person decides from another machine with a token that has the scope `approve`; and `/metrics`.
+"""`/approvals`, where a person decides from another machine with a token that has the scope `approve`.
 
-/approvals is not an MCP tool, so no model can reach it. A decision there is checked like any other: approval lines
+It is not an MCP tool, so no model can reach it. A decision there is checked like any other: approval lines
 letter for letter, the digest of what was shown, and an entry in the log with the channel `http`.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import anyio.to_thread
@@ -15,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
+from ava_audit.units import now_us
 from ava_server.approval.proposals import changed_since, pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import forbidden, invalid_body, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
 from ava_server.web.requests import read_body
@@ -95,19 +95,15 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
             response = await _decided(app, token, request)
         else:
             response = Response(status_code=405, headers={"Allow": "GET, POST"})
-    except BadInput as error:
-        response = _wrong(400, error)
-    except Refused as error:
-        response = _wrong(409, error)
     except (AvaError, AuditError) as error:
-        response = _wrong(503, error)
+        response = refusal(error)
     await response(scope, receive, send)
 
 
 async def _waiting(app: App, token: Token) -> Response:
-    now_us = time.time_ns() // 1000
-    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, now_us))
-    asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, now_us))
+    at_us = now_us()
+    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, at_us))
+    asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
     extensions = [one.pending.model_dump() for one in asked]
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})
 
@@ -121,9 +117,7 @@ async def _decided(app: App, token: Token, request: Request) -> Response:
             return await _extension_decided(app, token, wanted)
         ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
     except ValidationError as wrong:
-        first = wrong.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the body"
-        return _wrong(400, BadInput(f"{where}: {first['msg']}; see docs/http.md for the format"))
+        raise invalid_body(wrong, "see docs/http.md for the format") from None
     service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
     if wanted.decision == "approve":
@@ -186,37 +180,3 @@ async def _silent(_line: str) -> None:
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
     return JSONResponse(body, status, headers={"Cache-Control": "no-store"})
-
-
-def _wrong(status: int, error: Exception) -> Response:
-    return _json({"error": "refused", "error_description": str(error)}, status)
-
-
-async def metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
-    """Handle a request to /metrics.
-
-    Args:
-        app: The server.
-        scope: The request.
-        receive: Its body.
-        send: Takes the answer.
-        open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
-    """
-    token: Token = scope[OF_REQUEST]
-    if not token.reads_all:
-        response: Response = forbidden(token, "audit")
-    elif scope["method"] in ("GET", "HEAD"):
-        response = await _rendered(app, open_sessions)
-    else:
-        response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
-    await response(scope, receive, send)
-
-
-async def _rendered(app: App, open_sessions: int) -> Response:
-    from ava_server.http.metrics import CONTENT_TYPE, render  # not loaded before somebody scrapes
-
-    try:
-        body = await render(app.runtime, open_sessions=open_sessions)
-    except AuditError as error:
-        return JSONResponse({"error": "not ready", "error_description": str(error)}, 503)
-    return Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})

@@ -25,13 +25,15 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 
 from ava_server.config.tokens import Token, Tokens
-from ava_server.core.errors import ConfigError
+from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.mcp_server.app import OF_REQUEST
 from ava_server.web.site import VISITOR
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from ava_audit.errors import AuditError
     from ava_server.config.tokens import Token
     from ava_server.http.settings import Reach
     from ava_server.web.pages import Pages
@@ -81,6 +83,19 @@ def error_response(
     body = json.dumps({"error": error, "error_description": sentence})
     common = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return Response(body, status, headers={**common, **(headers or {})}, media_type="application/json")
+
+
+def refusal(error: AvaError | AuditError) -> Response:
+    """Return the answer for an error: 400 for what cannot be meant, 409 for what may not be done, else 503."""
+    status = 400 if isinstance(error, BadInput) else 409 if isinstance(error, Refused) else 503
+    return error_response(status, str(error))
+
+
+def invalid_body(wrong: ValidationError, advice: str) -> BadInput:
+    """Return the error for a body of a wrong form: its first fault, and the advice."""
+    first = wrong.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the body"
+    return BadInput(f"{where}: {first['msg']}; {advice}")
 
 
 log = logging.getLogger("ava.http")

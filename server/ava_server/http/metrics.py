@@ -9,7 +9,6 @@ from __future__ import annotations
 import platform
 import shutil
 import sqlite3
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +25,11 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
     SummaryMetricFamily,
 )
+from starlette.responses import Response
 
+from ava_audit.errors import AuditError
 from ava_audit.rows import UNENDED, Bucket
-from ava_audit.store.instances import LiveInstance
+from ava_audit.store.backend import LiveInstance
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.totals import (
     NO_COUNT,
@@ -47,15 +48,21 @@ from ava_audit.totals import (
     start_waits,
     user_sums,
 )
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.budget.user_limits import day_cents
+from ava_server.http.limits import error_response, forbidden
+from ava_server.mcp_server.app import OF_REQUEST, App
 from ava_server.runs.submit import NAME as SUBMIT
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from ava_server.config.tokens import Token
     from ava_server.service.runtime import Runtime
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -338,13 +345,13 @@ async def render(runtime: Runtime, *, open_sessions: int | None = None) -> bytes
         StoreUnavailable: The log cannot be read.
     """
     async with runtime.counting:  # one at a time, because threads read the tally
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         log = await runtime.store.read(
-            partial(_read_log, now_us=now_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
+            partial(_read_log, now_us=at_us, tally=runtime.tally, by_user=runtime.settings.metrics.by_user)
         )
         runtime.tally.add(_with_tool_labels(log.news, runtime))
         live = await anyio.to_thread.run_sync(runtime.instances.live)
-        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, now_us, open_sessions))
+        return await anyio.to_thread.run_sync(generate_latest, Families(log, runtime, live, at_us, open_sessions))
 
 
 def _read_log(view: View, now_us: int, tally: Tally, *, by_user: bool) -> LogState:
@@ -378,3 +385,27 @@ def _with_tool_labels(news: NewCounts, runtime: Runtime) -> NewCounts:
 
     counts = ((name, labelled(name, labels), entries, took_ms) for name, labels, entries, took_ms in news.counts)
     return replace(news, counts=tuple(counts))
+
+
+async def answer_metrics(app: App, scope: Scope, receive: Receive, send: Send, open_sessions: int) -> None:
+    """Handle a request to /metrics.
+
+    Args:
+        app: The server.
+        scope: The request.
+        receive: Its body.
+        send: Takes the answer.
+        open_sessions: Sessions of clients that speak MCP up to 2025-11-25.
+    """
+    token: Token = scope[OF_REQUEST]
+    if not token.reads_all:
+        response = forbidden(token, "audit")
+    elif scope["method"] not in ("GET", "HEAD"):
+        response = Response(status_code=405, headers={"Allow": "GET, HEAD"})
+    else:
+        try:
+            body = await render(app.runtime, open_sessions=open_sessions)
+            response = Response(body, headers={"content-type": CONTENT_TYPE, "cache-control": "no-store"})
+        except AuditError as error:
+            response = error_response(503, str(error), error="not ready")
+    await response(scope, receive, send)

@@ -7,7 +7,6 @@ as fetched, as with `ava show` on this machine.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,20 +17,19 @@ import anyio
 import anyio.to_thread
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.search import LogQuery
 from ava_audit.totals import UserSpending, group_sum, spending
-from ava_audit.units import DAY_US
+from ava_audit.units import DAY_US, now_us
 from ava_audit.view import View, append
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import error_response, forbidden, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.service import log_lines, records
@@ -75,17 +73,15 @@ async def answer_records(app: App, scope: Scope, receive: Receive, send: Send) -
             with anyio.fail_after(ANSWER_S):
                 response = await _Reader(app, token, request).answer(path)
     except TimeoutError:
-        response = _wrong(503, "refused", f"the log did not answer within {ANSWER_S:.0f} s; try again")
+        response = error_response(503, f"the log did not answer within {ANSWER_S:.0f} s; try again")
     except _NeedsAudit:
         response = forbidden(token, "audit")
     except _UnknownId as error:
-        response = _wrong(404, UNKNOWN_ID, str(error))
-    except (BadInput, BadQuery, ValidationError) as error:
-        response = _wrong(400, "refused", str(error))
-    except Refused as error:
-        response = _wrong(409, "refused", str(error))
+        response = error_response(404, str(error), error=UNKNOWN_ID)
+    except (BadQuery, ValidationError) as error:
+        response = error_response(400, str(error))
     except (AvaError, AuditError) as error:
-        response = _wrong(503, "refused", str(error))
+        response = refusal(error)
     await response(scope, receive, send)
 
 
@@ -122,7 +118,7 @@ class _Reader:
             case ["report"]:
                 return await self._report()
             case _:
-                return _wrong(404, "not found", "Not found. See docs/http.md for the paths.")
+                return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
 
     def _whose(self) -> str | None:
         """Return whose runs are asked for; None is everybody's, for an auditor."""
@@ -150,18 +146,15 @@ class _Reader:
             ) from None
 
     async def _current(self) -> Response:
-        user, at_us = self._whose(), time.time_ns() // 1000
+        user, at_us = self._whose(), now_us()
         own, caps = self._token.user, day_caps(self._runtime.settings, self._token.user)
-        day, alive = utc_day(at_us), self._runtime.instances.alive
+        alive = self._runtime.instances.alive
 
         def query(view: View) -> records.CurrentRuns:
             counts, runs = records.current_runs(view, user, alive, at_us, served=lambda: True, most=MOST_RUNS)
-            spent = [(own, view.bucket(user_scope(own, day)), caps.user_micros)]
-            if self._session.audits:
-                spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
-            budgets = (records.Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
+            budgets = records.todays_budgets(view, own, own, caps, at_us, everybody=self._session.audits)
             others = 0 if user is None else view.unended_of_others(user)
-            return records.CurrentRuns(at_us, counts, runs, tuple(budgets), _facts(self._token), others)
+            return records.CurrentRuns(at_us, counts, runs, budgets, _facts(self._token), others)
 
         return _json(await self._store.read(query))
 
@@ -176,13 +169,13 @@ class _Reader:
                 rows += await self._known(given, "group", partial(self._access.group, given, reading=True))
             else:
                 rows.append(await self._run(given))
-        now_us, manager = time.time_ns() // 1000, self._runtime.manager
+        at_us, manager = now_us(), self._runtime.manager
         alive, unique = self._runtime.instances.alive, {row.id: row for row in rows}.values()
 
         def query(view: View) -> records.ListedRuns:
             return records.ListedRuns(
                 [
-                    view_run(view, row, alive, now_us, manager=manager, result=False, task=len(unique) > 1)
+                    view_run(view, row, alive, at_us, manager=manager, result=False, task=len(unique) > 1)
                     for row in unique
                 ]
             )
@@ -251,7 +244,3 @@ def _day(given: str) -> int:
 def _json(value: object) -> Response:
     body = TypeAdapter(type(value)).dump_json(value)
     return Response(body, media_type="application/json", headers={"Cache-Control": "no-store"})
-
-
-def _wrong(status: int, error: str, sentence: str) -> Response:
-    return JSONResponse({"error": error, "error_description": sentence}, status, {"Cache-Control": "no-store"})

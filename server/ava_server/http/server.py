@@ -18,20 +18,17 @@ from urllib.parse import urlsplit
 
 import anyio
 import uvicorn
-from starlette.responses import JSONResponse
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import pages_server
+from ava_server.core.local_server import http_server, pages_server
 from ava_server.core.shortage import raise_limit
 from ava_server.core.shutdown import GracefulShutdown, ignore_signals, log_to_stderr
-from ava_server.http.approvals import approvals, metrics
-from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, forbidden
-from ava_server.http.local import server_of
-from ava_server.http.peers import Forwarder
-from ava_server.http.sessions import Sessions, worth_a_line
+from ava_server.http.approvals import approvals
+from ava_server.http.limits import CONNECTION, HEADER_BYTES, Authentication, RequestLimits, error_response, forbidden
+from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
@@ -304,7 +301,7 @@ async def _announced(root: DataRoot, reach: Reach) -> AsyncGenerator[bool]:
     with ExitStack() as held:
         first = True
         if reach.loopback:
-            server = pages_server(root) if reach.pages else server_of(root)
+            server = pages_server(root) if reach.pages else http_server(root)
             announcing = server.announced(reach.port, keep=reach.pages)
             first = await anyio.to_thread.run_sync(held.enter_context, announcing)
         yield first
@@ -334,9 +331,7 @@ class _Paths:
         """Handle one request."""
         token: Token = scope[OF_REQUEST]
         if not self._app.is_open or self._ending.serving.cancel_called:
-            await JSONResponse({"error": "not ready", "error_description": "Try again in a moment."}, 503)(
-                scope, receive, send
-            )
+            await error_response(503, "Try again in a moment.", error="not ready")(scope, receive, send)
         elif scope["path"] == MCP_PATH:
             if {"spawn", "read", "audit", "admin"} & set(token.scopes):
                 await self._sessions.answer(token.user, scope, receive, send)
@@ -345,7 +340,9 @@ class _Paths:
         elif scope["path"] == APPROVALS_PATH:
             await approvals(self._app, scope, receive, send)
         elif scope["path"] == METRICS_PATH:
-            await metrics(self._app, scope, receive, send, self._sessions.open)
+            from ava_server.http.metrics import answer_metrics  # not loaded before somebody scrapes
+
+            await answer_metrics(self._app, scope, receive, send, self._sessions.open)
         elif scope["path"] == USERS_PATH or scope["path"].startswith(f"{USERS_PATH}/"):
             from ava_server.http.users import answer_users  # not loaded before somebody asks
 
@@ -359,7 +356,7 @@ class _Paths:
                 f"Not found. Paths: {MCP_PATH} for MCP clients, {APPROVALS_PATH}, {USERS_PATH} and"
                 f" {', '.join(RECORD_PATHS)} for `ava --url URL`, {METRICS_PATH} for Prometheus."
             )
-            await JSONResponse({"error": "not found", "error_description": there}, 404)(scope, receive, send)
+            await error_response(404, there, error="not found")(scope, receive, send)
 
     def why_not_ready(self) -> str | None:
         """Return why load balancers should send requests elsewhere, without a word on its users' work; else None."""

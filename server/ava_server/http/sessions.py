@@ -1,27 +1,39 @@
-"""The sessions of MCP up to 2025-11-25: how many a user may have, and which server's they are."""
+"""The sessions of MCP up to 2025-11-25: how many a user may have, which server's they are, and the way there.
+
+Such a session lives in the process that opened it. Its id ends with the name of that process, so any other server of
+the same log knows where its requests belong. A made-up name only leads to a live server, which then does not know the
+session; the address never comes from the request. A request that was passed on is not passed on again.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
+import httpx2
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.inbound import MCP_PROTOCOL_VERSION_HEADER
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 
-from ava_server.http.limits import too_many
+from ava_audit.errors import AuditError
+from ava_server.http.limits import connection_of, error_response, too_many
 
 if TYPE_CHECKING:
     from mcp.server.auth.middleware.bearer_auth import AuthorizationContext
     from mcp.server.lowlevel.server import Server
     from mcp.server.streamable_http import StreamableHTTPServerTransport
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
-    from ava_server.http.peers import Forwarder
+    from ava_server.service.runtime import Runtime
+
 
 BODY_BYTES = 4 * 1024 * 1024
 SESSIONS, SESSIONS_OF_USER = 2_000, 200
@@ -116,3 +128,180 @@ def _of_session(headers: Headers) -> bool:
     """Tell whether a request is of a version of the protocol that has sessions, by the SDK's rules."""
     version = headers.get(MCP_PROTOCOL_VERSION_HEADER)
     return version is None or version in HANDSHAKE_PROTOCOL_VERSIONS
+
+
+log = logging.getLogger("ava.peers")
+PASSED_ON = "x-ava-passed-on"
+"""The header of a request that another server has passed on."""
+CONNECT_S, WRITE_S = 3.0, 30.0
+READ_S = 60.0
+"""The longest silence of an answer; every stream has a comment each 15 s."""
+_OF_REQUEST = frozenset({"accept", "authorization", "content-length", "content-type", "last-event-id", "user-agent"})
+_OF_ANSWER = frozenset({"allow", "cache-control", "content-length", "content-type", "retry-after", "www-authenticate"})
+_OF_MCP = "mcp-"
+_OWNER = re.compile(r"[0-9a-f]{32}-([A-Za-z0-9]{1,64})")
+_ENDED = (
+    "The server of this session ended while it answered; the call may have been carried out. Look before you retry."
+)
+
+
+def owner_of(session: str) -> str | None:
+    """Return the process that has opened a session; None for an id that no server has made."""
+    found = _OWNER.fullmatch(session)
+    return found[1] if found is not None else None
+
+
+class Forwarder:
+    """Passes requests on to other servers, both ways as they come.
+
+    Args:
+        runtime: What this process has open: it knows the other instances, and is one.
+        host: The host name under which clients know all of them, as it stands in the Host header.
+    """
+
+    def __init__(self, runtime: Runtime, host: str) -> None:
+        self._instances = runtime.instances
+        self._own = runtime.membership
+        self._name = self._own.name
+        self._marks = {PASSED_ON: self._name, "host": host, "accept-encoding": "identity"}
+        # No proxy from the environment, and no redirect: a token goes to the announced address and nowhere else.
+        self._client = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(CONNECT_S, read=READ_S, write=WRITE_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=20),
+            trust_env=False,
+            follow_redirects=False,
+        )
+
+    def name_session(self, random: str) -> str:
+        """Return the id of a session that this process opens."""
+        return f"{random}-{self._name}"
+
+    async def stay_open(self) -> None:
+        """Keep connections for the next requests, until cancelled."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S):
+                await self._client.aclose()
+
+    @contextlib.asynccontextmanager
+    async def announced(self, address: str | None) -> AsyncGenerator[None]:
+        """Let the others pass requests on to this server meanwhile; without an address they cannot."""
+        try:
+            if address is not None:
+                await anyio.to_thread.run_sync(self._own.announce, address)
+            yield
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CONNECT_S):
+                try:
+                    await anyio.to_thread.run_sync(self._own.announce, "")
+                except (AuditError, OSError) as error:  # its lease ends with it
+                    log.debug("the address stays until the lease expires: %s", error)
+
+    async def passes_on(self, session: str, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Have the server that owns a session answer a request; return False if there is none, and nothing was sent."""
+        headers = Headers(scope=scope)
+        owner = owner_of(session)
+        if owner is None or owner == self._name or PASSED_ON in headers:
+            return False
+        address = await anyio.to_thread.run_sync(self._instances.address_of, owner)
+        if address is None:
+            return False
+        await _Relay(self._client, scope, receive, send).run(f"{address}/mcp", self._marks)
+        return True
+
+
+class _Relay:
+    """One request on its way to another server."""
+
+    def __init__(self, client: httpx2.AsyncClient, scope: Scope, receive: Receive, send: Send) -> None:
+        self._client = client
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._whole = anyio.Event()
+        self._begun = False
+
+    async def run(self, url: str, marks: dict[str, str]) -> None:
+        """Pass it on, and its answer back, until one side ends.
+
+        Raises:
+            TimeoutError: The client does not read.
+        """
+        failed: list[TimeoutError] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def until_gone() -> None:
+                await self._whole.wait()
+                while (await self._receive())["type"] != "http.disconnect":
+                    pass
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(until_gone)
+            try:
+                await self._answer(url, marks)
+            except TimeoutError as error:  # raised below, not inside a group
+                failed.append(error)
+            tasks.cancel_scope.cancel()
+        if failed:
+            raise failed[0]
+
+    async def _answer(self, url: str, marks: dict[str, str]) -> None:
+        given = Headers(scope=self._scope)
+        has_body = "transfer-encoding" in given or given.get("content-length", "0") != "0"
+        if not has_body:
+            self._whole.set()
+        content, headers = self._body() if has_body else None, {**dict(_kept(given, _OF_REQUEST)), **marks}
+        try:
+            request = self._client.build_request(self._scope["method"], url, headers=headers, content=content)
+            answer = await self._client.send(request, stream=True)
+            try:
+                await self._pass_back(answer)
+            finally:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                    await answer.aclose()
+        except (httpx2.ConnectError, httpx2.ConnectTimeout):  # no server has seen the request
+            log.info("the server of a session does not answer at %s", url)
+            await _no_session()(self._scope, self._receive, self._send)
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            log.warning("the server of a session at %s ended while it answered: %s", url, type(error).__name__)
+            await self._broken_off()
+
+    async def _pass_back(self, answer: httpx2.Response) -> None:
+        headers = [(name.encode(), value.encode()) for name, value in _kept(answer.headers, _OF_ANSWER)]
+        self._begun = True
+        await self._send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+        async for piece in answer.aiter_raw():
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _broken_off(self) -> None:
+        """Tell the client that the answer does not come, or cut the connection in the middle of one."""
+        if not self._begun:
+            await error_response(502, _ENDED, error="ended")(self._scope, self._receive, self._send)
+        elif (line := connection_of(self._scope)) is not None:
+            line.abort()
+
+    async def _body(self) -> AsyncIterator[bytes]:
+        while True:
+            message: Message = await self._receive()
+            if message["type"] == "http.disconnect":
+                self._whole.set()
+                return
+            if body := message.get("body", b""):
+                yield body
+            if not message.get("more_body", False):
+                self._whole.set()
+                return
+
+
+def _kept(headers: Headers | httpx2.Headers, names: frozenset[str]) -> Iterator[tuple[str, str]]:
+    for name, value in headers.items():
+        if name.lower() in names or name.lower().startswith(_OF_MCP):
+            yield name, value
+
+
+def _no_session() -> JSONResponse:
+    """Return the answer to a request for a session that does not exist: the client opens another one."""
+    error: dict[str, Any] = {"code": -32600, "message": "Session not found"}
+    return JSONResponse({"jsonrpc": "2.0", "id": None, "error": error}, 404)

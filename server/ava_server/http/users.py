@@ -6,7 +6,6 @@ or administer, are set only in a terminal on the server.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_audit.events import Event, SettingsChanged
+from ava_audit.units import now_us
 from ava_audit.view import View, append
 from ava_server.budget.user_limits import STRICTEST_FIRST
 from ava_server.config.passkeys import Passkeys
@@ -24,7 +24,7 @@ from ava_server.config.settings import Policy, UserSettings
 from ava_server.config.tokens import expiry, read_tokens, user_name
 from ava_server.config.users import read_users
 from ava_server.core.errors import AvaError, BadInput
-from ava_server.http.limits import forbidden
+from ava_server.http.limits import forbidden, invalid_body, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.service.users import (
     AddedUser,
@@ -71,10 +71,8 @@ async def answer_users(app: App, scope: Scope, receive: Receive, send: Send) -> 
             response: Response = forbidden(token, "admin")
         else:
             response = await _answer(app, token, request)
-    except BadInput as error:
-        response = _wrong(400, str(error))
     except (AvaError, AuditError) as error:
-        response = _wrong(503, str(error))
+        response = refusal(error)
     await response(scope, receive, send)
 
 
@@ -104,7 +102,7 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
                 f"{user} has runs in the log, which a new user of that name would see: choose another name; if it is"
                 f" the same person, somebody on the server adds them again, with `ava user add {user}`"
             )
-        ends_us = expiry(given.expires, time.time_ns() // 1000)
+        ends_us = expiry(given.expires, now_us())
         made, text = await add_user(root, user, limits, ("spawn", "read"), ends_us, changed)
         return _json(AddedUser(name=made.name, token=text, scopes=list(made.scopes), expires=given.expires))
     if given.expires is not None:
@@ -166,17 +164,12 @@ async def _body(request: Request) -> _Limits:
     try:
         return _Limits.model_validate_json(body or b"{}")
     except ValidationError as wrong:
-        first = wrong.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the body"
-        raise BadInput(
-            f"{where}: {first['msg']}; over HTTP, an administrator sets daily_cents, running, spawns_per_hour and"
-            " approval. Folders and roles are set on the server with `ava user limit`"
+        raise invalid_body(
+            wrong,
+            "over HTTP, an administrator sets daily_cents, running, spawns_per_hour and approval. Folders and roles are"
+            " set on the server with `ava user limit`",
         ) from None
 
 
 def _json(answer: BaseModel) -> Response:
     return JSONResponse(answer.model_dump(), headers={"Cache-Control": "no-store"})
-
-
-def _wrong(status: int, sentence: str) -> Response:
-    return JSONResponse({"error": "refused", "error_description": sentence}, status)

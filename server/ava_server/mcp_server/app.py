@@ -17,7 +17,7 @@ from ava_server.mcp_server.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
-    from ava_audit.store.instances import Announcement
+    from ava_audit.store.backend import Announcement
     from ava_roles.catalog import Catalog
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
@@ -324,7 +324,7 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
 
 def _told(_runtime: Runtime) -> Announcement:
     """Return what this process tells others on its log about itself."""
-    from ava_audit.store.instances import Announcement
+    from ava_audit.store.backend import Announcement
 
     return Announcement("server")
 

@@ -196,9 +196,9 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
 
 def _run_text(view: View, run: RunRow, alive: Alive) -> str:
     from ava_audit.units import iso_utc
+    from ava_server.service.log_lines import recent_steps
     from ava_server.service.responses import RunResource, RunStep
     from ava_server.service.run_view import limits_of, run_answer, view_run
-    from ava_server.service.steps import recent_steps
 
     shown = view_run(view, run, alive, time.time_ns() // 1000)
     steps = [

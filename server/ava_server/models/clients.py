@@ -14,7 +14,7 @@ import anyio.to_thread
 import httpx2
 from httpx2._utils import get_environment_proxies  # pyright: ignore[reportPrivateUsage]
 
-from ava_roles.net.proxies import proxy_place, proxy_url
+from ava_roles.net.addresses import proxy_place, proxy_url
 
 KEEP_ALIVE_S = 30.0
 """Longer than most tool calls take, so that a run's next turn finds its connection open."""

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
 _OPENROUTER, _OPENAI, _ANTHROPIC = (host_of(KNOWN_URLS[name]) for name in ("openrouter", "openai", "anthropic"))
 
 
-def build_model(choice: Choice, clients: ClientPool) -> Model:
-    """Return the chosen model, ready to be called."""
-    return model_of(choice.name, parameters(choice), choice.api_key, clients)
-
-
 def how_it_thinks(choice: Choice) -> Thinking:
     """Return how the chosen model is told to think."""
     if choice.base_url is None:
@@ -80,11 +75,11 @@ def model_of(name: str, parameters: Mapping[str, Any], api_key: str | None, clie
         ConfigError: The parameters are those of another version of Ava.
     """
     if parameters in ({"wire": "scripted"}, {"wire": "offline"}):
-        from ava_server.models import demo, offline
-        from ava_server.models.local import LocalModel
+        from ava_server.models import offline
+        from ava_server.models.local import LocalModel, scripted_answer
 
         scripted = parameters["wire"] == "scripted"
-        return LocalModel(SCRIPTED, demo.answer) if scripted else LocalModel(OFFLINE, offline.answer)
+        return LocalModel(SCRIPTED, scripted_answer) if scripted else LocalModel(OFFLINE, offline.answer)
     try:
         wire = _wire(parameters)
     except ValueError:  # a ValidationError is one

@@ -10,27 +10,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
+from anyio.from_thread import check_cancelled
 
 from ava_audit.errors import AuditError, BlobRefused
 from ava_audit.events import Activity, CommandRun, WorkChecked, WorktreeReady
 from ava_audit.redaction import RunRedactor
 from ava_audit.rows import RunRow
-from ava_roles.errors import RolesError, WorktreeFailed
+from ava_roles.errors import RolesError, ToolFailed, WorktreeFailed
+from ava_roles.sandbox.paths import Root
+from ava_roles.threads import run_sync
 from ava_roles.tool import ToolContext, status_sentence
+from ava_roles.tools.text_files import find_private_key_files
 from ava_roles.worktree.session import WorktreeSession, publish_leftover, remove_worktree
 from ava_roles.worktree.spec import Branch, Verdict
 from ava_roles.wrap import clean, wrap_tool_output
 from ava_server.budget.run_config import Coding, config_of
+from ava_server.runs import prompts
 from ava_server.runs.changes import ELSEWHERE, LATE, KeptChanges, commit_message, describe_command
 from ava_server.runs.log import RunLog, ms_since
-from ava_server.runs.private_keys import learn_private_keys
-from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 from ava_server.runs.submit import SubmitArgs
 from ava_server.runs.travel import Travel
@@ -340,3 +344,16 @@ def fail_unkept(ended: RunResult, kept: KeptChanges) -> RunResult:
         error_message=kept.fault,
         what_to_do="Fix what the error says; the next start of Ava commits the work to its branch.",
     )
+
+
+async def learn_private_keys(redactor: RunRedactor, files: Root) -> None:
+    """Replace every part of the private keys in these files from now on."""
+
+    def learn() -> None:
+        with suppress(ToolFailed):  # whatever needs the files reports the error
+            for text in find_private_key_files(files, check_cancelled):
+                redactor.learn_private_keys(clean(text)[0])
+        if redactor.full:
+            log.warning("%s has more private keys than Ava can recognise in part; some may reach a model", files.path)
+
+    await run_sync(learn)

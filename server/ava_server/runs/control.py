@@ -15,7 +15,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RunRow
-from ava_audit.store.instances import Instances
+from ava_audit.store.backend import Instances
 from ava_audit.store.store import Store
 from ava_audit.view import Command
 from ava_server.approval.proposals import SpawnLimits, texts_of

@@ -15,7 +15,7 @@ from typing import Literal
 from ava_audit.events import AssistantMessage, ToolResult
 from ava_server.models.base import ToolUse
 from ava_server.models.text_tool_calls import EXAMPLE, TextToolCalls
-from ava_server.runs.prompts import prompts
+from ava_server.runs import prompts
 
 REPAIRS = 2
 """Invalid answers in a row before the one that ends the run."""

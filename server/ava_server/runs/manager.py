@@ -22,7 +22,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store.instances import Instances
+from ava_audit.store.backend import Instances
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View

@@ -18,7 +18,7 @@ from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.run_specs import ASK, AskArgs
-from ava_roles.wrap import add_bars, clean
+from ava_roles.wrap import add_bars, clean, one_line
 from ava_server.approval.questions import Question, Reply, TextField
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id
@@ -178,7 +178,7 @@ def waiting_question(view: View, run: RunRow, now_us: int) -> WaitingQuestion | 
     call = next((fact for fact in calls if isinstance(fact, ToolCall) and fact.call_id == asked.call_id), None)
     given: Any = call.args if call is not None else None
     args = cast("dict[str, Any]", given) if isinstance(given, dict) else {"question": _ERASED}
-    options = (" ".join(clean(str(option))[0].split()) for option in args.get("options") or ())
+    options = (one_line(str(option)) for option in args.get("options") or ())
     # A form shows each option on one line, once, and returns it as it stands.
     different = tuple(dict.fromkeys(filter(None, options)))
     return WaitingQuestion(run, asked, clean(str(args.get("question", "")))[0], different)

@@ -23,12 +23,12 @@ from ava_server.budget.caps import (
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import reserve_micros
+from ava_server.runs import prompts
 from ava_server.runs.context import RunContext
 from ava_server.runs.extension import CapExtensions
 from ava_server.runs.history import Recipe
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog
-from ava_server.runs.prompts import prompts
 from ava_server.runs.result import RunResult
 
 DOING: Mapping[PlanPhase, str] = {

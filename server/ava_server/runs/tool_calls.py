@@ -33,14 +33,14 @@ from ava_server.core.shortage import shortage_in
 from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
+from ava_server.runs.coding import learn_private_keys
 from ava_server.runs.context import RunContext, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog, ms_since
-from ava_server.runs.private_keys import learn_private_keys
+from ava_server.runs.model_call import PaidSearches
 from ava_server.runs.questions import Ask
-from ava_server.runs.web_search import PaidSearches
 
 log = logging.getLogger("ava.run")
 MOST_CALLS = 16

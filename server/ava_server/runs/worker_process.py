@@ -15,7 +15,7 @@ import anyio.to_thread
 from ava_audit.store.locks import HeldLock, hold_within, is_held
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
-from ava_server.core.detached import start_detached
+from ava_server.core.local_server import start_detached
 
 log = logging.getLogger("ava.worker")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
+from ava_audit.units import now_us
 from ava_audit.view import Command, T, View, loads
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
@@ -259,16 +259,16 @@ class Access:
             alive: Tells whether an instance lives.
             unended: The user's runs that have not ended, where the caller has read them.
         """
-        user, now_us, alive = self.session.user, time.time_ns() // 1000, alive or self.runtime.alive_now()
+        user, at_us, alive = self.session.user, now_us(), alive or self.runtime.alive_now()
         if unended is None:  # few of them are news
-            unended = view.runs(user=user, states=(QUEUED,), paused_at_us=now_us)
+            unended = view.runs(user=user, states=(QUEUED,), paused_at_us=at_us)
             if not all(map(alive, view.owners(user))):
                 unended += view.runs(user=user, states=(RUNNING,))
         lost = [row for row in unended if row.state == RUNNING and row.instance and not alive(row.instance)]
         return News(
-            at_us=now_us,
-            asking=[row for row in unended if awaited(row, now_us)],
-            interrupted=[row for row in lost if waits_for_resume(view, row, now_us)],
+            at_us=at_us,
+            asking=[row for row in unended if awaited(row, at_us)],
+            interrupted=[row for row in lost if waits_for_resume(view, row, at_us)],
             ended=view.unfetched(user),
         )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ava_server.core.errors import Refused
 
 if TYPE_CHECKING:
-    from ava_audit.store.blobs import Blobs
+    from ava_audit.store.backend import Blobs
     from ava_roles.sandbox.paths import Root
 
 MOST_BYTES = 2_000_000
@@ -63,7 +63,7 @@ class RunFiles:
     def _read_stored(self, file: Mapping[str, Any]) -> bytes | None:
         """Return what is beside the log; None if the file is not there."""
         from ava_audit.errors import BlobRefused, StoreUnavailable
-        from ava_audit.store.blobs import Blob
+        from ava_audit.store.backend import Blob
 
         if self._blobs is None:
             return None

@@ -9,7 +9,7 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, RunRow
-from ava_audit.units import HOUR_US
+from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
@@ -122,19 +122,19 @@ class RunChecks(Operations):
 
         Also a sentence on the runs that this session is not shown; empty where there are none.
         """
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         user, alive = self._session.user, self._runtime.alive_now()
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
-            unended = view.runs(user=whose, states=UNENDED, expired_before_us=now_us - HOUR_US, limit=LISTED)
+            unended = view.runs(user=whose, states=UNENDED, expired_before_us=at_us - HOUR_US, limit=LISTED)
             complete = whose == user and len(unended) < LISTED
             news = self._access.news(view, alive, unended if complete else None)
             caller.news[:] = [news]
             rows = unended[::-1]  # the newest first: an answer may not carry them all
-            rows += view.runs(user=whose, ended_since_us=now_us - HOUR_US)[::-1]
-            rows += [row for row in news.ended if row.ended_us and row.ended_us < now_us - HOUR_US]
-            runs = [view_run(view, row, alive, now_us, result=False) for row in rows]
+            rows += view.runs(user=whose, ended_since_us=at_us - HOUR_US)[::-1]
+            rows += [row for row in news.ended if row.ended_us and row.ended_us < at_us - HOUR_US]
+            runs = [view_run(view, row, alive, at_us, result=False) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)
             by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
             shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
@@ -149,8 +149,8 @@ class RunChecks(Operations):
 
     def _shown(self, view: View, rows: list[RunRow], alive: Alive, offset: int = 0) -> list[RunAnswer]:
         """Return runs as the tools' answers show them; `offset` continues a long output. Blocking."""
-        now_us = time.time_ns() // 1000
-        runs = [view_run(view, row, alive, now_us, manager=self._runtime.manager) for row in rows]
+        at_us = now_us()
+        runs = [view_run(view, row, alive, at_us, manager=self._runtime.manager) for row in rows]
         room = room_for(sum(row.ended for row in rows))
         by_pin = any(run.state == WAITING for run in runs) and self._by_pin()
         answers = [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
@@ -217,8 +217,8 @@ class RunChecks(Operations):
 
 def _nothing_to_wait_for(rows: list[RunRow]) -> bool:
     """Tell whether each of these runs has ended or is paused."""
-    now_us = time.time_ns() // 1000
-    return all(row.ended or paused(row, now_us) for row in rows)
+    at_us = now_us()
+    return all(row.ended or paused(row, at_us) for row in rows)
 
 
 def fit_runs(runs: list[RunAnswer]) -> tuple[list[RunAnswer], str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from ava_audit.entries import Entry
 from ava_audit.errors import BadQuery
 from ava_audit.search import LogQuery, search
-from ava_audit.units import parse_time
+from ava_audit.units import now_us, parse_time
 from ava_roles.wrap import escape_result
 from ava_server.approval.requests import LogArgs, parse, shown
 from ava_server.core.errors import BadInput
@@ -38,7 +37,7 @@ class LogReader(Operations):
             BadInput: An argument cannot be used.
         """
         args = parse(LogArgs, given)
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         agents: tuple[str, ...] = ()
         if args.subagent_id is not None:
             agents = ((await self._access.run(args.subagent_id, "subagent_id", reading=True)).id,)
@@ -46,7 +45,7 @@ class LogReader(Operations):
             agents = (AGENT,)
         # All pages use the times of the first: "1h" would mean another hour on each.
         asked = _mark(args)
-        since_us, until_us = _time("since", args.since, now_us), _time("until", args.until, now_us)
+        since_us, until_us = _time("since", args.since, at_us), _time("until", args.until, at_us)
         if since_us is not None and until_us is not None and until_us < since_us:
             raise BadInput(f"until: {shown(args.until)} is before since ({shown(args.since)}); give a later time")
         place = _Place(None, None, since_us, until_us)

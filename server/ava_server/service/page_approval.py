@@ -6,7 +6,6 @@ else the pages ask for), on the page or in a terminal.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote, urlencode
 
@@ -14,6 +13,7 @@ import anyio
 
 from ava_audit.events import SpawnDecided, SpawnProposed
 from ava_audit.rows import WAITING, ProposalRow
+from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
 from ava_server.approval.decisions import (
     Approval,
@@ -75,9 +75,9 @@ class PageApprovals(Operations):
         if address is None:
             raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
         question = PageQuestion("\n".join((_ASKED, *(asked.approving or ()))), page_of(address, ids))
-        limits, now_us = self._runtime.spawn_limits_of(self._session.user), time.time_ns() // 1000
+        limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
         # A person decides there, so the hourly limit on starts without one does not apply.
-        checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, now_us))
+        checked = await self._store.read(lambda view: check_approval(view, asked, who, "browser", limits, at_us))
         if isinstance(checked, Outcome):
             waits = all(row.state == WAITING for row in await self._proposals(ids))
             if waits or not pages.knows(question, self._session.opened):
@@ -99,11 +99,11 @@ class PageApprovals(Operations):
         """Return when all were decided, or one of them can no longer start; report that it waits meanwhile."""
         while True:
             seen = self._store.head
-            rows, now_us = await self._proposals(ids), time.time_ns() // 1000
-            waiting = [row for row in rows if row.state == WAITING and row.expires_us > now_us]
+            rows, at_us = await self._proposals(ids), now_us()
+            waiting = [row for row in rows if row.state == WAITING and row.expires_us > at_us]
             if not waiting or any(row.state not in (WAITING, "approved") for row in rows):
                 return
-            left_s = (min(row.expires_us for row in waiting) - now_us) / 1_000_000
+            left_s = (min(row.expires_us for row in waiting) - at_us) / 1_000_000
             with anyio.move_on_after(min(left_s, PROGRESS_EVERY_S)) as pause:
                 await self._store.wait_for_entry_after(seen)
             if pause.cancelled_caught:
@@ -113,10 +113,10 @@ class PageApprovals(Operations):
 
     async def _outcome(self, ids: Sequence[str], ended: NotAgreed, question: PageQuestion) -> ConfirmOutcome:
         """Return what the log has of these proposals, whatever the client has answered."""
-        user, now_us = self._session.user, time.time_ns() // 1000
+        user, at_us = self._session.user, now_us()
 
         def query(view: View) -> ConfirmOutcome:
-            decisions = tuple(_decision(view, pending_id, user, now_us, ended) for pending_id in ids)
+            decisions = tuple(_decision(view, pending_id, user, at_us, ended) for pending_id in ids)
             rows = [row for pending_id in ids if (row := view.proposal(pending_id)) is not None]
             groups = {row.group_id for row in rows}
             waits = any(made.status == "refused" and made.refused_because == WHY[ended] for made in decisions)

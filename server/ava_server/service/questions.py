@@ -2,26 +2,94 @@
 
 The client asks within a call, or as the question of a task. A question that its person has closed or not seen is not
 asked again in the session; the run still waits. Where only the PIN allows more, the person is sent to the run's page.
+`Extensions` carries out what a person has decided about a run near a cap, here or on a screen.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
 import anyio
 
+from ava_audit.events import Channel
 from ava_audit.rows import RunRow
+from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
+from ava_server.runs.extension import extension_limits
+from ava_server.runs.extension_answer import (
+    ExtensionAnswer,
+    PendingExtension,
+    WaitingExtension,
+    decide_extension,
+    waiting_extension,
+    waiting_extensions,
+)
 from ava_server.runs.questions import WaitingQuestion, answer_question, waiting_question
 from ava_server.service.access import Access, Operations
-from ava_server.service.extensions import Extensions
+
+ONLY_PIN = (
+    'approval = "human": only the approval PIN allows a run more: in a terminal with `ava approve {run_id}`, or in a'
+    " browser with `ava ui`. No tool can"
+)
+
+
+class Extensions(Operations):
+    """Decides on what a user's runs ask for; a model never does."""
+
+    async def carry_out(self, one: WaitingExtension, reply: Reply) -> str:
+        """Carry out a person's reply to the client's question, and return what came of it.
+
+        Raises:
+            BadInput: The form's value cannot be used.
+            Refused: It cannot be allowed any more.
+        """
+        allow = one.allowed(reply) if reply.action == "accept" else None
+        return (await self._decide(one.run.id, one.asked.digest, allow, "elicitation")).text
+
+    async def waiting(self) -> list[PendingExtension]:
+        """Return what this user's runs ask for, oldest first."""
+        at_us = now_us()
+        found = await self._store.read(lambda view: waiting_extensions(view, self._session.user, at_us))
+        return [one.pending for one in found]
+
+    async def decide(self, run_id: str, shown: str, *, approve: bool) -> ExtensionAnswer:
+        """Carry out what a person has decided over this session's own channel.
+
+        Args:
+            run_id: The run that asks.
+            shown: The digest of what the person was shown.
+            approve: Raise the cap to what was proposed; else the run wraps up.
+
+        Raises:
+            BadInput: There is no such run.
+            Refused: It no longer waits, has changed, or may not be decided here.
+        """
+        run, at_us = await self._access.run(run_id, "subagent_id"), now_us()
+        found = await self._store.read(lambda view: waiting_extension(view, run, at_us))
+        if isinstance(found, str):
+            raise Refused(found)
+        return await self._decide(run_id, shown, found.asked.proposed if approve else None, self._session.channel)
+
+    async def _decide(self, run_id: str, shown: str, allow: float | None, channel: Channel) -> ExtensionAnswer:
+        settings, user = self._runtime.settings, self._session.user
+        if allow is not None:
+            self._runtime.closing.refuse_new()
+            if not settings.enabled:
+                raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was raised")
+            await self._access.refuse_without_pin(ONLY_PIN.format(run_id=run_id))
+        limits = extension_limits(settings, user)
+        command = decide_extension(run_id, shown, self._session.who, channel, limits, allow=allow)
+        answer = await self._store.do(command)
+        if answer.status == "refused":
+            raise Refused(answer.text)
+        self._access.wake(run_id)
+        return answer
+
 
 Waiting = WaitingExtension | WaitingQuestion
 LOOK_S = 1.0
@@ -98,7 +166,7 @@ class PersonQuestions(Operations):
 
         def query(view: View) -> bool:
             row = view.run(one.run.id)
-            found = waiting_extension(view, row, time.time_ns() // 1000) if row is not None else ""
+            found = waiting_extension(view, row, now_us()) if row is not None else ""
             return isinstance(found, WaitingExtension) and found.id == one.id
 
         return await self._store.read(query)
@@ -150,11 +218,11 @@ class PersonQuestions(Operations):
         owned = [row for row in rows if self._access.owns(row) and (row.extension or row.question)]
         if not owned or not self._session.may("spawn"):
             return []
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         locked = not by_pin and await self._access.needs_pin()
 
         def query(view: View) -> list[Waiting]:
-            found = (waiting_question(view, row, now_us) or waiting_extension(view, row, now_us) for row in owned)
+            found = (waiting_question(view, row, at_us) or waiting_extension(view, row, at_us) for row in owned)
             return [one for one in found if not isinstance(one, str)]
 
         found = await self._store.read(query)

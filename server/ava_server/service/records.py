@@ -1,25 +1,29 @@
 """What a person's screens show of runs and spending: read by a command from its data root, or by a server for `--url`.
 
-The screens take these values from either, so that both look the same.
+The screens take these values from either, so that both look the same. Pages also show who decided about a run, and
+what a subagent found: claims with their quotes, whether those were found again, and sources.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ava_audit.entries import Entry
+from ava_audit.events import ExtensionDecided, SpawnDecided
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.units import HOUR_US
+from ava_audit.units import HOUR_US, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, one_line
 from ava_server.approval.proposals import texts_of
-from ava_server.budget.run_config import Texts, config_of
+from ava_server.approval.summary import minutes
+from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
+from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
+    from ava_server.service.responses import RunAnswer
+
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
 """The states of runs that have not ended, in the order of a list: first what waits for a person."""
@@ -49,6 +55,17 @@ class Budget:
     spent: int
     held: int
     cap: int
+
+
+def todays_budgets(
+    view: View, user: str, whose: str, caps: DayCaps, at_us: int, *, everybody: bool
+) -> tuple[Budget, ...]:
+    """Return what is left of a user's budget today, under the name `whose`, and of everybody's together."""
+    day = utc_day(at_us)
+    spent = [(whose, view.bucket(user_scope(user, day)), caps.user_micros)]
+    if everybody:
+        spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
+    return tuple(Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,7 @@ def run_record(view: View, run_id: str, alive: Alive) -> RunRecord:
     """Return a run with its whole result."""
     run = view.run(run_id)
     assert run is not None
-    shown = view_run(view, run, alive, time.time_ns() // 1000)
+    shown = view_run(view, run, alive, now_us())
     answer = run_answer(shown)
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()
@@ -240,3 +257,123 @@ def _without_secrets(diff: str, redactor: Redactor) -> str:
         "\n".join(lines).rstrip("\n")
         + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
     )
+
+
+CHANNELS: Mapping[str, str] = {
+    "host_call": "by the host's call (host_call); the log has no answer of a person",
+    "elicitation": "by a person, asked by the server through the host (elicitation)",
+    "terminal": "by a person at the terminal",
+    "auto": "by the policy auto, without a question",
+    "http": "by a person over HTTP",
+    "browser": "by a person in the browser",
+}
+"""How a decision came, by its channel."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about a run.
+
+    Attributes:
+        at_us: When it was made.
+        what: What was decided: `Approved`.
+        how: Who decided, over which channel.
+        changes: What it has changed, in words; empty where nothing was.
+        group_id: The group that was approved together.
+        more: It answers a request for more.
+    """
+
+    at_us: int
+    what: str
+    how: str
+    changes: str = ""
+    group_id: str | None = None
+    more: bool = False
+
+
+def decisions_in(entries: Iterable[Entry]) -> list[Decision]:
+    """Return the decisions in the entries of a run: first those on the proposal, then those on requests for more."""
+    first: list[Decision] = []
+    raised: list[Decision] = []
+    for entry in entries:
+        if isinstance(fact := entry.fact, ExtensionDecided):
+            how, changes = CHANNELS[fact.channel], _changes(fact.changes)
+            raised.append(Decision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
+        elif isinstance(fact, SpawnDecided):
+            alone = "by itself: nobody decided in time" if fact.decision == "expired" else ""
+            how = CHANNELS.get(fact.channel or "", alone)
+            what = fact.decision.capitalize()
+            first.append(Decision(entry.ts_us, what, how, _changes(fact.changes), fact.group_id))
+    return first + raised
+
+
+def _changes(changes: dict[str, Any]) -> str:
+    """Return what a decision has changed."""
+    texts: dict[str, Callable[[Any], str]] = {
+        "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
+        "timeout_s": lambda value: f"at most {minutes(value)}",
+        "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
+    }  # fmt: skip
+    return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
+
+
+def limits_text(config: RunConfig) -> str:
+    """Return the caps of a run on one line."""
+    money = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    return (
+        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
+        f"{config.max_tool_calls} tool calls"
+    )
+
+
+VERDICTS = {
+    "found": "✓ quote found word for word",
+    "near": "≈ quote nearly found",
+    "not_found": "✗ quote NOT found",
+}
+UNCHECKED = "? quote not looked for"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a subagent found: its claim, the quote for it, whether that was found again, and the source.
+
+    `url` is the address in the source, where it has one.
+    """
+
+    claim: str
+    quote: str
+    verdict: str
+    source: str
+    url: str = ""
+
+    @property
+    def checked(self) -> str:
+        """What became of the quote."""
+        return VERDICTS.get(self.verdict, UNCHECKED)
+
+
+def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[Finding]:
+    """Return the findings of a result.
+
+    Args:
+        run: The run, with the verdicts.
+        found: The findings as the subagent handed them over.
+    """
+    verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
+    return [_finding(finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
+
+
+def _finding(finding: dict[str, Any], verdict: str) -> Finding:
+    source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
+    claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
+    url = str(finding.get("source_url") or "")
+    return Finding(one_line(claim), quote.strip(), verdict, one_line(", ".join(source)), one_line(url))
+
+
+def quotes_line(findings: Iterable[Finding]) -> str:
+    """Return how many quotes were found again; empty without a quote."""
+    verdicts = Counter(one.verdict for one in findings if one.quote)
+    marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}
+    counts = ", ".join(f"{verdicts[verdict]} {mark}" for verdict, mark in marks.items() if verdicts[verdict])
+    return f"Quotes, looked up in what the tools returned: {counts}" if counts else ""

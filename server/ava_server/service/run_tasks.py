@@ -5,13 +5,12 @@ A task has no state of its own: it is read from the run's row at each request, b
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import format_usd
+from ava_audit.units import format_usd, now_us
 from ava_audit.view import View
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
@@ -73,12 +72,12 @@ class RunTasks(Operations):
             BadInput: There is none of this id for this user.
         """
         rows = await self._rows(task_id)
-        now_us = time.time_ns() // 1000
+        at_us = now_us()
         alive, manager = self._runtime.instances.alive, self._runtime.manager
 
         def query(view: View) -> list[RunView]:
             now = (view.run(row.id) or row for row in rows)
-            return [view_run(view, row, alive, now_us, manager=manager, result=False) for row in now]
+            return [view_run(view, row, alive, at_us, manager=manager, result=False) for row in now]
 
         runs = await self._store.read(query)
         questions = await self._questions.open([run.row for run in runs]) if asks else {}

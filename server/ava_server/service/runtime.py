@@ -19,7 +19,7 @@ from ava_audit.events import Who
 from ava_audit.maintenance import run_maintenance
 from ava_audit.retention import Retention
 from ava_audit.rows import UNENDED, RunRow
-from ava_audit.store.instances import QUIET, Announcement, Instances, Membership
+from ava_audit.store.backend import QUIET, Announcement, Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.totals import Tally
 from ava_audit.units import now_us
@@ -27,6 +27,7 @@ from ava_audit.view import T, View
 from ava_roles.catalog import Catalog
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.tools import server_of
+from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
 from ava_server.approval import remote_users
@@ -48,7 +49,7 @@ from ava_server.core.shortage import RUN_RESERVE, SERVER_RESERVE, find_shortage,
 from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
-from ava_server.models.selection import choose
+from ava_server.models.selection import choose, configured
 from ava_server.runs.manager import GRACE_S, SPREAD, Manager
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
@@ -58,6 +59,7 @@ from ava_server.service.responses import Untrusted
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings
+
 
 log = logging.getLogger("ava.runtime")
 USERS_EVERY_S = 2.0
@@ -469,3 +471,27 @@ def refuse_recursion() -> str | None:
     if run:
         return f"this process belongs to subagent {run[:20]}, and a subagent starts no subagents (AVA_RUN_ID is set)"
     return None
+
+
+def announce_worker(runtime: Runtime) -> Announcement:
+    """Return what a worker offers: providers, labels, tools and sandbox, and how many runs it takes. Blocking.
+
+    It names providers and never keys: everybody who reads the database can see it.
+    """
+    limits, sandbox = runtime.settings.limits, runtime.sandbox()
+    offers: dict[str, Any] = {
+        "providers": sorted(_providers(runtime)),
+        "labels": sorted(runtime.settings.labels),
+        "tools": sorted(runtime.tools),
+        "sandbox": "none" if isinstance(sandbox, Unavailable) else sandbox.kind,
+        "runs": limits.running,
+    }
+    return Announcement("worker", offers=offers)
+
+
+def _providers(runtime: Runtime) -> list[str]:
+    try:
+        usable = configured(runtime.credentials.models)
+    except AvaError:  # `ava doctor` reports it
+        return []
+    return [name for name, one in usable.items() if one.api_key]

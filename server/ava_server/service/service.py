@@ -22,8 +22,8 @@ from ava_server.core.shortage import shortage_in
 from ava_server.service.access import Access, CallContext, News, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
-from ava_server.service.extensions import Extensions
 from ava_server.service.logs import LogReader
+from ava_server.service.questions import Extensions
 from ava_server.service.render_text import text_of
 from ava_server.service.responses import (
     FAILED,

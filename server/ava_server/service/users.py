@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from pydantic import BaseModel
 
 from ava_audit.rows import QUEUED, RUNNING, WAITING
 from ava_audit.store.store import Store
-from ava_audit.units import micros_from_cents
+from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.budget import caps, user_limits
 from ava_server.config import tokens
@@ -94,16 +93,16 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
         ConfigError: The tokens or the PIN's file cannot be read.
         StoreUnavailable: The log cannot be read.
     """
-    now_us = time.time_ns() // 1000
+    at_us = now_us()
     known = await anyio.to_thread.run_sync(tokens.read_tokens, settings.paths.tokens_file)
-    of_tokens = [token.user for token in known.values() if not token.expired(now_us)]
+    of_tokens = [token.user for token in known.values() if not token.expired(at_us)]
     names = {os_user(), *settings.users, *of_tokens}
     in_force = await anyio.to_thread.run_sync(policy_in_force, settings)
     policy = "human" if in_force == "human" else settings.approval
 
     def query(view: View) -> dict[str, tuple[float, int, int]]:
         rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
-        day = caps.utc_day(now_us)
+        day = caps.utc_day(at_us)
         return {
             name: (
                 view.bucket(caps.user_scope(name, day)).committed / micros_from_cents(1),

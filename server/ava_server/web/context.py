@@ -1,21 +1,28 @@
-"""What every page works with, and what is common to all: who has sent the request, and the frame around a page."""
+"""What every page works with: who has sent the request, the frame around a page, templates and static files.
+
+Templates escape every text; texts of models and pages lose their invisible characters too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from functools import wraps
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache, wraps
+from importlib import resources
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_audit.units import format_duration, format_usd, iso_utc
+from ava_roles.wrap import clean
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.service.access import Access
-from ava_server.service.records import Budget
+from ava_server.service.records import Budget, todays_budgets
 from ava_server.web.authority import Authority
-from ava_server.web.render import page
 from ava_server.web.requests import HEADERS
 from ava_server.web.site import VISITOR, Site, Visitor
 
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.mcp_server.app import App
     from ava_server.service.runtime import Runtime
+
 
 HEAD = "ava.head"
 """Where a request's scope has the newest `seq` of the log at its arrival."""
@@ -74,13 +82,10 @@ class PageContext:
         """Return what a visitor may see."""
         return Access(self.runtime, visitor.service_session(self.site.url))
 
-    def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> list[Budget]:
+    def budgets(self, view: View, visitor: Visitor, at_us: int, *, everybody: bool) -> tuple[Budget, ...]:
         """Return today's budgets: the visitor's, and all users' for a visitor who may see or is looking at all."""
-        day, caps = utc_day(at_us), self.runtime.day_caps(visitor.user)
-        spent = [("you", view.bucket(user_scope(visitor.user, day)), caps.user_micros)]
-        if everybody or visitor.admin:
-            spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
-        return [Budget(whose, found.spent_micros, found.held_micros, cap) for whose, found, cap in spent]
+        caps = self.runtime.day_caps(visitor.user)
+        return todays_budgets(view, visitor.user, "you", caps, at_us, everybody=everybody or visitor.admin)
 
     def text_of(self, error: Exception) -> str:
         """Return an error's text; on another machine nobody learns where the server keeps its files."""
@@ -162,3 +167,73 @@ def found_or_404(answer: Handler) -> Handler:
             raise NotFound(str(error)) from error
 
     return checked
+
+
+TYPES: Mapping[str, str] = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+"""The static files that are served, by their ending."""
+_CHARSET = "; charset=utf-8"
+
+
+def foreign(text: object) -> str:
+    """Return a text that a model or a page wrote, without control characters and what nobody sees."""
+    return clean(str(text))[0]
+
+
+def when(us: int | None) -> str:
+    """Return a time for a `<time>` element's datetime."""
+    return iso_utc(us) if us is not None else ""
+
+
+def second(us: int) -> str:
+    """Return a time for a `<time>` element's datetime, to the second; a long list has many."""
+    return f"{iso_utc(us)[:19]}Z"
+
+
+def usd(micros: int) -> str:
+    """Return micro-USD as dollars."""
+    return format_usd(micros)
+
+
+@cache
+def environment() -> Environment:
+    """Return the templates."""
+    made = Environment(
+        loader=PackageLoader("ava_server.web", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(foreign=foreign, when=when, second=second, usd=usd, duration=format_duration)
+    made.globals["static"] = static_url
+    return made
+
+
+def page(name: str, values: Mapping[str, Any], status: int = 200) -> Response:
+    """Return a rendered template as the answer."""
+    body = environment().get_template(name).render(values)
+    return Response(body, status, headers=dict(HEADERS), media_type="text/html")
+
+
+@cache
+def static_files() -> Mapping[str, tuple[bytes, str]]:
+    """Return each static file and its type, by its name: a name in a request is never a path, and is not kept."""
+    folder = resources.files("ava_server.web").joinpath("static")
+    kinds = {each: TYPES.get(PurePosixPath(each.name).suffix) for each in folder.iterdir()}
+    return {each.name: (each.read_bytes(), kind) for each, kind in kinds.items() if kind is not None}
+
+
+@cache
+def static_url(name: str) -> str:
+    """Return the address of a static file; it changes with the file, so that browsers may keep it."""
+    return f"/static/{name}?v={hashlib.sha256(static_files()[name][0]).hexdigest()[:10]}"
+
+
+def static_answer(name: str, version: str) -> Response | None:
+    """Return a static file as the answer; with the right version in the address, browsers keep it."""
+    found = static_files().get(name)
+    if found is None:
+        return None
+    kept = version and static_url(name).endswith(f"?v={version}")
+    cache_control = "public, max-age=31536000, immutable" if kept else "no-cache"
+    return Response(found[0], headers={**HEADERS, "Cache-Control": cache_control, "Content-Type": found[1] + _CHARSET})

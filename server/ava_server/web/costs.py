@@ -99,7 +99,7 @@ class Found:
     report: Report
     periods: Sequence[Sum]
     shares: Sequence[Share]
-    budgets: list[Budget]
+    budgets: tuple[Budget, ...]
     empty: bool
 
 

@@ -24,8 +24,7 @@ from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
 from ava_server.service.log_lines import BOOKKEEPING, entry_text, is_trouble, names_of
-from ava_server.web.context import NotFound, PageContext, reader_of
-from ava_server.web.render import page
+from ava_server.web.context import NotFound, PageContext, page, reader_of
 from ava_server.web.site import Visitor
 
 AT_ONCE = 100

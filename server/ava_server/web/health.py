@@ -19,8 +19,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_server.service.checks import data, models, state
-from ava_server.service.checks.finding import REPORT, Finding, Setup
+from ava_server.service.checks import REPORT, Finding, Setup, data, models
 from ava_server.service.records import Budget, current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import Row, rows_of
@@ -45,7 +44,7 @@ class LogState:
     bytes: int
     lags: dict[str, int]
     counts: dict[str, int]
-    budgets: list[Budget]
+    budgets: tuple[Budget, ...]
 
 
 class Health:
@@ -116,7 +115,7 @@ class Health:
         """Return what the checks find."""
         runtime = self._context.runtime
         setup = Setup(os.environ, runtime.settings.paths, runtime.settings)
-        found = [state.upkeep(now.lags), state.confinement(sandbox), self._budgets(visitor, now)]
+        found = [data.upkeep(now.lags), data.confinement(sandbox), self._budgets(visitor, now)]
         if (why := runtime.manager.out_of_reach) is not None:
             found.append(Finding("log", "fault", f"this server cannot use the log: {why}", "See the checks below."))
         try:
@@ -129,9 +128,9 @@ class Health:
 
     def _budgets(self, visitor: Visitor, now: LogState) -> Finding:
         settings = self._context.runtime.spawn_limits_of(visitor.user).day_settings
-        return state.budgets(
+        return data.budgets(
             [
-                state.DayBudget(each.whose, each.spent + each.held, each.cap, setting)
+                data.DayBudget(each.whose, each.spent + each.held, each.cap, setting)
                 for each, setting in zip(now.budgets, settings, strict=False)
             ]
         )

@@ -1,42 +1,56 @@
-"""The ASGI application of the pages: routes a request, and makes every error a page that says what happened."""
+"""The ASGI application of the pages: routes a request, and makes every error a page that says what happened.
+
+Its stream of server-sent events tells an open page that something on it has changed; the page then fetches that part
+again.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
+import anyio
 import anyio.to_thread
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router
 
 from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
-from ava_server.web import peers
-from ava_server.web.context import HEAD, NotFound, PageContext, SignedOut, asked_for, go_to, visitor_or_none
+from ava_server.web.context import (
+    HEAD,
+    NotFound,
+    PageContext,
+    SignedOut,
+    asked_for,
+    found_or_404,
+    go_to,
+    page,
+    reader_of,
+    static_answer,
+    visitor_or_none,
+)
 from ava_server.web.costs import Costs
 from ava_server.web.deciding import Deciding
 from ava_server.web.events import Events
 from ava_server.web.health import Health
-from ava_server.web.live import Live
-from ava_server.web.overview import Overview
 from ava_server.web.passkeys import PasskeyPages
-from ava_server.web.render import page, static_answer
-from ava_server.web.requests import with_headers
-from ava_server.web.runs import Runs
+from ava_server.web.requests import HEADERS, with_headers
+from ava_server.web.runs import Overview, Runs
 from ava_server.web.sign_in import SignIn
-from ava_server.web.site import Site, Visitor
+from ava_server.web.site import Site, Visitor, is_own
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from ava_server.mcp_server.app import App
+
 
 log = logging.getLogger("ava.pages")
 NOT_YOURS = "This page belongs to another user of this machine."
@@ -139,7 +153,7 @@ class Pages:
             client, server = scope.get("client"), scope.get("server")
             known = False
             if client and server:
-                known = await anyio.to_thread.run_sync(peers.is_own, tuple(client), tuple(server))
+                known = await anyio.to_thread.run_sync(is_own, tuple(client), tuple(server))
             if connection is not None:
                 self._own[connection] = known
         return known
@@ -158,3 +172,69 @@ class Pages:
         return self._context.show(
             request, "error.html", {"title": title, "said": said, "visitor": visitor_or_none(request)}, status
         )
+
+
+AT_MOST_EVERY_S = 0.5
+"""Seconds between two events: a busy run writes a hundred entries a second."""
+ALIVE_EVERY_S = 15.0
+"""Seconds after which a comment shows that the connection lives: proxies close silent ones."""
+RECONNECT_MS = 1_000
+MOST_LOOKED_AT = 5_000
+"""Entries since a page was made; after more, the page is told to look again without a look at them."""
+
+
+class Live:
+    """The stream of changes."""
+
+    def __init__(self, context: PageContext) -> None:
+        self._context = context
+
+    def routes(self) -> list[Route]:
+        """Return the path."""
+        return [Route("/stream", found_or_404(self.stream), methods=["GET"])]
+
+    async def stream(self, request: Request) -> Response:
+        """Send `changed` for each change of the visitor's runs, or of the run that `run` names.
+
+        With `after`, a change since that `seq` counts too: one that happened while the page was on its way.
+        """
+        visitor, head = reader_of(request), self._context.store.head
+        after = request.query_params.get("after", "")
+        seen = min(int(after), head) if after.isascii() and after.isdigit() and len(after) < 19 else head
+        only = request.query_params.get("run")
+        if only is not None:
+            only = (await self._context.access(visitor).run(only, "run", reading=True)).id
+        headers = {**HEADERS, "X-Accel-Buffering": "no"}
+        if request.method == "HEAD":  # nobody would read the stream, and it would stay open
+            return Response(headers=headers, media_type="text/event-stream")
+        return StreamingResponse(self._changes(visitor, only, seen), headers=headers, media_type="text/event-stream")
+
+    async def _changes(self, visitor: Visitor, only: str | None, seen: int) -> AsyncGenerator[str]:
+        store, told = self._context.store, anyio.current_time()
+        yield f"retry: {RECONNECT_MS}\nevent: open\ndata: {seen}\n\n"
+        while True:
+            head = seen
+            with anyio.move_on_at(told + ALIVE_EVERY_S):  # whatever other users do meanwhile
+                head = await store.wait_for_entry_after(seen)
+            if anyio.current_time() >= told + ALIVE_EVERY_S:
+                told = anyio.current_time()
+                yield ": alive\n\n"
+            if head == seen:
+                continue
+            concerned = head - seen > MOST_LOOKED_AT
+            if not concerned:
+                head, concerned = await self._look(visitor, only, seen)
+            seen = head
+            if concerned:
+                yield f"event: changed\ndata: {seen}\n\n"
+                await anyio.sleep(AT_MOST_EVERY_S)
+
+    async def _look(self, visitor: Visitor, only: str | None, after: int) -> tuple[int, bool]:
+        """Return the newest `seq`, and whether something since `after` concerns the visitor: both of one state."""
+        head, changed = await self._context.store.read(
+            lambda view: (view.head(), view.changed_after(after, ("RunEnded",)))
+        )
+        return head, any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed)
+
+    def _concerns(self, visitor: Visitor, only: str | None, run_id: str, user: str) -> bool:
+        return run_id == only if only is not None else visitor.reads_all or user == visitor.user

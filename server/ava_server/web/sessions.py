@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import time
 from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from ava_audit.units import now_us
 from ava_server.core.files import PrivateFile, WatchedFile
 
 CODE_US = 10 * 60 * 1_000_000
@@ -61,7 +61,7 @@ class BrowserSession:
     @property
     def is_valid(self) -> bool:
         """Whether it has not expired."""
-        return self.expires_us > _now_us()
+        return self.expires_us > now_us()
 
 
 class _Entry(BaseModel):
@@ -218,7 +218,7 @@ class BrowserSessions:
         terminal: bool = False,
         name: str | None = None,
     ) -> str:
-        text, now = secrets.token_urlsafe(_BYTES), _now_us()
+        text, now = secrets.token_urlsafe(_BYTES), now_us()
         made = BrowserSession(_hash(text), kind, user, token, terminal, now, now + life_us, name)
         self._file.make_folder()
 
@@ -269,7 +269,3 @@ def _fits(text: str) -> bool:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -13,9 +13,8 @@ import pytest
 from support.terminal import CONTROLLED, ava, on_terminal
 
 from ava_server.core.errors import ConfigError
-from ava_server.hosts.change import adding, apply, removing
+from ava_server.hosts.change import QUIET_TOOLS, adding, allowing, apply, forgetting, removing
 from ava_server.hosts.known import HOSTS, Host, Launch, UserPlace
-from ava_server.hosts.tool_rules import QUIET_TOOLS, allowing, forgetting
 from ava_server.service.tools import TOOLS
 
 WITH_RULES = {name: host for name, host in HOSTS.items() if host.tool_rules is not None}

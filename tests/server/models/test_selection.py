@@ -6,9 +6,9 @@ import pytest
 from support.model_server import Say, running_model_server
 
 from ava_server.core.errors import AvaError, BadInput, ConfigError
-from ava_server.models.base import AssistantTurn, Request, ToolSchema, ToolTurn, UserTurn
+from ava_server.models.base import AssistantTurn, Model, Request, ToolSchema, ToolTurn, UserTurn
 from ava_server.models.clients import ClientPool
-from ava_server.models.factory import build_model, model_of, parameters
+from ava_server.models.factory import model_of, parameters
 from ava_server.models.http_model import HttpModel
 from ava_server.models.local import LocalModel
 from ava_server.models.prices import Price, Unpriced, UserPrice
@@ -30,6 +30,10 @@ ANTHROPIC = {"anthropic": Provider(api_key=KEY)}
 BY_CHAT = {"openai": Provider(api_key=KEY, wire="chat_completions")}
 LOCAL = {"local": Provider("http://127.0.0.1:11434/v1")}
 CUSTOM = ModelSettings(base_url="http://127.0.0.1:9/v1", model="qwen3:8b")
+
+
+def build_model(choice: Choice, clients: ClientPool) -> Model:
+    return model_of(choice.name, parameters(choice), choice.api_key, clients)
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -18,9 +18,8 @@ from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
 from ava_server.cli.terminal import wrapped
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
-from ava_server.service.log_lines import BOOKKEEPING, compact, entry_text, is_trouble
+from ava_server.service.log_lines import BOOKKEEPING, Step, compact, entry_text, is_trouble, recent_steps
 from ava_server.service.run_view import RunView, cost_of, run_answer, view_run
-from ava_server.service.steps import Step, recent_steps
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry

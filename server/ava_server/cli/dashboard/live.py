@@ -34,8 +34,8 @@ from ava_server.service.records import ORDER
 from ava_server.service.run_view import EXPIRED
 
 if TYPE_CHECKING:
+    from ava_server.service.log_lines import Step
     from ava_server.service.run_view import RunView
-    from ava_server.service.steps import Step
 
 SHORT = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
 """States in a few words."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
-from ava_audit.store.backend import backend_of
-from ava_audit.store.instances import Instances
+from ava_audit.store.backend import Instances
+from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
 from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
@@ -25,10 +25,10 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import has_log, in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
-from ava_server.service.checks.finding import nearest_folder
+from ava_server.service.checks import nearest_folder
+from ava_server.service.log_lines import Step, recent_steps
 from ava_server.service.records import Budget, current_runs
 from ava_server.service.run_view import Alive, RunView
-from ava_server.service.steps import Step, recent_steps
 
 if TYPE_CHECKING:
     from ava_audit.view import View

@@ -20,7 +20,7 @@ from ava_server.service.run_view import EXPIRED, others_words
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import Overview
-    from ava_server.service.checks.finding import State
+    from ava_server.service.checks import State
     from ava_server.service.records import Budget
     from ava_server.service.run_view import Cap, RunView
 

@@ -10,8 +10,7 @@ from ava_server.cli.doctor import log, machine, roles
 from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError
-from ava_server.service.checks import data, models
-from ava_server.service.checks.finding import REPORT, Check, Finding, Setup
+from ava_server.service.checks import REPORT, Check, Finding, Setup, data, models
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", machine.python),

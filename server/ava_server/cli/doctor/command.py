@@ -13,7 +13,7 @@ from ava_server.cli.options import Json
 from ava_server.cli.terminal import columns, heading, say, say_json, tell, wrapped
 
 if TYPE_CHECKING:
-    from ava_server.service.checks.finding import Finding, Setup
+    from ava_server.service.checks import Finding, Setup
 
 FAULT = 1
 WIDTH = 80
@@ -42,7 +42,7 @@ def doctor_command(
 
     Without --online nothing is written and nothing is sent; the programs of MCP servers are started for a moment.
     """
-    from ava_server.service.checks.finding import read_setup
+    from ava_server.service.checks import read_setup
 
     setup = read_setup()
     if not as_json and setup.root is not None:

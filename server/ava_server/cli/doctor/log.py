@@ -10,16 +10,15 @@ from pathlib import Path
 
 from ava_audit.errors import AuditError
 from ava_audit.mirror import mirror_faults
-from ava_audit.store.backend import backend_at, backend_of
 from ava_audit.store.connection import no_room
+from ava_audit.store.location import backend_at, backend_of
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
 from ava_audit.units import micros_from_cents
 from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.cli.log_access import LogSnapshot, look_at_log
 from ava_server.core.data_root import in_postgres, os_user
-from ava_server.service.checks import state
-from ava_server.service.checks.finding import Finding, Setup
+from ava_server.service.checks import Finding, Setup, data
 
 _BROKEN = (
     "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"
@@ -92,7 +91,7 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
     lags = {"text index": head - snapshot.view.progress("words")}
     if setup.settings is None or setup.settings.mirrors:
         lags["JSONL mirror"] = head - snapshot.view.progress("mirror")
-    yield state.upkeep(lags)
+    yield data.upkeep(lags)
 
 
 def budgets(setup: Setup) -> Iterator[Finding]:
@@ -114,9 +113,9 @@ def budgets(setup: Setup) -> Iterator[Finding]:
         if found is None:
             return
         spent = found
-    yield state.budgets(
+    yield data.budgets(
         [
-            state.DayBudget(who, micros, micros_from_cents(cents), setting)
+            data.DayBudget(who, micros, micros_from_cents(cents), setting)
             for micros, (who, _scope, cents, setting) in zip(spent, caps, strict=True)
         ]
     )

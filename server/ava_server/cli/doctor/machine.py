@@ -27,8 +27,7 @@ from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_root
-from ava_server.service.checks import state
-from ava_server.service.checks.finding import Finding, Setup
+from ava_server.service.checks import Finding, Setup, data
 
 PROBE_S = 5.0
 """A program that does not answer within this time counts as missing."""
@@ -125,7 +124,7 @@ def confinement(setup: Setup) -> Iterator[Finding]:
     settings = setup.settings.sandbox if setup.settings is not None else SandboxSettings()
     found = sandbox(settings.mode)
     has = "; ".join((_bubblewrap(), _landlock(), _user_namespaces()))
-    yield state.confinement(found, has)
+    yield data.confinement(found, has)
     if isinstance(found, Unavailable) or found.kind == "none":
         return
     closed = (setup.root.path,) if setup.root is not None else ()

@@ -27,7 +27,7 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.manager import Manager
-from ava_server.service.checks.finding import REPORT, Finding, Setup, from_error
+from ava_server.service.checks import REPORT, Finding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
 from ava_server.service.service import Service

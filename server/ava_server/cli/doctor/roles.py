@@ -27,7 +27,7 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import resolve_models
 from ava_server.models.selection import Choice
 from ava_server.models.web_search import ProviderSearch
-from ava_server.service.checks.finding import Finding, Setup, from_error
+from ava_server.service.checks import Finding, Setup, from_error
 from ava_server.service.checks.models import models_of, search_engine
 
 if TYPE_CHECKING:

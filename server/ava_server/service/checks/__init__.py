@@ -3,3 +3,98 @@
 A check takes a `Setup` and yields `Finding`s, each with what to do. It reads files and tries locks, and creates, writes
 and sends nothing.
 """
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ava_server.config.settings import Settings, load_settings
+from ava_server.core.data_root import DataRoot, find_data_root, has_log
+from ava_server.core.errors import AvaError, ConfigError
+
+State = Literal["ok", "note", "warning", "fault"]
+"""`note`: nothing is wrong; `warning`: it works, but may stop working; `fault`: it does not work."""
+
+REPORT = "Please report it: this is a fault of Ava's own."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Attributes:
+        name: What was checked.
+        state: Its state.
+        text: What was found.
+        what_to_do: The next step; every warning and fault has one.
+    """
+
+    name: str
+    state: State
+    text: str
+    what_to_do: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What there is to check, as far as it can be read.
+
+    Attributes:
+        env: The environment.
+        root: The data root; None if it is unknown.
+        settings: The settings; None if they are wrong.
+        root_error: Why the data root is unknown.
+        settings_error: What is wrong with the settings.
+    """
+
+    env: Mapping[str, str]
+    root: DataRoot | None = None
+    settings: Settings | None = None
+    root_error: str = ""
+    settings_error: str = ""
+
+    @property
+    def usable_root(self) -> DataRoot | None:
+        """The data root if it can be used; its own check says why it cannot."""
+        if self.root is not None:
+            try:
+                has_log(self.root)
+            except ConfigError:
+                return None
+        return self.root
+
+    @property
+    def correct_settings(self) -> str:
+        """The step for a wrong setting, which the text names."""
+        file = self.root.config if self.root is not None else "config.toml"
+        return f"Correct it in {file}, or in the named variable, then run `ava doctor` again."
+
+
+Check = Callable[[Setup], Iterable[Finding]]
+
+
+def read_setup() -> Setup:
+    """Find the data root and read the settings, as far as possible; creates nothing."""
+    env = os.environ
+    try:
+        root = find_data_root(env=env)
+    except (AvaError, OSError, RuntimeError) as error:
+        return Setup(env, root_error=str(error), settings_error="the data root is unknown")
+    try:
+        return Setup(env, root, load_settings(env=env))
+    except (AvaError, OSError, RecursionError) as error:
+        return Setup(env, root, settings_error=str(error))
+
+
+def from_error(name: str, message: str, step: str, state: State = "fault") -> Finding:
+    """Return a finding with an error's whole text and the check's own step, which is not repeated."""
+    return Finding(name, state, message.strip().removesuffix(step).rstrip(), step)
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the path if it exists, else the nearest folder above it that does."""
+    return path if path.exists() else next(parent for parent in path.parents if parent.exists())

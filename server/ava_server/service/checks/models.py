@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ava_roles.net.proxies import PROXY_VARIABLES, proxy_place, proxy_url
+from ava_roles.net.addresses import PROXY_VARIABLES, proxy_place, proxy_url
 from ava_roles.net.search_engines import Engine
 from ava_server.config.credentials import model_settings, provider_addresses
 from ava_server.config.keys import SEARCHES, WELL_KNOWN, list_keys, read_keys, why_unused
@@ -17,7 +17,7 @@ from ava_server.models.listing import resolve_tiers
 from ava_server.models.prices import price_words
 from ava_server.models.selection import Choice, ModelSettings
 from ava_server.models.web_search import ProviderSearch
-from ava_server.service.checks.finding import Finding, Setup, State, from_error
+from ava_server.service.checks import Finding, Setup, State, from_error
 
 _FIX_KEYS = "Correct that, then run `ava doctor` again; `ava key set PROVIDER` replaces a key."
 _NOT_CHECKED = "not checked: correct the data root, the settings or the keys first"

@@ -1,0 +1,86 @@
+"""Where the log of a data root is: in the embedded database, or on a Postgres server."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+
+from ava_audit.errors import DataRootRefused
+from ava_audit.store.backend import MARK, SETTING, VARIABLE, Backend
+
+
+def backend_of(root: Path, url: str | None = None) -> Backend:
+    """Return the database of a data root's log.
+
+    Args:
+        root: The data root.
+        url: The address of a Postgres database, empty for the embedded one. None looks it up in the environment and
+            in `config.toml`.
+
+    Raises:
+        DataRootRefused: The address is invalid, or the log of this data root is elsewhere.
+    """
+    from ava_audit.store.sqlite import SqliteBackend
+
+    address = database_url(root) if url is None else url.strip()
+    if address:
+        return _postgres(root, address)
+    if (root / MARK).exists():
+        raise DataRootRefused(
+            f"the log of the data root {root} is in Postgres: set {VARIABLE}, or {SETTING} in config.toml. To have it"
+            f" in ava.db again, run `ava export` with {VARIABLE} set, remove {root / MARK}, and run `ava import`"
+        )
+    return SqliteBackend(root)
+
+
+def _postgres(root: Path, address: str) -> Backend:
+    try:
+        from ava_audit.store.postgres_backend import PostgresBackend
+    except ImportError as error:
+        raise DataRootRefused(
+            f"{VARIABLE} (or {SETTING} in config.toml) asks for Postgres, whose driver is missing ({error}): install"
+            " ava-subagents[postgres], or leave it out to have the log in ava.db"
+        ) from None
+    return PostgresBackend(root, address)
+
+
+def backend_at(log: Path) -> Backend:
+    """Return the database of a data root's log, or of one file, e.g. of a copy.
+
+    Raises:
+        DataRootRefused: As for `backend_of`.
+    """
+    from ava_audit.store.sqlite import SqliteBackend
+
+    return backend_of(log) if log.is_dir() else SqliteBackend(log.parent, log)
+
+
+@lru_cache(maxsize=8)
+def _setting_in(path: Path, _state: tuple[int, ...]) -> object:
+    """Return what `config.toml` has as the address, read again when the file's state has changed."""
+    return tomllib.loads(path.read_text("utf-8")).get(SETTING, "")
+
+
+def database_url(root: Path) -> str:
+    """Return the address of the data root's Postgres database, empty if its log is in the embedded one.
+
+    Raises:
+        DataRootRefused: `config.toml` cannot be read.
+    """
+    given = os.environ.get(VARIABLE)
+    if given is not None:
+        return given.strip()
+    path = root / "config.toml"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
+            raise DataRootRefused(f"{path} is not a regular file; `ava doctor` tells more")
+        found = _setting_in(path, (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except (OSError, ValueError) as error:
+        raise DataRootRefused(f"{path} cannot be read: {type(error).__name__}; `ava doctor` tells more") from None
+    return found.strip() if isinstance(found, str) else ""
