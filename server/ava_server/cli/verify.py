@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ava_audit.errors import BadQuery
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
+from ava_server.cli.terminal import counted, heading, progress_on_terminal, say, say_json
 from ava_server.core.data_root import find_data_root, has_log
 from ava_server.core.errors import BadInput
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 FAULT = 1
 STDIN = "-"
 _IN_CHAIN = ("changed", "missing", "inserted", "reordered", "damaged")
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava verify` to the app."""
-    app.command("verify")(verify_command)
 
 
 def verify_command(
@@ -59,7 +55,6 @@ def verify_command(
 
 def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
     from ava_audit.entries import GENESIS, Report, missing_hash
-    from ava_audit.errors import BadQuery
     from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 
@@ -110,14 +105,14 @@ def _file_lines(report: Report, seconds: float) -> list[str]:
     from ava_audit.units import format_duration
 
     lines = [f"FAULT: {fault.text}" for fault in report.faults]
-    count = f"{report.entries:,} {'line' if report.entries == 1 else 'lines'}"
+    count = counted(report.entries, "line")
     if report.ok:
         lines.append(f"{count} checked in {format_duration(seconds)}: each is unchanged, and they are in order.")
     else:
         lines.append(f"{count} before it {'is' if report.entries == 1 else 'are'} unchanged.")
     if report.ok and report.gaps:
         lines.append(
-            f"At {report.gaps:,} {'place' if report.gaps == 1 else 'places'} entries of the log are not in this"
+            f"At {counted(report.gaps, 'place')} entries of the log are not in this"
             " file: other users' entries, entries that were not exported, or removed lines. `ava verify` on the log"
             " itself shows which."
         )
@@ -131,7 +126,7 @@ def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
 
     lines = [f"FAULT: {fault.text}" for fault in report.faults]
     kinds = {fault.kind for fault in report.faults}
-    count = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"
+    count = counted(report.entries, "entry", "entries")
     after = "" if since is None else " after the given head"
     took = f"in {format_duration(seconds)}"
     if kinds.intersection(_IN_CHAIN):

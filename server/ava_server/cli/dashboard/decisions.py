@@ -15,9 +15,9 @@ from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, texts_of
 from ava_server.budget.user_limits import stricter_policy
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.approval_client import LocalApprovals
 from ava_server.cli.approve import approve_proposals, reject_proposal
-from ava_server.cli.service_client import ignore_progress, open_service
+from ava_server.cli.service_client import LocalApprovals, ignore_progress, open_service, unexpired
+from ava_server.cli.terminal import YES
 from ava_server.config.pin import PinFile, policy_in_force
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ava_server.service.service import Service
 
 Kind = Literal["approve", "reject", "cancel", "send"]
-_AGREED = ("y", "yes")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Decision:
 
     def agrees(self, answer: str) -> bool:
         """Tell whether an answer is yes; anything else is no."""
-        return answer.strip().lower() in _AGREED
+        return answer.strip().lower() in YES
 
 
 def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> Decision:
@@ -135,9 +134,7 @@ def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
         proposal = pending_proposal(view, run)
         if isinstance(proposal, str):
             raise Refused(proposal)
-        if proposal.expires_us <= now:
-            raise Refused(f"{proposal.pending_id} has expired; ask your host to propose it again.")
-        return proposal
+        return unexpired(proposal, now)
     extension = waiting_extension(view, run, now)
     if isinstance(extension, str):
         hint = "; it asks a question; press s to answer" if waiting_question(view, run, now) is not None else ""
