@@ -85,42 +85,28 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
     if run.ended:
         raise Refused(f"{label(run)} has ended ({run.state}).")
     match kind:
-        case "approve":
-            return _approval(run, settings, user, view)
-        case "reject":
-            return _rejection(run, view)
+        case "approve" | "reject":
+            return _approval(kind, run, settings, user, view)
         case "cancel":
             return _cancellation(run, view)
         case "send":
             return _message(run, view)
 
 
-def _approval(run: RunRow, settings: Settings, user: str, view: View) -> Decision:
-    shown = _waiting(run, view)
-    pin = stricter_policy(settings, user, policy_in_force(settings)) == "human"
+def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> Decision:
+    """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
+    shown, approves = _waiting(run, view), kind == "approve"
+    pin = approves and stricter_policy(settings, user, policy_in_force(settings)) == "human"
     if pin:
         PinFile(settings.paths.approval_file).ready()
     if isinstance(shown, Pending):
-        return Decision(
-            "approve", run, f"Approve {shown.pending_id}", f"{shown.message}\n\n{shown.approval_line}", "Start it?",
-            "Nothing was approved; it still waits.", shown, pin,
-        )  # fmt: skip
-    return Decision(
-        "approve", run, f"{shown.extension_id}: {label(run)} asks for more", shown.message, "Raise the cap?",
-        "Nothing was raised; it still waits.", shown, pin,
-    )  # fmt: skip
-
-
-def _rejection(run: RunRow, view: View) -> Decision:
-    shown = _waiting(run, view)
-    if isinstance(shown, Pending):
-        text = f"{shown.message}\n\n{shown.approval_line}"
-        waits = "Nothing was rejected; it still waits."
-        return Decision("reject", run, f"Reject {shown.pending_id}", text, "Reject it?", waits, shown)
-    return Decision(
-        "reject", run, f"{shown.extension_id}: {label(run)} asks for more", shown.message,
-        "Decline it, so that the run hands in what it has?", "Nothing was declined; it still waits.", shown,
-    )  # fmt: skip
+        title, text = f"{kind.capitalize()} {shown.pending_id}", f"{shown.message}\n\n{shown.approval_line}"
+        question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
+    else:
+        title, text = f"{shown.extension_id}: {label(run)} asks for more", shown.message
+        declines = "Decline it, so that the run hands in what it has?"
+        question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
+    return Decision(kind, run, title, text, question, f"Nothing was {done}; it still waits.", shown, pin)
 
 
 def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
