@@ -63,7 +63,7 @@ def doctor_command(
 def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
     """Run all checks, print each finding at once, and return them."""
     from ava_server.cli.doctor.checks import redactor_of, run_checks
-    from ava_server.cli.doctor.roles import remote_servers, remote_servers_not_asked
+    from ava_server.cli.doctor.roles import remote_servers_not_asked, servers
 
     redactor = redactor_of(setup)
     findings: list[Finding] = []
@@ -77,7 +77,8 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
         if not as_json:
             say(_lines(found))
 
-    for found in chain(run_checks(setup), (remote_servers if online else remote_servers_not_asked)(setup)):
+    remote = servers(setup, remote=True) if online else remote_servers_not_asked(setup)
+    for found in chain(run_checks(setup), remote):
         report(found)
     if online:
         from ava_server.cli.doctor.online import ask_providers, try_search
