@@ -387,9 +387,8 @@ async def deliver(
         tell("\n".join(line for each in saved.values() for line in each.lines()))
     for one in found:
         await note_fetched(runtime.store, session, command, one.row)
-    faults = any(each.faults for each in saved.values())
-    codes = [exit_code(one.row) for one in found]
-    return next((code for code in codes if code), CONFIGURATION if faults else 0)
+    faults = CONFIGURATION if any(each.faults for each in saved.values()) else 0
+    return next((code for one in found if (code := exit_code(one.row))), faults)
 
 
 async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path) -> dict[str, SavedFiles]:
