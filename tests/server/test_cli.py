@@ -296,9 +296,7 @@ def exit_code_of(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> int:
         raise error
 
     class Failing:
-        @staticmethod
-        def register(app: typer.Typer) -> None:
-            app.command("fail")(fail)
+        fail_command = staticmethod(fail)
 
     monkeypatch.setitem(sys.modules, "failing_command", Failing)
     monkeypatch.setattr(app, "COMMANDS", {"fail": "failing_command"})

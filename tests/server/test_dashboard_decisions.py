@@ -18,9 +18,9 @@ from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from textual import events
 
 from ava_audit.events import ExtensionDecided, QuestionAnswered, SpawnDecided, UserMessage
-from ava_server.cli.approval_client import LocalApprovals
 from ava_server.cli.dashboard.app import StatusApp
 from ava_server.cli.dashboard.screens import QuestionScreen
+from ava_server.cli.service_client import LocalApprovals
 from ava_server.config.pin import PinFile
 from ava_server.runs.questions import answer_question
 from ava_server.service.access import Access

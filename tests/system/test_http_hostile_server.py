@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.terminal import ava
 
-from ava_server.cli import approval_client, remote
+from ava_server.cli import remote, service_client
 from ava_server.cli.remote import RemoteServer
 from ava_server.core.errors import BadInput, ConfigError
 
@@ -139,7 +139,7 @@ def test_gives_up_on_a_slow_endless_answer(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AVA_TOKEN", TOKEN)
 
     async def ask(port: int) -> None:
-        async with approval_client.open_remote(RemoteServer(f"http://127.0.0.1:{port}")) as door:
+        async with service_client.open_remote(RemoteServer(f"http://127.0.0.1:{port}")) as door:
             await door.waiting([])
 
     with hostile(drips) as (port, _seen), pytest.raises(ConfigError, match="still answering after 1 s"):

@@ -1,10 +1,10 @@
 """The command line: `ava COMMAND`.
 
 `app.py` imports the module of the called command and no other, so that a start is fast. A command reads the log itself
-(`log_access`) or a server's (`records`), and changes something only through the service (`service_client`,
-`approval_client`) or a server's tools (`remote`), as a host would. Results go to stdout and the conversation about them
-to stderr, always through `terminal`: text of a model must not steer a terminal. A user's mistake is one sentence with
-an exit code, never a traceback.
+(`log_access`) or a server's (`records`), and changes something only through the service (`service_client`) or a
+server's tools (`remote`), as a host would. Results go to stdout and the conversation about them to stderr, always
+through `terminal`: text of a model must not steer a terminal. A user's mistake is one sentence with an exit code, never
+a traceback.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial, wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
@@ -20,85 +21,66 @@ from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer,
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
-MODULES: Mapping[str, tuple[str, ...]] = {
-    "serve": ("serve", "worker", "connect"),
-    "run": ("run",),
-    "approve": ("approve", "reject"),
-    "steer": ("resume", "send", "cancel"),
-    "status": ("status",),
-    "ui": ("ui",),
-    "show": ("show",),
-    "report": ("report",),
-    "wait": ("wait",),
-    "logs": ("logs",),
-    "fetch": ("fetch",),
-    "erase": ("erase",),
-    "backup": ("backup", "restore"),
-    "verify": ("verify",),
-    "transfer": ("export", "import", "migrate"),
-    "credentials": ("pin", "key", "secret"),
-    "passkeys": ("passkey",),
-    "models": ("models",),
-    "roles": ("roles",),
-    "memory": ("memory",),
-    "config": ("config",),
-    "users": ("token", "user"),
-    "demo": ("demo",),
-    "init": ("init",),
-    "doctor.command": ("doctor",),
-    "completion": ("completion",),
-}
-"""Each module, whose `register(app)` adds the commands to the app, with their first words."""
-GROUPS: Mapping[str, Mapping[str, str]] = {
+P = ParamSpec("P")
+T = TypeVar("T")
+
+GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Subagents": {
-        "run": "Propose a subagent, ask whether to start it, show its result.",
-        "approve": "Start proposals or raise a run's cap; without an id, all that wait.",
-        "reject": "Reject proposals; without an id, one by one.",
-        "status": "A dashboard of runs, spending and health; decide in it.",
-        "ui": "See runs, costs and the log in a browser, and decide there.",
-        "show": "One run: its task, who approved it, what it did, its result.",
-        "wait": "Wait for the end of runs, and show their results.",
-        "fetch": "Bring a coder's branch here from another machine.",
-        "send": "Send a message to a run; it reads it before its next turn.",
-        "cancel": "End runs, or withdraw proposals; results so far are kept.",
-        "resume": "Resume an interrupted subagent, and show its result.",
+        "run": ("run", "Propose a subagent, ask whether to start it, show its result."),
+        "approve": ("approve", "Start proposals or raise a run's cap; without an id, all that wait."),
+        "reject": ("approve", "Reject proposals; without an id, one by one."),
+        "status": ("status", "A dashboard of runs, spending and health; decide in it."),
+        "ui": ("ui", "See runs, costs and the log in a browser, and decide there."),
+        "show": ("show", "One run: its task, who approved it, what it did, its result."),
+        "wait": ("wait", "Wait for the end of runs, and show their results."),
+        "fetch": ("show", "Bring a coder's branch here from another machine."),
+        "send": ("steer", "Send a message to a run; it reads it before its next turn."),
+        "cancel": ("steer", "End runs, or withdraw proposals; results so far are kept."),
+        "resume": ("steer", "Resume an interrupted subagent, and show its result."),
     },
     "Records": {
-        "logs": "The log of your last run, of one, or of all; -f follows it.",
-        "logs export": "Entries as a file of JSON lines, which can be verified by itself.",
-        "report": "What was spent, by day, role, model and ending, and what failed.",
-        "verify": "Check the log's hash chain and rebuild its state.",
-        "erase": "Erase a finished run's content; keep its metadata and cost.",
-        "backup": "Copy the data root, also while servers run.",
-        "restore": "Restore a backup; unfinished subagents wait for you.",
-        "export": "Write the whole log to a file, to move it.",
-        "import": "Fill an empty log from such a file.",
-        "migrate": "Bring the log to this version's schema.",
+        "logs": ("logs", "The log of your last run, of one, or of all; -f follows it."),
+        "logs export": ("logs", "Entries as a file of JSON lines, which can be verified by itself."),
+        "report": ("report", "What was spent, by day, role, model and ending, and what failed."),
+        "verify": ("verify", "Check the log's hash chain and rebuild its state."),
+        "erase": ("erase", "Erase a finished run's content; keep its metadata and cost."),
+        "backup": ("backup", "Copy the data root, also while servers run."),
+        "restore": ("backup", "Restore a backup; unfinished subagents wait for you."),
+        "export": ("logs", "Write the whole log to a file, to move it."),
+        "import": ("logs", "Fill an empty log from such a file."),
+        "migrate": ("logs", "Bring the log to this version's schema."),
     },
     "Set-up": {
-        "init": "Add Ava to a host's configuration, or remove it.",
-        "demo": "Run a complete example: no key, no cost.",
-        "doctor": "Check the installation, and say what to do.",
-        "config": "The settings in config.toml: list, get, set, unset.",
-        "key": "Keys of model and search providers.",
-        "secret": "Secrets that tool calls of roles may send.",
-        "models": "Models with prices, and which tier each serves.",
-        "roles": "Roles and their files; by itself, the list.",
-        "memory": "Notes that subagents may recall.",
-        "pin": "The approval PIN, without which nothing starts.",
-        "passkey": "The passkeys with which people approve in a browser.",
-        "completion": "Print the completion script for bash, zsh or fish.",
+        "init": ("init", "Add Ava to a host's configuration, or remove it."),
+        "demo": ("demo", "Run a complete example: no key, no cost."),
+        "doctor": ("doctor.command", "Check the installation, and say what to do."),
+        "config": ("config", "The settings in config.toml: list, get, set, unset."),
+        "key": ("credentials", "Keys of model and search providers."),
+        "secret": ("credentials", "Secrets that tool calls of roles may send."),
+        "models": ("models", "Models with prices, and which tier each serves."),
+        "roles": ("roles", "Roles and their files; by itself, the list."),
+        "memory": ("memory", "Notes that subagents may recall."),
+        "pin": ("credentials", "The approval PIN, without which nothing starts."),
+        "passkey": ("users", "The passkeys with which people approve in a browser."),
+        "completion": ("completion", "Print the completion script for bash, zsh or fish."),
     },
     "Server": {
-        "serve": "Serve one MCP host over stdio (hosts start it), or many users with --http.",
-        "connect": "Start the HTTP server for hosts on this machine, and print its headers.",
-        "worker": "Run approved subagents without a host; ends after a minute without work.",
-        "token": "The tokens for `ava serve --http`.",
-        "user": "The users of this data root.",
+        "serve": ("serve", "Serve one MCP host over stdio (hosts start it), or many users with --http."),
+        "connect": ("serve", "Start the HTTP server for hosts on this machine, and print its headers."),
+        "worker": ("serve", "Run approved subagents without a host; ends after a minute without work."),
+        "token": ("users", "The tokens for `ava serve --http`."),
+        "user": ("users", "The users of this data root."),
     },
 }
-"""The commands by what they are for, with their lines, in the order of the help."""
-COMMANDS: Mapping[str, str] = {word: f"ava_server.cli.{name}" for name, words in MODULES.items() for word in words}
+"""The commands by what they are for, each with its module, which has it as `NAME_command`, and its line in the help."""
+TWO_WORDS = ("logs export",)
+"""Commands of two words whose first word is also a command."""
+COMMANDS: Mapping[str, str] = {
+    name: f"ava_server.cli.{module}"
+    for names in GROUPS.values()
+    for name, (module, _line) in names.items()
+    if name not in TWO_WORDS
+}
 """Each first word, and its module."""
 
 REMOTE_COMMANDS = (
@@ -109,8 +91,6 @@ URL_VARIABLE = "AVA_URL"
 _ANYWHERE = ("serve", "worker", "connect", "init", "demo", "doctor", "completion", "ui")
 """Commands that AVA_URL does not stop: they are not about a data root's runs, programs start them, or they open it."""
 _OPTIONS_WITH_VALUE = ("--url", "--token-file")
-TWO_WORDS = ("logs export",)
-"""Commands of two words whose first word is also a command."""
 
 USAGE, NOT_APPROVED, MODEL, CONFIGURATION, OUR_FAULT, INTERRUPTED, READER_GONE = 2, 10, 20, 30, 70, 130, 141
 """Exit codes of errors; the codes of a run's endings are in `results.py`."""
@@ -214,15 +194,19 @@ def build(args: Sequence[str] | None = None) -> typer.Typer:
     """
     app = new_app()
     first = None if args is None else first_word(args)
-    for module in dict.fromkeys(COMMANDS.values() if first is None else filter(None, (COMMANDS.get(first),))):
-        import_module(module).register(app)
-    lines = {name: line for names in GROUPS.values() for name, line in names.items()}
+    lines = {name: line for names in GROUPS.values() for name, (_module, line) in names.items()}
+    for name in (*COMMANDS, *TWO_WORDS):
+        module = COMMANDS.get(name.split()[0], "")
+        if first is None or module == COMMANDS.get(first):
+            command = getattr(import_module(module), f"{name.replace(' ', '_')}_command")
+            if isinstance(command, typer.Typer):
+                app.add_typer(command, name=name, help=lines[name])
+            else:
+                app.command(name)(command)
     if first is not None and first not in COMMANDS:
         for name, line in lines.items():
             # Shells offer one word, and none that is hidden; `format_commands` shows all.
             app.command(name, short_help=line, hidden=name in TWO_WORDS)(lambda: None)
-    for group in app.registered_groups:
-        group.help = lines[str(group.name)]
     return app
 
 
@@ -252,6 +236,18 @@ def first_word(args: Sequence[str]) -> str:
         elif not arg.startswith("-"):
             return arg
     return ""
+
+
+def in_event_loop(command: Callable[P, Awaitable[T]]) -> Callable[P, T]:
+    """Return an async command as typer calls it, with the same options."""
+
+    @wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        import anyio
+
+        return anyio.run(partial(command, *args, **kwargs))
+
+    return run
 
 
 def refuse_in_subagent(command: str) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 import typer
 
 from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
 from ava_roles.wrap import clean
-from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approval_client import LocalApprovals, RemoteApprovals, names_run, open_remote
+from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.completion import proposals
+from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.service_client import open_service, refuse_unless_approved
+from ava_server.cli.service_client import (
+    LocalApprovals,
+    RemoteApprovals,
+    names_run,
+    open_remote,
+    open_service,
+    refuse_unless_approved,
+)
 from ava_server.cli.terminal import (
+    YES,
     agrees,
     aligned,
     ask,
@@ -32,20 +39,20 @@ from ava_server.cli.terminal import (
     someone_there,
     styled,
     tell,
-    wrapped,
+    wrapped_lines,
 )
 from ava_server.core.errors import AvaError, BadInput, Refused
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
     from ava_server.cli.remote import RemoteServer
-    from ava_server.config.settings import Settings
     from ava_server.runs.extension_answer import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals
 
 TASK_COLUMNS = 40
 """Columns that a task has beside the others of a table; with fewer, it is below them."""
+REJECT = ("r", "reject")
 _NO_GROUP = "--group-max and --group-timeout are for two or more proposals; give their ids"
 _Ids = Annotated[
     list[str] | None,
@@ -53,13 +60,8 @@ _Ids = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava approve` and `ava reject` to the app."""
-    app.command("approve")(approve_command)
-    app.command("reject")(reject_command)
-
-
-def approve_command(
+@in_event_loop
+async def approve_command(
     context: typer.Context,
     ids: _Ids = None,
     group_max_cost: GroupMaxCost = None,
@@ -76,51 +78,68 @@ def approve_command(
     limits = parse_group_limits(group_max_cost, group_timeout)
     if limits and len(set(ids or ())) < 2:
         raise BadInput(_NO_GROUP)
-    opening = _begin(chosen_server(context, url, token_file), "ava approve", asked=True)
+    server = chosen_server(context, url, token_file)
+    refuse_in_subagent("ava approve")
     if ids and not someone_there():
         raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
-    raise typer.Exit(anyio.run(_approve, opening, ids or [], limits))
-
-
-def reject_command(context: typer.Context, ids: _Ids = None, url: Url = None, token_file: TokenFile = None) -> None:
-    """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits.
-
-    If you reject a run's request for more, the run hands in what it has.
-    """
-    opening = _begin(chosen_server(context, url, token_file), "ava reject", asked=someone_there())
-    raise typer.Exit(anyio.run(_reject, opening, ids or []))
-
-
-def _begin(server: RemoteServer | None, command: str, *, asked: bool) -> AbstractAsyncContextManager[ApprovalClient]:
-    """Print the first line, and return how to open the server of `--url`, or else this machine's data root."""
-    from ava_server.config.settings import load_settings
-
-    refuse_in_subagent(command)
-    if server is None:
-        settings = load_settings()
-        heading(settings.paths)
-        return _open_local(settings, command, asked=asked)
-    heading(server.address)
-    return open_remote(server)
-
-
-@asynccontextmanager
-async def _open_local(settings: Settings, command: str, *, asked: bool) -> AsyncGenerator[LocalApprovals]:
-    async with open_service(settings, command, asked=asked) as (runtime, service):
-        yield LocalApprovals(runtime, service.session)
-
-
-async def _approve(opening: AbstractAsyncContextManager[ApprovalClient], ids: list[str], limits: dict[str, Any]) -> int:
-    async with opening as client:
-        asked = await client.extensions(ids)
-        others = _left(ids, asked)
-        waiting = await client.waiting(others) if others or not ids else []
+    async with _open_client(server, "ava approve", asked=True) as client:
+        asked, waiting = await _waiting(client, ids or [])
         if (waiting or asked) and someone_there():  # an error comes before any question
             await client.check_can_approve()
         if ids:
             codes = [await _extend(client, one) for one in asked]
-            return max([*codes, await _approve_together(client, waiting, limits) if others else 0])
-        return await _all_waiting(client, waiting, asked)
+            code = max([*codes, await _approve_together(client, waiting, limits) if waiting else 0])
+        else:
+            code = await _all_waiting(client, waiting, asked)
+    raise typer.Exit(code)
+
+
+@in_event_loop
+async def reject_command(
+    context: typer.Context, ids: _Ids = None, url: Url = None, token_file: TokenFile = None
+) -> None:
+    """Reject proposals, so that they can no longer start. Without an id, you are asked about each that waits.
+
+    If you reject a run's request for more, the run hands in what it has.
+    """
+    server = chosen_server(context, url, token_file)
+    refuse_in_subagent("ava reject")
+    async with _open_client(server, "ava reject", asked=someone_there()) as client:
+        asked, waiting = await _waiting(client, ids or [])
+        for more in asked:
+            if not ids:
+                _show_extension(more)
+                if not someone_there() or not await agrees("Decline it?"):
+                    continue
+            await _decide_extension(client, more, False)
+        for number, one in enumerate(waiting, 1):
+            if not ids:
+                _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
+                if not someone_there() or not await agrees("Reject it?"):
+                    continue
+            say(await reject_proposal(client, one))
+        _close([*waiting, *asked], ids or [], "Reject one with: ava reject P-ID")
+
+
+@asynccontextmanager
+async def _open_client(server: RemoteServer | None, command: str, *, asked: bool) -> AsyncGenerator[ApprovalClient]:
+    """Print the first line, and open the server of `--url`, or else this machine's data root."""
+    if server is not None:
+        heading(server.address)
+        async with open_remote(server) as remote:
+            yield remote
+        return
+    settings = read_settings()
+    heading(settings.paths)
+    async with open_service(settings, command, asked=asked) as (runtime, service):
+        yield LocalApprovals(runtime, service.session)
+
+
+async def _waiting(client: ApprovalClient, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
+    """Return the runs that ask for more, and the proposals that wait: those with these ids, or all."""
+    asked = await client.extensions(ids)
+    others = [given for given in ids if not any(names_run(given, one) for one in asked)]
+    return asked, await client.waiting(others) if others or not ids else []
 
 
 async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asked: list[PendingExtension]) -> int:
@@ -133,8 +152,8 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asked: li
             return
         answer = await ask(question)
         try:
-            if answer in ("y", "yes", "r", "reject"):
-                await carry_out(answer in ("y", "yes"))
+            if answer in (*YES, *REJECT):
+                await carry_out(answer in YES)
         except (AvaError, AuditError) as error:  # the others can still be decided
             tell(f"ava: {error}")
             refused = True
@@ -143,8 +162,8 @@ async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asked: li
     if _fits_table(waiting) and someone_there():
         show_table(waiting, {})
         answer = await ask("Start them? [y = all, r = reject all, o = one by one, Enter = later]")
-        if answer in ("y", "yes", "r", "reject"):
-            refused = await _decide_each(client, waiting, answer in ("y", "yes"))
+        if answer in (*YES, *REJECT):
+            refused = await _decide_each(client, waiting, answer in YES)
     for number, one in enumerate(waiting if answer == "o" else (), 1):
         _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
         await ask_about("Start it? [y = yes, r = reject it, Enter = leave it waiting]", partial(_decide, client, one))
@@ -190,11 +209,6 @@ async def _decide_extension(client: ApprovalClient, one: PendingExtension, appro
     say(await client.decide_extension(one, approve=approve))
 
 
-def _left(ids: list[str], asked: list[PendingExtension]) -> list[str]:
-    """Return the ids that do not name a run that asks for more."""
-    return [given for given in ids if not any(names_run(given, one) for one in asked)]
-
-
 async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
     """Show what a run asks for, and allow it if the person agrees."""
     _show_extension(one)
@@ -224,27 +238,6 @@ async def _approve_together(client: ApprovalClient, waiting: list[Pending], limi
         return NOT_APPROVED
     await _start(client, chosen, limits)
     return 0
-
-
-async def _reject(opening: AbstractAsyncContextManager[ApprovalClient], ids: list[str]) -> int:
-    async with opening as client:
-        asked = await client.extensions(ids)
-        others = _left(ids, asked)
-        waiting = await client.waiting(others) if others or not ids else []
-        for more in asked:
-            if not ids:
-                _show_extension(more)
-                if not someone_there() or not await agrees("Decline it?"):
-                    continue
-            await _decide_extension(client, more, False)
-        for number, one in enumerate(waiting, 1):
-            if not ids:
-                _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
-                if not someone_there() or not await agrees("Reject it?"):
-                    continue
-            say(await reject_proposal(client, one))
-        _close([*waiting, *asked], ids, "Reject one with: ava reject P-ID")
-        return 0
 
 
 def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], advice: str) -> None:
@@ -321,23 +314,19 @@ def _table(waiting: Sequence[Pending], width: int) -> list[tuple[str, bool]]:
     beside = max(map(cells, heads)) + 2 if width - max(map(cells, heads)) - 2 >= TASK_COLUMNS else 0
     lines = [(heads[0].ljust(beside) + "task" * bool(beside), False)]
     for number, (head, row, one) in enumerate(zip(heads[1:], rows, waiting, strict=True), 1):
-        first, *more = _whole(row.task, width - beside) if beside else ("",)
+        first, *more = wrapped_lines(row.task, width - beside, breaks=True) if beside else ("",)
         below = [*([] if beside else [row.task]), f"{one.pending_id} {row.reach}."]
         below += [line for line in row.warnings if line not in common]
         texts = [head.ljust(beside) + first, *(" " * beside + line.lstrip() for line in more)]
         texts += [indent + line for line in below]
-        lines += [(part, number in striking) for text in texts for part in _whole(text, width)]
+        lines += [(part, number in striking) for text in texts for part in wrapped_lines(text, width, breaks=True)]
     after = [f"Each of them: {line}" for line in common]
     if everyone := [power for power, held in holders.items() if power in SERIOUS and len(held) == len(rows)]:
         after.append(f"! All of them can {', '.join(everyone)}.")
     if some:
         apart = (f"{power} ({', '.join(map(str, held))})" for power, held in some.items())
         after.append(f"{'! ' * bool(SERIOUS & some.keys())}Only some of them can {', '.join(apart)}.")
-    return [*lines, ("", False), *((part, False) for text in after for part in _whole(text, width))]
-
-
-def _whole(text: str, width: int) -> list[str]:
-    return wrapped(text, width, breaks=True).split("\n")
+    return [*lines, ("", False), *((part, False) for text in after for part in wrapped_lines(text, width, breaks=True))]
 
 
 async def choose(
@@ -350,7 +339,7 @@ async def choose(
     """
     answer = await ask("Start them? [y = all, n = none, o = one by one]")
     if answer != "o":
-        return (waiting if answer in ("y", "yes") else []), limits
+        return (waiting if answer in YES else []), limits
     show = tell if err else say
     chosen: list[Pending] = []
     for number, one in enumerate(waiting, 1):
@@ -362,6 +351,7 @@ async def choose(
     if len(chosen) == 1 and limits:
         raise BadInput(
             "--group-max and --group-timeout limit two or more, and you chose one: start it alone, with its own limits."
+            " Nothing was started."
         )
     if len(chosen) > 1:
         show(f"\nThese: {group_line(chosen, limits)}.")

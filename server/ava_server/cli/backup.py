@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,8 +23,9 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import anyio
 import typer
 
+from ava_audit.errors import AuditError
 from ava_server.cli.log_access import checked_root
-from ava_server.cli.options import Json
+from ava_server.cli.options import Json, absolute_path
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
 from ava_server.core.data_root import DataRoot, in_postgres
 from ava_server.core.errors import BadInput, ConfigError, Refused
@@ -66,12 +66,6 @@ class _Restored:
     waiting: list[RunRow]
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava backup` and `ava restore` to the app."""
-    app.command("backup")(backup_command)
-    app.command("restore")(restore_command)
-
-
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
 
 
@@ -81,7 +75,7 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
     Servers and subagents can keep running. Ava verifies the copy. Keep it safe: it contains your keys and all content.
     """
     root = checked_root("ava backup", show=not as_json)
-    target = _absolute(folder)
+    target = absolute_path("DIR", folder)
     if in_postgres(root):
         raise BadInput(
             "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
@@ -107,7 +101,7 @@ def restore_command(folder: _Folder, as_json: Json = False) -> None:
     Subagents that had not ended are held: they go on, and spend, only when a person resumes each of them.
     """
     root = checked_root("ava restore", show=False)
-    source = _absolute(folder)
+    source = absolute_path("DIR", folder)
     _refuse_overlap(root.path, source)
     _refuse_used(root)
     manifest = _read_manifest(source)
@@ -139,15 +133,6 @@ def _restored_lines(restored: _Restored) -> list[str]:
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
-
-
-def _absolute(folder: str) -> Path:
-    try:
-        return Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100 - links are not resolved
-    except RuntimeError:
-        raise BadInput(f"{folder}: this user has no home folder for `~`; give the whole path") from None
-    except OSError:
-        raise BadInput(f"{folder}: this working folder was removed; give the whole path") from None
 
 
 def _is_free(folder: Path) -> bool:
@@ -281,10 +266,10 @@ def _back_up(root: DataRoot, partial: Path, show: _Show) -> _Manifest:
     from importlib.metadata import version
 
     from ava_audit.store.sqlite import copy_log
-    from ava_audit.units import iso_second
+    from ava_audit.units import iso_second, now_us
     from ava_audit.verify import verify
 
-    made = iso_second(time.time_ns() // 1000)
+    made = iso_second(now_us())
     copy_log(root.db, partial / LOG, lambda done, of: show(f"{done:,} of {of:,} pages copied"))
     report = verify(partial / LOG, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked"))
     _refuse_faults(report, f"the log of {root.path}", "Nothing was kept. `ava verify` and `ava doctor` tell more")
@@ -362,7 +347,6 @@ def _is_inside(name: str) -> bool:
 
 
 def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _Restored:
-    from ava_audit.errors import AuditError
     from ava_audit.verify import verify
 
     for done, (name, digest) in enumerate(manifest.files.items()):

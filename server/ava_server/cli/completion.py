@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 
+from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
 
 Offer = tuple[str, str]
@@ -51,11 +52,6 @@ _GROUPS = (
     "SELECT g.id, (SELECT count(*) FROM runs WHERE group_id = g.id) || ' runs' FROM groups AS g"
     " WHERE g.user_id = ? ORDER BY g.created_us DESC LIMIT ?"
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava completion` to the app."""
-    app.command("completion")(completion_command)
 
 
 def completion_command(
@@ -134,7 +130,6 @@ def _query_log(*statements: str) -> Iterator[Offer]:
     import sqlite3
 
     from ava_audit.store.connection import uri_of
-    from ava_server.core.data_root import find_data_root, os_user
 
     db = find_data_root().db
     if not db.is_file():
@@ -152,8 +147,6 @@ def _log_callback(*statements: str) -> Callable[[typer.Context, str], list[Offer
 
 def _roles() -> Iterator[Offer]:
     from importlib import resources
-
-    from ava_server.core.data_root import find_data_root
 
     here = Path.cwd()
     project = next((folder for folder in (here, *here.parents) if (folder / ".git").exists()), here)
@@ -187,8 +180,6 @@ def _providers() -> Iterator[Offer]:
 
 
 def _notes() -> Iterator[Offer]:
-    from ava_server.core.data_root import find_data_root
-
     return ((file.stem, "") for file in sorted(find_data_root().memory.glob("*.md"))[:MOST])
 
 

@@ -9,6 +9,7 @@ import typer
 
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.completion import setting_names
+from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import aligned, heading, present, say, say_json
 from ava_server.core.data_root import find_data_root
@@ -19,37 +20,27 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.core.data_root import DataRoot
 
+config_command = typer.Typer(no_args_is_help=True)
+
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="As in config.toml: limits.running.", autocompletion=setting_names)
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava config` to the app."""
-    config = typer.Typer(no_args_is_help=True)
-    config.command("list", short_help="All settings, their values, and where each comes from.")(list_command)
-    config.command("get", short_help="The value of one setting.")(get_command)
-    config.command("set", short_help="Change one setting; comments in the file stay.")(set_command)
-    config.command("unset", short_help="Return one setting to its default.")(unset_command)
-    app.add_typer(config, name="config")
-
-
+@config_command.command("list", short_help="All settings, their values, and where each comes from.")
 def list_command(as_json: Json = False) -> None:
     """Show all settings, their values as this process would use them, and where each comes from."""
-    from ava_server.config.settings import load_settings
-
-    root, settings = find_data_root(), load_settings()
+    root, settings = find_data_root(), read_settings()
     values = _values(settings)
     rows = [(name, json.dumps(value, ensure_ascii=False), _origin(settings, name)) for name, value in values.items()]
     shown = [{"name": name, "value": values[name], "from": origin} for name, _text, origin in rows]
     present(root, as_json, {"settings": shown}, aligned(rows))
 
 
+@config_command.command("get", short_help="The value of one setting.")
 def get_command(name: Name, as_json: Json = False) -> None:
     """Show the value of one setting, as JSON."""
-    from ava_server.config.settings import load_settings
-
-    settings = load_settings()
+    settings = read_settings()
     values = _values(settings)
     if name not in values:
         raise BadInput(f"{name} is not a setting; {did_you_mean(name, values)}`ava config list` has all of them")
@@ -59,6 +50,7 @@ def get_command(name: Name, as_json: Json = False) -> None:
         say(json.dumps(values[name], ensure_ascii=False))
 
 
+@config_command.command("set", short_help="Change one setting; comments in the file stay.")
 def set_command(
     name: Name,
     value: Annotated[str, typer.Argument(metavar="VALUE", help='5, true, a text, or a list: \'["a", "b"]\'.')],
@@ -72,6 +64,7 @@ def set_command(
     _change(name, parse_value(value))
 
 
+@config_command.command("unset", short_help="Return one setting to its default.")
 def unset_command(name: Name) -> None:
     """Remove one setting from config.toml, so that its default counts."""
     _change(name, None)
@@ -79,7 +72,6 @@ def unset_command(name: Name) -> None:
 
 def _change(name: str, value: Any) -> None:
     from ava_server.config.changing import change_settings
-    from ava_server.config.settings import load_settings
 
     refuse_in_subagent("ava config")
     root = find_data_root()
@@ -88,7 +80,7 @@ def _change(name: str, value: Any) -> None:
     now = "its default" if value is None else json.dumps(value, ensure_ascii=False)
     was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
     say(f"{name} is now {now} in {root.config}; before, it was {was}.")
-    settings = load_settings()
+    settings = read_settings()
     if (place := _origin(settings, name)).startswith("AVA_"):
         say(f"In this shell {place} overrides it.")
     say_restart(root)

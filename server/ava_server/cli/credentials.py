@@ -6,12 +6,11 @@ import contextlib
 import os
 from typing import Annotated
 
-import anyio
-import anyio.to_thread
 import typer
 
+from ava_server.cli.app import in_event_loop
 from ava_server.cli.completion import providers
-from ava_server.cli.log_access import checked_root, record_setting
+from ava_server.cli.log_access import checked_root, read_settings, record_setting
 from ava_server.cli.options import Json
 from ava_server.cli.secret_input import NameOnlyCommand, ask_hidden, read_secret
 from ava_server.cli.terminal import aligned, heading, present, say
@@ -23,6 +22,7 @@ from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import nearest
 
+_ASKED = "asked for without echo, or read from a pipe."
 _MODEL_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name not in SEARCHES)
 _SEARCH_PROVIDERS = " or ".join(name for name in WELL_KNOWN if name in SEARCHES)
 _Provider = Annotated[
@@ -42,34 +42,20 @@ _SecretName = Annotated[
 ]
 
 
+key_command = typer.Typer(no_args_is_help=True)
+secret_command = typer.Typer(no_args_is_help=True)
+pin_command = typer.Typer(no_args_is_help=True)
+
+
 class _ProviderOnlyCommand(NameOnlyCommand):
     whose = "provider"
     advice = "The key is asked for, or piped in; a key typed into the command would stay in the shell's history."
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava key`, `ava secret` and `ava pin` to the app."""
-    short = "asked for without echo, or read from a pipe."
-    key = typer.Typer(no_args_is_help=True)
-    key.command("set", cls=_ProviderOnlyCommand, short_help=f"Store a key: {short}")(set_key_command)
-    key.command("list", short_help="List which keys are stored, never the keys.")(list_keys_command)
-    key.command("remove", cls=_ProviderOnlyCommand)(remove_key_command)
-    app.add_typer(key, name="key")
-    secret = typer.Typer(no_args_is_help=True)
-    secret.command("set", cls=NameOnlyCommand, short_help=f"Store a secret: {short}")(set_secret_command)
-    secret.command("list", short_help="List names, hosts and roles, never values.")(list_secrets_command)
-    secret.command("remove", cls=NameOnlyCommand)(remove_secret_command)
-    app.add_typer(secret, name="secret")
-    pin = typer.Typer(no_args_is_help=True)
-    pin.command("set", short_help="Set a PIN: from then on nothing starts without it.")(set_pin_command)
-    pin.command("change", short_help="Replace the PIN.")(change_pin_command)
-    pin.command("remove", short_help="Remove the PIN: config.toml decides again who approves.")(remove_pin_command)
-    app.add_typer(pin, name="pin")
-
-
 # -- ava key ----------------------------------------------------------------------------------------------------------
 
 
+@key_command.command("set", cls=_ProviderOnlyCommand, short_help=f"Store a key: {_ASKED}")
 def set_key_command(provider: _Provider) -> None:
     """Store a key: asked for without echo, or read as one line from a pipe.
 
@@ -98,6 +84,7 @@ def set_key_command(provider: _Provider) -> None:
         say(_search_in_use(root))
 
 
+@key_command.command("list", short_help="List which keys are stored, never the keys.")
 def list_keys_command(as_json: Json = False) -> None:
     """List which providers have a key and where it comes from, never the keys."""
     root = checked_root(show=False)
@@ -114,6 +101,7 @@ def list_keys_command(as_json: Json = False) -> None:
     present(root, as_json, {"keys": entries}, lines or ["No keys. Store one with `ava key set openrouter`."])
 
 
+@key_command.command("remove", cls=_ProviderOnlyCommand)
 def remove_key_command(provider: _StoredProvider) -> None:
     """Remove a stored key."""
     name = provider_name(provider)
@@ -130,9 +118,8 @@ def remove_key_command(provider: _StoredProvider) -> None:
 def _search_in_use(root: DataRoot) -> str:
     """Return which engine searches the web now, and what that costs."""
     from ava_server.config.search_engines import engine_of, search_cost
-    from ava_server.config.settings import load_settings
 
-    engine = engine_of(load_settings(root.path).search, keys.read_keys(root.keys))
+    engine = engine_of(read_settings(root).search, keys.read_keys(root.keys))
     if engine is None:
         return "Web search does not use it: search.engine names another engine, or none. `ava doctor` says more."
     return f"Subagents of roles with web_search now search by {engine.title}: {search_cost(engine.cost_micros)}."
@@ -141,23 +128,21 @@ def _search_in_use(root: DataRoot) -> str:
 def _addresses(root: DataRoot) -> dict[str, str]:
     """Return the addresses of providers in config.toml, as far as it can be read."""
     from ava_server.config.credentials import provider_addresses
-    from ava_server.config.settings import load_settings
 
     with contextlib.suppress(AvaError):
-        return provider_addresses(load_settings(root.path))
+        return provider_addresses(read_settings(root))
     return {}
 
 
 def _configured_providers(root: DataRoot) -> frozenset[str]:
     """Return the providers in config.toml, by the names under which keys are stored."""
-    from ava_server.config.settings import load_settings
-
-    return frozenset(provider_name(name) for name in load_settings(root.path).providers)
+    return frozenset(provider_name(name) for name in read_settings(root).providers)
 
 
 # -- ava secret -------------------------------------------------------------------------------------------------------
 
 
+@secret_command.command("set", cls=NameOnlyCommand, short_help=f"Store a secret: {_ASKED}")
 def set_secret_command(
     name: _SecretName,
     hosts: Annotated[
@@ -188,6 +173,7 @@ def set_secret_command(
         say(f"No role may use it yet. In a role file of yours in {root.roles}: secrets: [{name}]")
 
 
+@secret_command.command("list", short_help="List names, hosts and roles, never values.")
 def list_secrets_command(as_json: Json = False) -> None:
     """List names, when each was set, for which hosts, and which roles list it; never the values."""
     root = checked_root(show=False)
@@ -201,6 +187,7 @@ def list_secrets_command(as_json: Json = False) -> None:
     )
 
 
+@secret_command.command("remove", cls=NameOnlyCommand)
 def remove_secret_command(name: _SecretName) -> None:
     """Remove a stored secret."""
     name = secret_name(name)
@@ -214,12 +201,11 @@ def remove_secret_command(name: _SecretName) -> None:
 def _roles_with_secrets(root: DataRoot) -> dict[str, list[str]]:
     """Return the roles that list each secret."""
     from ava_server.config.role_folders import places_here
-    from ava_server.config.settings import load_settings
 
     roles: dict[str, list[str]] = {}
     settings = None
     with contextlib.suppress(AvaError):  # wrong settings do not keep a secret from being stored
-        settings = load_settings(root.path)
+        settings = read_settings(root)
     for role in places_here(root, settings).load().roles:
         for name in role.secrets:
             roles.setdefault(name, []).append(role.name)
@@ -242,67 +228,60 @@ def _describe_secret(secret: Secret | None, roles: list[str]) -> str:
 # -- ava pin ----------------------------------------------------------------------------------------------------------
 
 
-def set_pin_command() -> None:
+@pin_command.command("set", short_help="Set a PIN: from then on nothing starts without it.")
+@in_event_loop
+async def set_pin_command() -> None:
     """Set the approval PIN, asked for twice at the terminal.
 
     From then on the policy is `human`: only a person who knows the PIN starts anything, with `ava approve` or `ava
     run`, whatever config.toml or the environment say.
     """
-    anyio.run(_set_pin, checked_root("ava pin"))
-
-
-def change_pin_command() -> None:
-    """Replace the approval PIN: the old one is asked for, then the new one twice."""
-    anyio.run(_change_pin, checked_root("ava pin"))
-
-
-def remove_pin_command() -> None:
-    """Remove the approval PIN, which is asked for: from then on config.toml decides who approves."""
-    anyio.run(_remove_pin, checked_root("ava pin"))
-
-
-async def _set_pin(root: DataRoot) -> None:
+    root = checked_root("ava pin")
     file = PinFile(root.approval_file)
-    if await anyio.to_thread.run_sync(lambda: file.is_set):  # an error comes before any question
+    if file.is_set:  # an error comes before any question
         raise Refused(SET_ALREADY)
     new = await _ask_twice("New approval PIN")
-    await anyio.to_thread.run_sync(root.create)
-    await anyio.to_thread.run_sync(file.set, new)
+    root.create()
+    file.set(new)
     await record_setting(root, "approval_pin", None, "set")
     say(f"The PIN is set in {file.place}, as a hash. The policy is now human: `ava approve` starts proposals.")
     say("It is only asked for at a terminal. It cannot be read back: if you forget it, remove that file.")
 
 
-async def _change_pin(root: DataRoot) -> None:
-    file = PinFile(root.approval_file)
-    await _require_pin(file)
+@pin_command.command("change", short_help="Replace the PIN.")
+@in_event_loop
+async def change_pin_command() -> None:
+    """Replace the approval PIN: the old one is asked for, then the new one twice."""
+    root, file = _existing_pin()
     old = await ask_hidden("Current approval PIN")
-    new = await _ask_twice("New approval PIN")
-    await anyio.to_thread.run_sync(file.change, old, new)
+    file.change(old, await _ask_twice("New approval PIN"))
     await record_setting(root, "approval_pin", "set", "changed")
     say("The PIN is changed.")
 
 
-async def _remove_pin(root: DataRoot) -> None:
-    from ava_server.config.settings import load_settings
-
-    file = PinFile(root.approval_file)
-    await _require_pin(file)
-    policy = load_settings(root.path).approval  # a wrong setting is an error before anything is removed
-    await anyio.to_thread.run_sync(file.remove, await ask_hidden("Approval PIN"))
+@pin_command.command("remove", short_help="Remove the PIN: config.toml decides again who approves.")
+@in_event_loop
+async def remove_pin_command() -> None:
+    """Remove the approval PIN, which is asked for: from then on config.toml decides who approves."""
+    root, file = _existing_pin()
+    policy = read_settings(root).approval  # a wrong setting is an error before anything is removed
+    file.remove(await ask_hidden("Approval PIN"))
     await record_setting(root, "approval_pin", "set", None)
     after = ", so nothing can be approved until there is a PIN again" if policy == "human" else ""
     say(f'The PIN is removed. config.toml decides again who approves: approval = "{policy}"{after}.')
 
 
-async def _require_pin(file: PinFile) -> None:
-    """Check before any question that there is a PIN.
+def _existing_pin() -> tuple[DataRoot, PinFile]:
+    """Return the data root and its PIN, before any question.
 
     Raises:
-        Refused: There is none.
+        Refused: There is no PIN.
     """
-    if not await anyio.to_thread.run_sync(lambda: file.is_set):
+    root = checked_root("ava pin")
+    file = PinFile(root.approval_file)
+    if not file.is_set:
         raise Refused(NONE_YET)
+    return root, file
 
 
 async def _ask_twice(question: str) -> str:

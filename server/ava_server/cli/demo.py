@@ -27,6 +27,7 @@ import typer
 
 from ava_server import MODULE_ARGS
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
+from ava_server.cli.options import absolute_path
 from ava_server.cli.terminal import Progress, agrees, columns, cut, heading, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
@@ -76,11 +77,6 @@ _WORD = re.compile(r"[^\W\d_]{4,24}")
 _CODE = frozenset(keyword.kwlist) | frozenset(
     ["args", "const", "function", "null", "self", "string", "this", "true", "void"]
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava demo` to the app."""
-    app.command("demo")(demo_command)
 
 
 @dataclass
@@ -289,11 +285,7 @@ def checked_folder(folder: Path) -> Path:
     Raises:
         BadInput: It is missing, not a folder, unreadable, or never read by subagents.
     """
-    try:
-        folder = folder.expanduser()
-    except RuntimeError:
-        raise BadInput(f"FOLDER: {folder} names an unknown home; give an absolute path") from None
-    folder = folder.absolute()
+    folder = absolute_path("FOLDER", folder)
     place = folder.resolve()
     if place.parent == place:
         raise BadInput(f"FOLDER: {folder} is the whole file system, which is never read; name a folder in it")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from ava_server.cli.log_access import find_run, open_log, terminal_session
+from ava_audit.errors import StoreUnavailable
+from ava_server.cli.app import in_event_loop
+from ava_server.cli.log_access import find_run, open_log, read_settings, terminal_session
 from ava_server.cli.options import EndedRunId
 from ava_server.cli.terminal import Progress, confirm, heading, say, tell
 from ava_server.core.data_root import find_data_root
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import View
-    from ava_server.config.settings import Settings
-    from ava_server.core.data_root import DataRoot
 
 DONE_S = 300.0
 """How long to wait for the files: rewriting the text index takes seconds per gigabyte."""
@@ -41,30 +41,20 @@ _OUT_OF_REACH = (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava erase` to the app."""
-    app.command("erase")(erase_command)
-
-
-def erase_command(
+@in_event_loop
+async def erase_command(
     subagent: EndedRunId,
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Erase it without asking.")] = False,
 ) -> None:
     """Erase a finished run's content from log, files and index, after a question. It cannot be undone."""
-    from ava_server.config.settings import load_settings
-
-    root = find_data_root()
-    heading(root)
-    anyio.run(_erase, root, load_settings(), subagent, yes)
-
-
-async def _erase(root: DataRoot, settings: Settings, given: str, yes: bool) -> None:
     from ava_server.core.ids import label
     from ava_server.service.runtime import maintain_data_root
 
-    entries = 0
+    root = find_data_root()
+    heading(root)
+    settings, entries = read_settings(), 0
     async with open_log(root) as store:
-        run = await find_run(store, given)
+        run = await find_run(store, subagent)
         assert store is not None
         before = await store.read(lambda view: _content(view, run))
         if before is None:
@@ -136,7 +126,6 @@ async def _wait_for_files(store: Store) -> None:
     Raises:
         StoreUnavailable: It has not in time.
     """
-    from ava_audit.errors import StoreUnavailable
     from ava_audit.retention import erasure_pending
 
     progress = Progress()

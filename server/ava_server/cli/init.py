@@ -14,7 +14,8 @@ import anyio
 import typer
 
 from ava_server.cli.completion import hosts
-from ava_server.cli.options import TokenFile
+from ava_server.cli.log_access import read_settings
+from ava_server.cli.options import TokenFile, absolute_path
 from ava_server.cli.terminal import agrees, heading, say, someone_there, tell, write
 from ava_server.core.data_root import find_data_root, home_folder, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
@@ -22,16 +23,11 @@ from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 if TYPE_CHECKING:
     from ava_server.cli.remote import RemoteServer
     from ava_server.hosts.change import Change
-    from ava_server.hosts.known import Host, Launch
+    from ava_server.hosts.known import Host, Launch, UserPlace
 
 _HOSTS = "claude-desktop, claude-code, codex, cursor, vscode, opencode or gemini"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")
 """What every host accepts: Gemini CLI takes no `_`, and several build tool names from it."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava init` to the app."""
-    app.command("init")(init_command)
 
 
 def init_command(
@@ -74,6 +70,7 @@ def init_command(
     Running it again changes nothing. It never writes a key: `ava key set` stores keys where every host's server finds
     them.
     """
+    from ava_server.cli.remote import given_server
     from ava_server.hosts import change as changes
     from ava_server.hosts.known import find_host
     from ava_server.hosts.launching import launch, over_http
@@ -83,8 +80,9 @@ def init_command(
     known = find_host(host)
     if not _NAME.fullmatch(name):
         raise BadInput(f"--name is {name!r}; allowed are letters, digits and `-`, at most 40.")
-    path, started = _file(known, file), launch(workspace)
-    server = _server(context, url, token_file)
+    path = known.file(_place()) if file is None else absolute_path("--file", file)
+    started = launch(workspace)
+    server = given_server(context, url, token_file, variable=False)  # AVA_URL is for commands on runs
     if server is not None:
         if http or workspace is not None:
             raise BadInput("--url: the server has its own folders and port; leave out --http and --workspace")
@@ -113,16 +111,16 @@ def init_command(
         return
     if remove:
         say(f"{known.title} no longer has Ava after its next start.")
-    else:
-        if server is not None and known.remote is not None:
-            say(known.remote.token)
-            return say(known.next)
-        say(known.next)
-        if http:
-            say(
-                f"Over HTTP, subagents read only folders that config.toml names: [users.{os_user()}] workspaces. Any"
-                " process of your user can read the token, which stays in the data root."
-            )
+        return
+    if server is not None and known.remote is not None:
+        say(known.remote.token)
+    say(known.next)
+    if http:
+        say(
+            f"Over HTTP, subagents read only folders that config.toml names: [users.{os_user()}] workspaces. Any"
+            " process of your user can read the token, which stays in the data root."
+        )
+    if server is None:
         _show_next_steps(started)
 
 
@@ -138,7 +136,6 @@ def _write(change: Change) -> None:
 def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, only_print: bool) -> None:
     """Offer the host's own rules for the tools that start and spend nothing."""
     from ava_server.hosts.change import QUIET_TOOLS, allowing
-    from ava_server.hosts.known import UserPlace
 
     rules = host.tool_rules
     if allow is False:
@@ -149,7 +146,7 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
     if not (allow or only_print or someone_there()):
         say(f"{host.title} asks before each of Ava's tools; --allow-tools allows those that start and spend nothing.")
         return
-    change = allowing(host, name, path, UserPlace(sys.platform, home_folder(), os.environ))
+    change = allowing(host, name, path, _place())
     if change is not None and change.nothing:
         say(f"{host.title} calls them without asking already: {', '.join(QUIET_TOOLS)}.")
     elif change is not None:
@@ -171,19 +168,17 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
 def _warn_of_auto() -> None:
     """Say so if a setting lets a proposal start without a question: then the host's is the only one."""
     from ava_server.config.pin import policy_in_force
-    from ava_server.config.settings import load_settings
 
     with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
-        if policy_in_force(load_settings()) == "auto":
+        if policy_in_force(read_settings()) == "auto":
             say('But your setting approval = "auto" starts cheap proposals without a question.')
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:
     """Remove exactly these rules; tell whether there were any."""
     from ava_server.hosts.change import forgetting
-    from ava_server.hosts.known import UserPlace
 
-    change = forgetting(host, name, path, UserPlace(sys.platform, home_folder(), os.environ))
+    change = forgetting(host, name, path, _place())
     if change is None or change.nothing:
         return False
     say(f"{change.path}:")
@@ -191,17 +186,6 @@ def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> b
     if not only_print:
         _write(change)
     return not only_print
-
-
-def _server(context: typer.Context, url: str | None, token_file: Path | None) -> RemoteServer | None:
-    """Return the server of `--url`, before or after the command; AVA_URL is for commands on runs."""
-    from ava_server.cli.remote import RemoteServer
-
-    before, file_before = context.obj or (None, None)
-    url, token_file = before if url is None else url, token_file or file_before
-    if url is None and token_file is not None:
-        raise BadInput("--token-file: it needs --url, the server that the token is for.")
-    return None if url is None else RemoteServer(url, token_file)
 
 
 async def _check(server: RemoteServer) -> str:
@@ -230,15 +214,10 @@ async def _check(server: RemoteServer) -> str:
     return f"{server.address} answers; the token is {token.user}'s, with {', '.join(token.scopes)}.{more}"
 
 
-def _file(host: Host, given: Path | None) -> Path:
+def _place() -> UserPlace:
     from ava_server.hosts.known import UserPlace
 
-    if given is None:
-        return host.file(UserPlace(sys.platform, home_folder(), os.environ))
-    try:
-        return given.expanduser().absolute()
-    except RuntimeError:
-        raise BadInput(f"--file is {str(given)!r}; there is no home folder for `~`.") from None
+    return UserPlace(sys.platform, home_folder(), os.environ)
 
 
 def _show(change: Change, host: Host, name: str, remove: bool) -> None:
@@ -257,14 +236,13 @@ def _show(change: Change, host: Host, name: str, remove: bool) -> None:
 def _show_next_steps(started: Launch) -> None:
     """Say what a first subagent still needs."""
     from ava_server.config.credentials import model_settings
-    from ava_server.config.settings import load_settings
     from ava_server.hosts.launching import passing
     from ava_server.models.selection import is_configured
 
     if why := passing(Path(sys.prefix)):
         say(f"This Ava is in {sys.prefix}: {why}. Install it in a permanent place, and run `ava init` from there.")
     try:
-        ready = is_configured(model_settings(load_settings()))
+        ready = is_configured(model_settings(read_settings()))
     except AvaError:  # the first call, or `ava doctor`, says what is wrong
         ready = True
     if not ready:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio.to_thread
 
+from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.terminal import heading, tell
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.store.store import Store
     from ava_audit.view import Query, Readable, View
+    from ava_server.config.settings import Settings
     from ava_server.service.access import Session
-    from ava_server.service.responses import RunAnswer
-    from ava_server.service.run_view import Alive
 
 T = TypeVar("T")
 BUSY_S = 1.0
@@ -38,6 +38,17 @@ LOOKS = 3
 _LONGEST_ID = 20
 _ENOUGH_DIGITS = 3
 """This many digits of an id are enough to suggest the whole."""
+
+
+def read_settings(root: DataRoot | None = None) -> Settings:
+    """Return the settings of a data root, or of the one in use; their module takes a while to import.
+
+    Raises:
+        ConfigError: A setting is invalid, unknown, a key, or loosened by the environment.
+    """
+    from ava_server.config.settings import load_settings
+
+    return load_settings(None if root is None else root.path)
 
 
 def checked_root(command: str | None = None, *, show: bool = True) -> DataRoot:
@@ -82,35 +93,14 @@ async def open_log(root: DataRoot, *, make: bool = False) -> AsyncGenerator[Stor
         yield store
 
 
-async def find_run(store: Readable | None, given: str | None) -> RunRow:
-    """Return the run with this id, or of the proposal with this id; without an id, this user's last run.
+async def find_run(store: Readable | None, given: str) -> RunRow:
+    """Return the run with this id, or of the proposal with this id.
 
     Raises:
         BadInput: It is not an id, or there is no such run.
     """
-    if given is None:
-        return await find_last_run(store)
     [run] = await _find(store, given)
     return run
-
-
-async def find_last_run(store: Readable | None, *, unended: bool = False) -> RunRow:
-    """Return the run that this user proposed last; with `unended`, of those that have not ended.
-
-    Raises:
-        BadInput: There is none.
-    """
-    run = await last_run(store, unended=unended)
-    if run is None:
-        raise none_of_yours(unended=unended)
-    return run
-
-
-def none_of_yours(at: str = "", *, unended: bool = False) -> BadInput:
-    """Return the error for a command without an id, where this user has no run that it could mean."""
-    if unended:
-        return BadInput(f"You have no unfinished subagent{at}. To end another user's, give its id.")
-    return BadInput(f"You have no subagent{at} yet. Start one with `ava run`, or give the id of another user's.")
 
 
 async def last_run(store: Readable | None, *, unended: bool = False) -> RunRow | None:
@@ -174,14 +164,6 @@ async def _suggestion(store: Readable | None, given: str, groups: bool) -> str:
     return f" Did you mean {near}?" if near is not None else ""
 
 
-async def whole_answer(store: Store, run_id: str, alive: Alive) -> tuple[RunRow, RunAnswer]:
-    """Return a run and its answer with the whole result."""
-    from ava_server.service.records import run_record
-
-    record = await store.read(lambda view: run_record(view, run_id, alive))
-    return record.row, record.answer
-
-
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
     """Log that a run's result was shown to its own user, so that no notification announces it again."""
     from ava_audit.store.store import Outcome
@@ -191,19 +173,6 @@ async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -
         return
     event = carried(session.who, tool, run.id)
     await store.do(lambda _view, _now_us: Outcome(None, (event,)))
-
-
-async def note_shown(store: Store, command: str, shown: Sequence[tuple[RunRow, RunAnswer]]) -> None:
-    """Log which results a command has shown at this terminal; if the log cannot be written, say so."""
-    from ava_audit.errors import StoreUnavailable
-
-    session = terminal_session()
-    for run, answer in shown:
-        if answer.untrusted_result is not None:  # an erased one is not shown
-            try:
-                await note_fetched(store, session, command, run)
-            except StoreUnavailable as error:
-                tell(f"The log does not say that this was shown: {error}")
 
 
 def terminal_session() -> Session:
@@ -217,7 +186,6 @@ async def record_setting(
     root: DataRoot, setting: str, before: str | Mapping[str, Any] | None, after: str | Mapping[str, Any] | None
 ) -> None:
     """Log the change of a setting, without its secret; if the log cannot be written, the change stays."""
-    from ava_audit.errors import AuditError
     from ava_audit.events import Event, SettingsChanged
     from ava_audit.store.store import Store, append
 
@@ -242,6 +210,13 @@ class LogSnapshot:
     schema: int
     partial: bool
     changed: Callable[[], bool] = bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether this version can read all of it; else only a `Store` shows that."""
+        from ava_audit.store.schema import SCHEMA_VERSION
+
+        return self.schema == SCHEMA_VERSION and not self.partial
 
 
 class Snapshot:
@@ -269,7 +244,6 @@ class Snapshot:
                 self._found = None  # each further query opens the log again
             return look_at_log(self._path, lambda found: query(_usable(found)))
         except (sqlite3.Error, OSError) as error:
-            from ava_audit.errors import StoreUnavailable
             from ava_audit.store.connection import advice, no_room
 
             hint = f"; {advice(error)}" if isinstance(error, sqlite3.Error) else ""
@@ -283,9 +257,7 @@ def _usable(found: LogSnapshot) -> View:
     Raises:
         OSError: Only a `Store` shows all of it by now.
     """
-    from ava_audit.store.schema import SCHEMA_VERSION
-
-    if found.schema != SCHEMA_VERSION or found.partial:
+    if not found.whole:
         raise OSError("another process has changed it meanwhile; run the command again")
     return found.view
 
@@ -324,6 +296,47 @@ def look_at_log(path: Path, use: Callable[[LogSnapshot], T]) -> T:
     raise OSError("other processes open and close it all the time; try again")
 
 
+def read_log(root: DataRoot, use: Callable[[LogSnapshot], T], *, older: bool = False) -> T | None:
+    """Return what `use` finds in a log that is only looked at; None where there is none yet.
+
+    Args:
+        root: The data root.
+        use: Is given the log.
+        older: It can read a log that an older version wrote.
+
+    Raises:
+        ConfigError: The data root cannot be used.
+        DataRootRefused: This version cannot read the log as it is.
+        SchemaNewer: A newer version has migrated it.
+        StoreUnavailable: It cannot be read.
+    """
+    import sqlite3
+
+    from ava_audit.store.connection import no_room
+    from ava_audit.store.schema import SCHEMA_VERSION
+
+    def checked(found: LogSnapshot) -> T | None:
+        if found.schema == 0 and (in_postgres(root) or root.db.stat().st_size == 0):
+            return None  # another process is about to make it
+        if found.schema == 0:
+            raise DataRootRefused(f"{root.db} is not a log: its beginning is gone (`ava doctor` tells more)")
+        if found.schema > SCHEMA_VERSION:
+            raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
+        if found.schema < SCHEMA_VERSION and not older:
+            raise DataRootRefused(
+                "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
+            )
+        return use(found)
+
+    if not has_log(root):
+        return None
+    try:
+        return look_at_log(root.db, checked)
+    except (sqlite3.Error, OSError) as error:
+        why = no_room(error, root.db) or f"{error}; see that no other program holds ava.db"
+        raise StoreUnavailable(f"the log cannot be read: {why} (`ava doctor` tells more)") from error
+
+
 @contextmanager
 def open_to_look(root: DataRoot) -> Generator[Snapshot | None]:
     """Open a log in this thread; None if there is none, or only a `Store` shows all of it.
@@ -335,14 +348,12 @@ def open_to_look(root: DataRoot) -> Generator[Snapshot | None]:
     """
     import sqlite3
 
-    from ava_audit.store.schema import SCHEMA_VERSION
-
     with contextlib.ExitStack() as stack:
         usable = None
         if has_log(root) and not in_postgres(root):
             with contextlib.suppress(sqlite3.Error, OSError):  # the `Store` meets the same, and says what to do
                 found = stack.enter_context(open_snapshot(root.db))
-                if found.schema == SCHEMA_VERSION and not found.partial:
+                if found.whole:
                     usable = Snapshot(root.db, found)
         yield usable
 

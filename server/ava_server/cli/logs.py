@@ -1,4 +1,7 @@
-"""`ava logs`: the log of a run or of all, one line per entry, newest last; `ava logs export`: a file of JSON lines."""
+"""`ava logs`: the log of a run or of all, one line per entry, newest last; `ava logs export`: a file of JSON lines.
+
+`ava export`, `ava import` and `ava migrate`: the whole log as a file, a log from such a file, and its schema.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +20,35 @@ import anyio
 import anyio.to_thread
 import typer
 
+from ava_audit.errors import BadQuery
+from ava_server.cli.app import in_event_loop
 from ava_server.cli.completion import agents, all_runs, event_types
-from ava_server.cli.log_access import find_run, open_log, open_to_look, run_at_once
+from ava_server.cli.log_access import checked_root, find_run, open_log, open_to_look, run_at_once
 from ava_server.cli.options import TokenFile, Until, Url, Utc, parse_time_option, split_names
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import (
     Progress,
     columns,
+    counted,
     cut,
     heading,
     progress_on_terminal,
     reader_gone,
     say,
     styled,
-    wrapped,
+    wrapped_lines,
     write,
     write_lines,
 )
 from ava_server.core.data_root import find_data_root
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, Refused
+from ava_server.core.ids import AGENT, label, parse_id
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
     from ava_server.cli.records import Records
-    from ava_server.core.data_root import DataRoot
 
 LAST = 50
 LAST_FOLLOWED = 10
@@ -51,6 +57,7 @@ MOST = 10_000
 PIPED_WIDTH = 1_000
 STDOUT = "-"
 _ROWS_AT_ONCE = 500
+_NO_LOG = "There is no log in {} yet; nothing was exported."
 _WHEN = re.compile(r"\[[\d :.-]+(Z|[+-]\d\d:?\d\d)?\]")
 
 _LAST = f"So many of the newest entries; {LAST} by default, all with --since or --until."
@@ -64,12 +71,8 @@ Agents = Annotated[
 Users = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only of this user.")]
 Sessions = Annotated[list[str] | None, typer.Option(metavar="ID", help="Only of this host connection.")]
 Level = Annotated[Literal["info", "warning", "error"] | None, typer.Option(help="At least this serious.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava logs` and `ava logs export` to the app."""
-    app.command("logs")(logs_command)
-    app.command("logs export")(export_command)
+Force = Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")]
+_File = Annotated[str, typer.Argument(metavar="FILE", help="The file with the log.")]
 
 
 def logs_command(
@@ -150,7 +153,7 @@ class _Printer:
                     shown = cut(line, columns())
                     self.was_cut |= shown != line
                 if self._terminal:
-                    write("\n".join(_coloured(part, entry) for part in wrapped(shown, columns()).split("\n")))
+                    write("\n".join(_coloured(part, entry) for part in wrapped_lines(shown, columns())))
                 else:
                     say(shown)
             return
@@ -175,8 +178,6 @@ async def _logs(
     printer: _Printer,
     follow: bool,
 ) -> None:
-    from ava_server.core.ids import label
-
     async with opened as records:
         if not printer.as_json:
             heading(records.place)
@@ -225,7 +226,6 @@ def _query(
     Raises:
         BadInput: An option cannot be understood; it is named.
     """
-    from ava_audit.errors import BadQuery
     from ava_audit.search import LogQuery
     from ava_audit.text_index import type_filter
 
@@ -251,8 +251,6 @@ def _query(
 
 
 def _agent(given: str) -> str:
-    from ava_server.core.ids import AGENT, parse_id
-
     if given.strip().lower() == AGENT:
         return AGENT
     try:
@@ -264,7 +262,8 @@ def _agent(given: str) -> str:
 # -- export ------------------------------------------------------------------------------------------------------------
 
 
-def export_command(
+@in_event_loop
+async def logs_export_command(
     out: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to; - is stdout.")],
     run: Annotated[
         list[str] | None,
@@ -278,7 +277,7 @@ def export_command(
     user: Users = None,
     session: Sessions = None,
     level: Level = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    force: Force = False,
 ) -> None:
     """Write entries as JSON lines, oldest first, as in the files under logs/: everything, or what the options say.
 
@@ -286,14 +285,10 @@ def export_command(
     """
     root = find_data_root()
     query = _query(kind, since, until, agent, user, session, search=search, level=level)
-    anyio.run(_export, root, query, run or [], out, force)
-
-
-async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, force: bool) -> None:
     async with open_log(root) as store:
-        query = replace(query, runs=tuple([(await find_run(store, given)).id for given in runs]))
+        query = replace(query, runs=tuple([(await find_run(store, given)).id for given in run or ()]))
         if store is None:
-            raise BadInput(f"There is no log in {root.path} yet; nothing was exported.")
+            raise BadInput(_NO_LOG.format(root.path))
         if out == STDOUT:
             await _copy(store, query, sys.stdout.buffer)
             return
@@ -301,7 +296,7 @@ async def _export(root: DataRoot, query: LogQuery, runs: list[str], out: str, fo
         with replacement_of(path, force=force) as file:
             entries = await _copy(store, query, file)
     heading(root)
-    say(f"{entries:,} {'entry' if entries == 1 else 'entries'} in {path}, readable only by you.")
+    say(_written(entries, path))
     say(f"Check it, here or elsewhere, with: ava verify --jsonl {path}")
 
 
@@ -356,3 +351,68 @@ def _refuse_existing(path: Path, *, force: bool) -> None:
         raise BadInput(f"-o: {path} exists and is not a plain file; give another name, or - for stdout.")
     if not force:
         raise BadInput(f"-o: {path} exists already; give another name, or --force to replace it.")
+
+
+def _written(entries: int, path: Path) -> str:
+    return f"{counted(entries, 'entry', 'entries')} in {path}, readable only by you."
+
+
+# -- the whole log ----------------------------------------------------------------------------------------------------
+
+
+@in_event_loop
+async def export_command(file: _File, force: Force = False) -> None:
+    """Write every entry of the log to a file, for `ava import`: its content, its hashes, and the chain.
+
+    Stop servers first if the log is to move: what they write later is not in the file. Only you can read it.
+    """
+    from ava_audit.transfer import export_log
+
+    root, path = checked_root("ava export"), Path(file)
+    async with open_log(root) as store:
+        if store is None:
+            raise BadInput(_NO_LOG.format(root.path))
+        with replacement_of(path, force=force) as lines, progress_on_terminal() as show:
+            entries, head = await export_log(store, lines, lambda done, of: show(f"{done:,} of {of:,} entries written"))
+    say(_written(entries, path))
+    say(f"Head: {head}")
+    say(f"To fill another log with it: ava import {path}")
+
+
+def import_command(file: _File) -> None:
+    """Fill the empty log of this data root from a file of `ava export`, and verify it: all of it or nothing.
+
+    The log is where AVA_DATABASE_URL or `database_url` says: in a Postgres database, otherwise in ava.db.
+    """
+    from ava_audit.store.location import backend_of
+    from ava_audit.transfer import import_log
+
+    root = checked_root("ava import")
+    path = Path(file)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait for ever
+            raise BadInput(f"{path} is not a regular file; nothing was imported.")
+        lines = path.open("rb")
+    except OSError as failed:
+        raise BadInput(f"{path} cannot be read: {failed.strerror}; nothing was imported.") from None
+    root.create()
+    backend = backend_of(root.path)
+    with lines, progress_on_terminal() as show:
+        report = import_log(backend, lines, lambda done, of: show(f"{done:,} of {of:,}"))
+    if not report.ok:
+        raise Refused(f"The imported log has a fault: {report.faults[0].text}. `ava verify` tells more.")
+    say(f"{counted(report.entries, 'entry', 'entries')} imported into {backend.place}, verified.")
+    say(f"Head: {report.head}")
+
+
+def migrate_command() -> None:
+    """Bring the log to the schema of this version, as the next server does when it starts; make a missing one."""
+    from ava_audit.store.location import backend_of
+    from ava_audit.store.schema import SCHEMA_VERSION
+
+    root = checked_root("ava migrate")
+    root.create()
+    backend = backend_of(root.path)
+    backend.prepare()
+    backend.close()
+    say(f"{backend.place} has schema {SCHEMA_VERSION}.")

@@ -20,13 +20,15 @@ from typer.core import TyperCommand
 from ava_roles.memory import NOTE_BYTES, Memory, Note, Notes, best_notes
 from ava_roles.sandbox.paths import shown
 from ava_server.cli.completion import notes as note_names
-from ava_server.cli.log_access import checked_root
+from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import agrees, aligned, columns, confirm, cut, heading, present, say, someone_there, tell
 from ava_server.config.memory_notes import Notebook, note_name, text_of
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput, ConfigError, Refused
 from ava_server.core.files import create_file
+
+memory_command = typer.Typer(invoke_without_command=True)
 
 BEST = 5
 _FIRST_LINE_CHARS = 100
@@ -55,25 +57,14 @@ class _TextCommand(TyperCommand):
         return rest
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava memory` to the app."""
-    memory = typer.Typer(invoke_without_command=True)
-    memory.callback()(_list_by_default)
-    memory.command("list", short_help="List the notes; so does `ava memory` alone.")(list_command)
-    memory.command("add", cls=_TextCommand, short_help="Write a note, or add to one.")(add_command)
-    memory.command("show", short_help="Show a note.")(show_command)
-    memory.command("edit", short_help="Open a note in your editor.")(edit_command)
-    memory.command("remove", short_help="Remove a note, after a question.")(remove_command)
-    memory.command("search", short_help="Show the passages that match some words best.")(search_command)
-    app.add_typer(memory, name="memory")
-
-
+@memory_command.callback()
 def _list_by_default(ctx: typer.Context) -> None:
     """Notes that subagents may recall: people and orchestrators write them, subagents only read."""
     if ctx.invoked_subcommand is None:
         list_command()
 
 
+@memory_command.command("list", short_help="List the notes; so does `ava memory` alone.")
 def list_command(as_json: Json = False) -> None:
     """List the notes: name, date of the last change, size and first line."""
     root = checked_root(show=False)
@@ -91,6 +82,7 @@ def list_command(as_json: Json = False) -> None:
         _tell_skipped(found)
 
 
+@memory_command.command("add", cls=_TextCommand, short_help="Write a note, or add to one.")
 def add_command(
     name: _Name,
     text: Annotated[
@@ -111,6 +103,7 @@ def add_command(
     say(f"{'Wrote' if before is None else 'Added to'} {note.name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
+@memory_command.command("show", short_help="Show a note.")
 def show_command(name: _Name, as_json: Json = False) -> None:
     """Show a note, without invisible and control characters."""
     root = checked_root(show=False)
@@ -119,6 +112,7 @@ def show_command(name: _Name, as_json: Json = False) -> None:
     present(root, as_json, {**_fields(note), "text": note.text}, [head, note.text.removesuffix("\n")])
 
 
+@memory_command.command("edit", short_help="Open a note in your editor.")
 def edit_command(name: _Name) -> None:
     """Open a copy of a note, or a new one, in $VISUAL or $EDITOR, and store what is saved, checked as with add."""
     name = note_name(name)
@@ -128,6 +122,7 @@ def edit_command(name: _Name) -> None:
     say(f"{name} is unchanged." if note is None else f"Wrote {name}: {note.size:,} bytes in {book.memory.path(name)}.")
 
 
+@memory_command.command("remove", short_help="Remove a note, after a question.")
 def remove_command(
     name: _Name, yes: Annotated[bool, typer.Option("-y", "--yes", help="Remove it without asking.")] = False
 ) -> None:
@@ -143,6 +138,7 @@ def remove_command(
     say(f"Removed {name}.")
 
 
+@memory_command.command("search", short_help="Show the passages that match some words best.")
 def search_command(
     words: Annotated[list[str], typer.Argument(metavar="WORDS", help="Words or a question.")], as_json: Json = False
 ) -> None:
@@ -175,12 +171,11 @@ def _open_for_writing() -> tuple[DataRoot, Notebook]:
         AvaError: The secrets cannot be read, so a text that contains one would not be noticed.
     """
     from ava_server.config.credentials import Credentials
-    from ava_server.config.settings import load_settings
 
     if os.environ.get("AVA_RUN_ID"):
         raise BadInput("ava memory: this process belongs to a subagent, and subagents only read memory.")
     root = checked_root(show=False)
-    credentials = Credentials(load_settings(root.path))
+    credentials = Credentials(read_settings(root))
     _known = credentials.models, credentials.secrets  # reading them teaches the redactor
     root.create()
     return root, Notebook(Memory(root.memory), credentials.redactor)

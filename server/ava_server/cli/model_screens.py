@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from ava_server.cli.terminal import wrapped
+from ava_server.cli.terminal import wrapped_lines
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import nearest
 from ava_server.hosts.launching import key_advice
@@ -137,7 +137,7 @@ def models_screen(
     for names, meant in same.values():
         lines += _tier(", ".join(names), meant)
     if any(meant.said_by == listing.NOBODY for meant in tiers):
-        lines += ["", *_wrap(SET_A_MODEL), *_wrap("Prices: `ava models openrouter`.")]
+        lines += ["", *wrapped_lines(SET_A_MODEL, WIDTH), *wrapped_lines("Prices: `ava models openrouter`.", WIDTH)]
     for one in shown:
         lines += ["", *_provider(one, search, whole=whole)]
     return lines
@@ -152,7 +152,7 @@ def _tier(names: str, meant: ResolvedModel) -> list[str]:
         source = [] if price.free else [f"price: {price.source}"]
         details = [text for text in ("; ".join((*window, *source)),) if text]
         about = [meant.choice.name, *price_lines(price), *details, f"chosen by {meant.said_by}"]
-    lines = [line for one in about for line in wrapped(one, WIDTH - _MARGIN).split("\n")]
+    lines = [line for one in about for line in wrapped_lines(one, WIDTH - _MARGIN)]
     first = [f"{names:<{_MARGIN}}{lines.pop(0)}"] if len(names) < _MARGIN else [names]
     return [*first, *(f"{'':{_MARGIN}}{line}" for line in lines)]
 
@@ -160,22 +160,22 @@ def _tier(names: str, meant: ResolvedModel) -> list[str]:
 def _provider(one: ProviderModels, search: str | None, *, whole: bool) -> list[str]:
     seller = one.seller
     state = "with a key" if seller.api_key else "without a key" if seller.configured else "no key yet"
-    lines = _wrap(f"{seller.name}: {seller.base_url}, {state}")
+    lines = wrapped_lines(f"{seller.name}: {seller.base_url}, {state}", WIDTH)
     if not seller.configured:
-        lines += _wrap(f"  To use it: `ava key set {seller.name}`.")
+        lines += wrapped_lines(f"  To use it: `ava key set {seller.name}`.", WIDTH)
     if one.offers:
         lines.append(f"{''.join(f'{word:>8}' for word in _HEAD)}  model")
         lines += [line for offer in one.offers for line in _offer(offer)]
     elif search is not None:
-        lines += _wrap(f"  No known model contains {search.strip()!r}.")
+        lines += wrapped_lines(f"  No known model contains {search.strip()!r}.", WIDTH)
     else:
         lines.append("  No models are known." if whole else "  No tier uses its models.")
-    lines += _wrap(f"  {one.problem}") if one.problem else []
+    lines += wrapped_lines(f"  {one.problem}", WIDTH) if one.problem else []
     if unpriced := [offer.unpriced for offer in one.offers if offer.price is None]:
         head = f"{len(unpriced)} models have no price. The first: " if len(unpriced) > 1 else ""
-        lines += [line for part in f"{head}{unpriced[0]}".split("\n") for line in _wrap(f"  {part}")]
+        lines += [line for part in f"{head}{unpriced[0]}".split("\n") for line in wrapped_lines(f"  {part}", WIDTH)]
     if not whole:
-        lines += _wrap(f"  All its models: `ava models {seller.name}`.")
+        lines += wrapped_lines(f"  All its models: `ava models {seller.name}`.", WIDTH)
     return lines
 
 
@@ -202,7 +202,7 @@ def _prices(price: Price | Step) -> tuple[str, str, str, str]:
 def _row(cells: tuple[str, ...], window: int | None, text: str) -> list[str]:
     """Return a line of the table; a long text continues below itself."""
     numbers = "".join(f"{cell:>8}" for cell in (*cells, _short(window) if window else ""))
-    first, *others = wrapped(text, WIDTH - len(numbers) - 2).split("\n")
+    first, *others = wrapped_lines(text, WIDTH - len(numbers) - 2)
     return [f"{numbers}  {first}", *(f"{'':{len(numbers)}}  {line}" for line in others)]
 
 
@@ -211,7 +211,3 @@ def _short(tokens: int) -> str:
     if tokens < 10_000:
         return f"{tokens:,}"
     return f"{tokens / 1_000_000:.2g}M" if tokens >= 1_000_000 else f"{tokens / 1_000:.0f}k"
-
-
-def _wrap(text: str) -> list[str]:
-    return wrapped(text, WIDTH).split("\n")

@@ -8,14 +8,9 @@ import anyio
 import typer
 
 from ava_server.cli.completion import providers
-from ava_server.cli.log_access import checked_root
+from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import present
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava models` to the app."""
-    app.command("models")(models_command)
 
 
 def models_command(
@@ -39,11 +34,10 @@ def models_command(
     """
     from ava_server.cli.model_screens import models_json, models_screen, read_providers
     from ava_server.config.credentials import model_settings
-    from ava_server.config.settings import load_settings
     from ava_server.models.listing import resolve_tiers
 
     root = checked_root(show=False)
-    settings = load_settings()
+    settings = read_settings()
     models = model_settings(settings)
     tiers = resolve_tiers(models, settings.where)
     shown = anyio.run(read_providers, models, tiers, provider, search)

@@ -153,6 +153,22 @@ def parse_any_id(given: str, *, groups: bool = False) -> tuple[str, str]:
     )
 
 
+def absolute_path(option: str, given: str | Path) -> Path:
+    """Return a path as an absolute one, `~` resolved.
+
+    Raises:
+        BadInput: There is no home folder for `~`, or no working folder.
+    """
+    try:
+        return Path(given).expanduser().absolute()
+    except RuntimeError:
+        raise BadInput(
+            f"{option}: {given} needs a home folder for `~`, and there is none; give the whole path"
+        ) from None
+    except OSError:
+        raise BadInput(f"{option}: {given} is in a working folder that was removed; give the whole path") from None
+
+
 def split_names(given: list[str] | None) -> list[str] | None:
     """Return names that were given one by one, separated by commas, or both."""
     if given is None:

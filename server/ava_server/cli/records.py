@@ -16,14 +16,25 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.entries import Entry, entry_of_line
+from ava_audit.errors import StoreUnavailable
 from ava_audit.search import LogQuery, Page
 from ava_audit.units import now_us
 from ava_roles.wrap import clean
 from ava_server.cli.app import leaves_of
-from ava_server.cli.log_access import find_last_run, find_run, find_runs, last_run, none_of_yours, note_shown, open_log
+from ava_server.cli.log_access import (
+    find_run,
+    find_runs,
+    last_run,
+    note_fetched,
+    open_log,
+    read_settings,
+    terminal_session,
+)
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connected
-from ava_server.core.errors import AvaError, ConfigError
+from ava_server.cli.terminal import tell
+from ava_server.core.data_root import home_folder
+from ava_server.core.errors import AvaError, BadInput, ConfigError
 from ava_server.service.log_lines import mirror_lines, names_of
 
 if TYPE_CHECKING:
@@ -87,29 +98,23 @@ class LocalRecords:
         """
         return await find_runs(self.store, ids)
 
-    async def find_one(self, given: str | None) -> RunRow:
-        """Return the run with this id, or of the proposal with this id; without an id, this user's last run.
+    async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
+        """Return the run with this id, or of the proposal with this id; without an id, what `find_last` returns.
 
         Raises:
             BadInput: It is not an id, or there is no such run.
         """
-        return await find_run(self.store, given)
+        if given is not None:
+            return await find_run(self.store, given)
+        return _yours(await self.find_last(unended=unended), unended=unended)
 
-    async def find_last(self) -> RunRow | None:
-        """Return this user's last run."""
-        return await last_run(self.store)
+    async def find_last(self, *, unended: bool = False) -> RunRow | None:
+        """Return this user's last run; with `unended`, of those that have not ended."""
+        return await last_run(self.store, unended=unended)
 
     async def steps(self, run_id: str, after: int) -> list[Entry]:
         """Return what a run has done since an entry, oldest first."""
         return await self._log.read(lambda view: view.entries(run_id, after, ("Activity",)))
-
-    async def find_unended(self) -> RunRow:
-        """Return this user's last run that has not ended.
-
-        Raises:
-            BadInput: There is none.
-        """
-        return await find_last_run(self.store, unended=True)
 
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
         """Return runs as they are now, without their results.
@@ -136,8 +141,14 @@ class LocalRecords:
         return await self._log.read(lambda view: run_record(view, run_id, self._processes.alive))
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
-        """Log which results a command has shown at this terminal."""
-        await note_shown(cast("Store", self._log), command, [(one.row, one.answer) for one in shown])
+        """Log which results a command has shown at this terminal; if the log cannot be written, say so."""
+        session = terminal_session()
+        for one in shown:
+            if one.answer.untrusted_result is not None:  # an erased one is not shown
+                try:
+                    await note_fetched(cast("Store", self._log), session, command, one.row)
+                except StoreUnavailable as error:
+                    tell(f"The log does not say that this was shown: {error}")
 
     async def costs(self, run: RunRow) -> Costs:
         """Return what a run has cost, and for what."""
@@ -148,7 +159,6 @@ class LocalRecords:
     async def diff(self, _run: RunRow, changes: Mapping[str, Any]) -> str:
         """Return what a coder changed, as a unified diff."""
         from ava_roles.sandbox.temporary import temporary_files_in
-        from ava_server.core.data_root import home_folder
         from ava_server.service.records import diff_of
 
         known = await anyio.to_thread.run_sync(_known_secrets, self.place)
@@ -212,16 +222,10 @@ class RemoteRecords:
         Raises:
             AvaError: It does not answer, or refuses, or the answer is of another version.
         """
-        from pydantic import TypeAdapter
-
-        answer = await self._answer(path, params)
-        return TypeAdapter(kind).validate_python(_cleaned(answer))
-
-    async def _answer(self, path: str, params: Mapping[str, Any]) -> Any:
         until = time.monotonic() + GONE_S
         while True:
             try:
-                return await self.connection.get(path, **params)
+                return _validated(kind, await self.connection.get(path, **params))
             except Unreachable as error:
                 if self._tell_gone is None or time.monotonic() > until:
                     raise
@@ -237,22 +241,20 @@ class RemoteRecords:
         given = [parse_any_id(one, groups=True)[1] for one in ids]
         return [run.row for run in await self.views(given)]
 
-    async def find_one(self, given: str | None) -> RunRow:
-        """Return the run with this id, or of the proposal with this id; without an id, the token's user's last run.
+    async def find_one(self, given: str | None, *, unended: bool = False) -> RunRow:
+        """Return the run with this id, or of the proposal with this id; without an id, what `find_last` returns.
 
         Raises:
             BadInput: It is not an id, or there is no such run.
         """
         if given is None:
-            return await self._last("any")
+            return _yours(await self.find_last(unended=unended), f" at {self.place}", unended=unended)
         [run] = await self.views([parse_any_id(given)[1]])
         return run.row
 
-    async def find_last(self) -> RunRow | None:
-        """Return the token's user's last run."""
-        from ava_server.service.records import ListedRuns
-
-        found = (await self.get(ListedRuns, "/runs", last="any")).runs
+    async def find_last(self, *, unended: bool = False) -> RunRow | None:
+        """Return the token's user's last run; with `unended`, of those that have not ended."""
+        found = await self._listed(last="unended" if unended else "any")
         return found[0].row if found else None
 
     async def steps(self, run_id: str, after: int) -> list[Entry]:
@@ -260,27 +262,14 @@ class RemoteRecords:
         query = LogQuery(runs=(run_id,), types=("Activity",), after_seq=after or None, limit=20)
         return list((await self.search(query)).entries[::-1])
 
-    async def find_unended(self) -> RunRow:
-        """Return the token's user's last run that has not ended.
-
-        Raises:
-            BadInput: There is none.
-        """
-        return await self._last("unended")
-
-    async def _last(self, which: str) -> RunRow:
-        from ava_server.service.records import ListedRuns
-
-        found = (await self.get(ListedRuns, "/runs", last=which)).runs
-        if not found:
-            raise none_of_yours(f" at {self.place}", unended=which == "unended")
-        return found[0].row
-
     async def views(self, run_ids: Sequence[str]) -> list[RunView]:
         """Return runs as they are now, without their results."""
+        return await self._listed(id=list(run_ids))
+
+    async def _listed(self, **which: Any) -> list[RunView]:
         from ava_server.service.records import ListedRuns
 
-        return (await self.get(ListedRuns, "/runs", id=list(run_ids))).runs
+        return (await self.get(ListedRuns, "/runs", **which)).runs
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
         """Return a run with its whole result; if it is `shown`, the server notes that it was fetched."""
@@ -374,6 +363,30 @@ class RemoteRecords:
         return [self._lines[entry.seq] for entry in entries]
 
 
+def _yours(run: RunRow | None, at: str = "", *, unended: bool) -> RunRow:
+    """Return the run that a command without an id means.
+
+    Raises:
+        BadInput: This user has none.
+    """
+    if run is not None:
+        return run
+    if unended:
+        raise BadInput(f"You have no unfinished subagent{at}. To end another user's, give its id.")
+    raise BadInput(f"You have no subagent{at} yet. Start one with `ava run`, or give the id of another user's.")
+
+
+def _validated(kind: type[T], answer: Any) -> T:
+    """Return an answer as a value of a type, with its texts cleaned.
+
+    Raises:
+        ValueError: It has another form.
+    """
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind).validate_python(_cleaned(answer))
+
+
 def _cleaned(value: Any) -> Any:
     """Return an answer whose texts are cleaned; the lines of a log are checked one by one, and stay as they are."""
     if isinstance(value, str):
@@ -389,9 +402,8 @@ def _cleaned(value: Any) -> Any:
 def _known_secrets(root: DataRoot) -> Redactor:
     """Return a redactor that knows the stored keys and secrets, as far as they can be read. Blocking."""
     from ava_server.config.credentials import Credentials
-    from ava_server.config.settings import load_settings
 
-    credentials = Credentials(load_settings(root.path))
+    credentials = Credentials(read_settings(root))
     with contextlib.suppress(AvaError):
         _models = credentials.models
     with contextlib.suppress(AvaError):
@@ -448,3 +460,18 @@ async def open_remote_records(server: RemoteServer) -> AsyncGenerator[RemoteReco
             f"The answer of {server.address} cannot be shown ({type(leaves[0]).__name__}). Does it run another version"
             " of Ava? Update the older one."
         ) from error
+
+
+async def ask_server(
+    server: RemoteServer, kind: type[T], path: str, method: str = "GET", body: Any = None, **params: Any
+) -> T:
+    """Return what a server answers to one request, as a value of a type; what is changed are users.
+
+    Raises:
+        AvaError: It does not answer, or refuses, or the answer cannot be shown.
+    """
+    async with open_remote_records(server) as records:
+        if method == "GET":
+            return await records.get(kind, path, **params)
+        doubt = "It may still have been carried out: see `ava user list`."
+        return _validated(kind, await records.connection.request(method, path, body=body, doubt=doubt))

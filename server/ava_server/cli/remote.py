@@ -91,21 +91,34 @@ class RemoteServer:
         return text
 
 
+def given_server(
+    context: typer.Context, url: str | None, token_file: Path | None = None, *, variable: bool = True
+) -> RemoteServer | None:
+    """Return the server of `--url`, before or after the command; with `variable`, also that of AVA_URL.
+
+    Raises:
+        BadInput: There is a token's file but no server.
+    """
+    url_before, file_before = context.obj or (None, None)
+    url, token_file = (url_before if url is None else url), token_file or file_before
+    if url is not None:
+        return RemoteServer(url, token_file)
+    if variable and (named := os.environ.get(URL_VARIABLE, "").strip()):
+        return RemoteServer(named, token_file, URL_VARIABLE)
+    if token_file is not None:
+        raise BadInput("--token-file: it needs --url, the server that the token is for.")
+    return None
+
+
 def chosen_server(context: typer.Context, url: str | None, token_file: Path | None) -> RemoteServer | None:
-    """Return the server of `--url`, before or after the command, or of AVA_URL; None for this machine's data root.
+    """Return the server of `--url` or of AVA_URL, which can be used; None for this machine's data root.
 
     Raises:
         BadInput: Address or token cannot be used, or there is a token's file but no server.
     """
-    url_before, file_before = context.obj or (None, None)
-    url, token_file = (url_before if url is None else url), token_file or file_before
-    named = os.environ.get(URL_VARIABLE, "").strip()
-    if url is None and not named:
-        if token_file is not None:
-            raise BadInput("--token-file: it needs --url, the server that the token is for.")
-        return None
-    server = RemoteServer(named, token_file, URL_VARIABLE) if url is None else RemoteServer(url, token_file)
-    _ = server.address, server.token()  # an error comes before anything else
+    server = given_server(context, url, token_file)
+    if server is not None:
+        _ = server.address, server.token()  # an error comes before anything else
     return server
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from ava_audit.units import DAY_US, US_PER_S, cents, day_of, format_duration, format_ts, format_usd, iso_utc
 from ava_server.cli.completion import groups
-from ava_server.cli.log_access import LogSnapshot, look_at_log
+from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.cli.options import Json, TokenFile, Until, Url, parse_time_option
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import (
@@ -22,6 +23,7 @@ from ava_server.cli.terminal import (
     aligned,
     cells,
     columns,
+    counted,
     cut,
     heading,
     one_line,
@@ -30,15 +32,14 @@ from ava_server.cli.terminal import (
     say_json,
     write,
 )
-from ava_server.core.data_root import find_data_root, has_log, os_user
+from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import parse_id
 from ava_server.service.report import NOT_FAILED, Report, Sum, fold_empty, months_of, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.totals import GroupSum, Spending
-    from ava_audit.view import View
-    from ava_server.core.data_root import DataRoot
 
 T = TypeVar("T")
 
@@ -48,11 +49,6 @@ TOP = 8
 MANY_DAYS = 62
 """The screen has months for more days than this; JSON always has days."""
 BAR = 48
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava report` to the app."""
-    app.command("report")(report_command)
 
 
 def report_command(
@@ -100,20 +96,20 @@ def _spending(
     from ava_audit.totals import spending
 
     root, user = find_data_root(), None if everybody else os_user()
-    return root, _read(root, lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user)), user
+
+    def find(log: LogSnapshot) -> Spending:
+        return spending(log.view, first * DAY_US, (last + 1) * DAY_US, user)
+
+    return root, read_log(root, find, older=True), user
 
 
 def _ask(server: RemoteServer, kind: type[T], **given: Any) -> T:
     """Return what the server of `--url` answers to a question about money."""
     import anyio
 
-    from ava_server.cli.records import open_remote_records
+    from ava_server.cli.records import ask_server
 
-    async def ask() -> T:
-        async with open_remote_records(server) as records:
-            return await records.get(kind, "/report", **given)
-
-    return anyio.run(ask)
+    return anyio.run(partial(ask_server, server, kind, "/report", **given))
 
 
 def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int]:
@@ -129,36 +125,6 @@ def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int
     if first > last:
         raise BadInput("no day lies in that time: --since is later than --until, or than today")
     return max(0, first), last
-
-
-def _read(root: DataRoot, query: Callable[[View], T]) -> T | None:
-    """Ask the log without changing anything; None where there is none yet.
-
-    Raises:
-        ConfigError: The data root cannot be used.
-        StoreUnavailable: The log cannot be read.
-        SchemaNewer: A newer program has migrated it.
-    """
-    import sqlite3
-
-    from ava_audit.errors import SchemaNewer, StoreUnavailable
-    from ava_audit.store.schema import SCHEMA_VERSION
-
-    if not has_log(root):
-        return None
-
-    def use(found: LogSnapshot) -> T | None:
-        if found.schema > SCHEMA_VERSION:
-            raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
-        return query(found.view) if found.schema else None
-
-    try:
-        return look_at_log(root.db, use)
-    except (sqlite3.Error, OSError) as error:
-        from ava_audit.store.connection import no_room
-
-        why = no_room(error, root.db) or error
-        raise StoreUnavailable(f"the log {root.db} cannot be read: {why}; `ava doctor` tells more") from error
 
 
 # -- the screen -------------------------------------------------------------------------------------------------------
@@ -193,8 +159,8 @@ def _head(report: Report) -> Iterator[str]:
     span = f"{last} (one day, UTC)" if days == 1 else f"{day_of(report.first * DAY_US)} to {last} ({days} days, UTC)"
     yield f"{span}, of {report.user if report.user is not None else 'all users'}"
     yield (
-        f"Spent {format_usd(total.cost)} in {_counted(total.calls, 'model call')} by "
-        f"{_counted(len(total.spenders), 'run')}; {total.ended:,} ended, {total.failed:,} of them failed."
+        f"Spent {format_usd(total.cost)} in {counted(total.calls, 'model call')} by "
+        f"{counted(len(total.spenders), 'run')}; {total.ended:,} ended, {total.failed:,} of them failed."
     )
     parts = {
         "retries": total.retries,
@@ -205,15 +171,11 @@ def _head(report: Report) -> Iterator[str]:
         yield f"Of it: {'; '.join(f'{name} {format_usd(part)}' for name, part in parts.items() if part)}."
     if total.overruns:
         yield (
-            f"Overrun: {_counted(total.overruns, 'call')} went beyond what was reserved, by {format_usd(total.over)} "
+            f"Overrun: {counted(total.overruns, 'call')} went beyond what was reserved, by {format_usd(total.over)} "
             "in all."
         )
     if report.others:
-        yield f"Not counted: {_counted(report.others, 'run')} of other users; `ava report --all` counts them."
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+        yield f"Not counted: {counted(report.others, 'run')} of other users; `ava report --all` counts them."
 
 
 def _folded(days: Sequence[Sum]) -> Iterator[Row]:
@@ -293,14 +255,13 @@ def _with_bars(lines: Sequence[str], bars: Sequence[float], width: int) -> None:
 
 def _group(server: RemoteServer | None, given: str, everybody: bool, as_json: bool) -> None:
     from ava_audit.totals import GroupSum, group_sum
-    from ava_server.core.ids import parse_id
 
     group_id = parse_id("group_id", given, "--group")
     place: Place = find_data_root() if server is None else server.address
     if server is not None:
         found: GroupSum | None = _ask(server, GroupSum, group=group_id, all=everybody)
     else:
-        found = _read(find_data_root(), lambda view: group_sum(view, group_id))
+        found = read_log(find_data_root(), lambda log: group_sum(log.view, group_id), older=True)
     if found is None or not (everybody or server is not None or found.group.user_id == os_user()):
         others = "" if everybody else " of yours; --all looks at those of all users"
         raise BadInput(f"--group: there is no group {group_id}{others} in this data root.")

@@ -20,7 +20,7 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
 from ava_server.approval.summary import minutes, reach, why_unavailable
 from ava_server.cli.doctor.roles import tools_on_this_machine
-from ava_server.cli.terminal import one_line, wrapped
+from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
 from ava_server.config.keys import read_keys
 from ava_server.config.role_folders import RolePlaces
@@ -220,5 +220,5 @@ def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: 
 
 def _indent(*texts: str) -> list[str]:
     """Return each text on a line, or on several of 80 columns, two blanks deep."""
-    lines = [wrapped(f"  {one_line(text)}", WIDTH).split("\n") for text in texts]
+    lines = [wrapped_lines(f"  {one_line(text)}", WIDTH) for text in texts]
     return [line for several in lines for line in several]

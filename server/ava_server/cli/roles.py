@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import anyio.to_thread
 import typer
 
+from ava_roles import BUILT_IN_SOURCE
+from ava_roles.errors import RoleFileError, UnknownRole
 from ava_server.cli.completion import roles as role_names
-from ava_server.cli.log_access import checked_root, record_setting
+from ava_server.cli.log_access import checked_root, read_settings, record_setting
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import agrees, heading, present, say, someone_there, tell
+from ava_server.cli.terminal import agrees, counted, heading, present, say, someone_there, tell
 from ava_server.core.data_root import DataRoot, find_data_root
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
+from ava_server.core.files import create_file
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog, UntrustedFile
@@ -25,22 +27,13 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.models.listing import ResolvedModel
 
+roles_command = typer.Typer()
+
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 FAULT_FOUND = 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava roles` to the app."""
-    roles = typer.Typer()
-    roles.callback(invoke_without_command=True)(_list_by_default)
-    roles.command("list", short_help="The roles, and what is wrong with unusable files.")(list_command)
-    roles.command("show", short_help="One role: its file, and what it means here.")(show_command)
-    roles.command("check", short_help="Check role files, by file and line.")(check_command)
-    roles.command("new", short_help="Write a role file to start from.")(new_command)
-    roles.command("trust", short_help="Trust a project's role files as they are now.")(trust_command)
-    app.add_typer(roles, name="roles")
-
-
+@roles_command.callback(invoke_without_command=True)
 def _list_by_default(context: typer.Context, as_json: Json = False) -> None:
     """List the roles if no other word follows."""
     if context.invoked_subcommand is None:
@@ -49,6 +42,7 @@ def _list_by_default(context: typer.Context, as_json: Json = False) -> None:
         raise BadInput(f"--json: write it after the word: ava roles {context.invoked_subcommand} --json")
 
 
+@roles_command.command("list", short_help="The roles, and what is wrong with unusable files.")
 def list_command(as_json: Json = False) -> None:
     """Show the roles that can be used here, with model, limits, tools and source.
 
@@ -63,6 +57,7 @@ def list_command(as_json: Json = False) -> None:
     present(root, as_json, roles_as_json(*shown), list_screen(*shown))
 
 
+@roles_command.command("show", short_help="One role: its file, and what it means here.")
 def show_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The role's name.", autocompletion=role_names)],
 ) -> None:
@@ -70,7 +65,6 @@ def show_command(
 
     Also works for a role of an untrusted project, to read it before trusting it.
     """
-    from ava_roles.errors import UnknownRole
     from ava_server.cli.role_screens import role_screen, tools_here
 
     root, settings, places = _open()
@@ -87,6 +81,7 @@ def show_command(
     say("\n".join(role_screen(role, meant, settings, why, tools_here(settings))))
 
 
+@roles_command.command("check", short_help="Check role files, by file and line.")
 def check_command(
     files: Annotated[
         list[str] | None,
@@ -105,13 +100,14 @@ def check_command(
     faults = {remark.source for remark in remarks if remark.fault}
     if count:
         result = f"{len(faults)} cannot be used" if faults else "all can be used"
-        say(f"{count} role {'file' if count == 1 else 'files'} checked: {result}.")
+        say(f"{counted(count, 'role file')} checked: {result}.")
     else:
         say("Only the built-in role files are read here. Name other files, or their folder, to check them.")
     if faults:
         raise typer.Exit(FAULT_FOUND)
 
 
+@roles_command.command("new", short_help="Write a role file to start from.")
 def new_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Lower case letters, digits, `_` and `-`.")],
     from_role: Annotated[
@@ -120,9 +116,7 @@ def new_command(
     ] = None,
 ) -> None:
     """Write a commented role file into roles/ of the data root, and say where; an existing file is kept."""
-    from ava_roles.errors import RoleFileError
     from ava_roles.role_files import rename_role, starting_text
-    from ava_server.core.files import create_file
 
     if not _NAME.fullmatch(name):
         raise BadInput(f"{name[:80]!r} is not a role name: lower case letters, digits, - and _, a letter first.")
@@ -151,10 +145,9 @@ def new_command(
 
 def _open() -> tuple[DataRoot, Settings, RolePlaces]:
     from ava_server.config.role_folders import places_here
-    from ava_server.config.settings import load_settings
 
     root = checked_root(show=False)
-    settings = load_settings(root.path)
+    settings = read_settings(root)
     return root, settings, places_here(root, settings)
 
 
@@ -172,7 +165,6 @@ def _models_of(roles: tuple[Role, ...], settings: Settings) -> list[ResolvedMode
 
 def _check_all() -> tuple[list[Remark], int]:
     """Check all files that are read here."""
-    from ava_roles import BUILT_IN_SOURCE
     from ava_roles.role_files import Remark, check, faults_of
 
     catalog = _open()[2].load(by_path=True)
@@ -193,7 +185,6 @@ def _check_all() -> tuple[list[Remark], int]:
 def _check_files(files: list[str]) -> tuple[list[Remark], int]:
     """Check the named files, and the files of the named folders."""
     from ava_roles.catalog import BUILT_IN
-    from ava_roles.errors import RoleFileError
     from ava_roles.role_files import Folder, Remark, check, read_chosen_file, read_folder, text_of
 
     remarks: list[Remark] = []
@@ -221,6 +212,7 @@ def _check_files(files: list[str]) -> tuple[list[Remark], int]:
 # -- ava roles trust --------------------------------------------------------------------------------------------------
 
 
+@roles_command.command("trust", short_help="Trust a project's role files as they are now.")
 def trust_command(
     folder: Annotated[
         str | None, typer.Argument(metavar="[FOLDER]", help="The project; default: the one of this folder.")
@@ -233,10 +225,9 @@ def trust_command(
     approval PIN, it is asked for. Only this command, at a terminal, trusts role files.
     """
     from ava_server.config.role_folders import RolePlaces, project_named
-    from ava_server.config.settings import load_settings
 
     root = checked_root("ava roles trust")
-    settings = load_settings(root.path)
+    settings = read_settings(root)
     try:
         home = Path.home()
     except RuntimeError:
@@ -274,10 +265,10 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
     files = "this role file as it is" if len(usable) == 1 else f"these {len(usable)} role files as they are"
     if not await agrees(f"Trust {files} now?"):
         raise Refused("Nothing was trusted.")
-    if await anyio.to_thread.run_sync(policy_in_force, settings) == "human":
+    if policy_in_force(settings) == "human":
         await ask_pin(PinFile(root.approval_file))
-    before, after = await anyio.to_thread.run_sync(_store, root, usable)
-    await _record(root, before, after)
+    before, after = _store(root, usable)
+    await record_setting(root, "trusted_roles", before or None, after)
     say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")
 
 
@@ -289,7 +280,7 @@ async def _withdraw(root: DataRoot, project: Path) -> None:
     if not any(folder in read_trusted(path) for folder in folders):
         say("No role file of this project is trusted.")
         return
-    await _record(root, change_trusted(path, {folder: {} for folder in folders}), {})
+    await record_setting(root, "trusted_roles", change_trusted(path, {folder: {} for folder in folders}) or None, None)
     say("The trust is withdrawn: no role file of this project counts from the next proposal on.")
 
 
@@ -320,7 +311,3 @@ def _why_nothing(catalog: Catalog) -> str:
         return f"Already trusted as they are: {', '.join(trusted)}."
     unread = f" {catalog.unread}." if catalog.unread else ""
     return f"There is no role file in {OURS} to trust.{unread}"
-
-
-async def _record(root: DataRoot, before: dict[str, Any], after: dict[str, Any]) -> None:
-    await record_setting(root, "trusted_roles", before or None, after or None)

@@ -8,29 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import typer
 
 from ava_audit.errors import AuditError
+from ava_audit.rows import WAITING
 from ava_roles.errors import RolesError
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approval_client import LocalApprovals
 from ava_server.cli.approve import check_group_cap, choose, group_line, show_table
-from ava_server.cli.artifacts import check_folder
 from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
-from ava_server.cli.log_access import find_run, open_log
-from ava_server.cli.secret_input import unlock_session
-from ava_server.cli.service_client import decide, open_service, propose, start
+from ava_server.cli.log_access import find_run, open_log, read_settings
+from ava_server.cli.results import check_folder
+from ava_server.cli.service_client import LocalApprovals, decide, open_service, propose, start
 from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted
-from ava_server.cli.wait import deliver, follow_runs
+from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
+from ava_server.core.shutdown import prepare_to_run
 
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from ava_server.service.responses import SpawnAnswer
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
-
-T = TypeVar("T")
 
 MOST_TOGETHER = 20
 """The most subagents of one approval."""
@@ -70,11 +68,6 @@ class RunRequest:
     as_json: bool = False
     out: Path | None = None
     artifacts: Path | None = None
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava run` to the app."""
-    app.command("run")(run_command)
 
 
 def run_command(
@@ -171,8 +164,6 @@ def run_command(
     apply to each, --group-max and --group-timeout to all together, and the exit code is that of the first that did not
     succeed.
     """
-    from ava_server.core.shutdown import prepare_to_run
-
     prepare_to_run()
     refuse_in_subagent("ava run")
     if yes and max_cost is None:
@@ -181,7 +172,7 @@ def run_command(
         "retry_of": retry,
         "context": context,
         "context_from": options.split_names(context_from),
-        "workspace": str(Path(workspace).expanduser().absolute()) if workspace else None,
+        "workspace": str(options.absolute_path("--workspace", workspace)) if workspace else None,
         "namespace": namespace or None,
         "verify": verify,
         "timeout": options.parse_seconds("--timeout", timeout),
@@ -262,7 +253,6 @@ def _checked_settings(request: RunRequest) -> Settings:
         Refused: Nobody can approve it here.
     """
     from ava_server.config.pin import policy_in_force
-    from ava_server.config.settings import load_settings
 
     if request.group and len(request.spawns) < 2:
         raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
@@ -270,7 +260,7 @@ def _checked_settings(request: RunRequest) -> Settings:
         raise BadInput(f"--out: {request.out} cannot be written: it must be a file in an existing folder")
     if request.artifacts is not None:
         check_folder(request.artifacts)
-    settings = load_settings()
+    settings = read_settings()
     if request.yes and policy_in_force(settings) == "human":
         why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
         raise Refused(f"--yes: {why}, so only a person who knows the PIN starts anything; nothing was proposed")
@@ -337,7 +327,7 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         run_ids = await _approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
-        if (left := await follow_runs(runtime, service, run_ids)) is not None:
+        if (left := await FollowedRuns(runtime, service, run_ids).until_over()) is not None:
             return left
         out, artifacts = request.out, request.artifacts
         return await deliver(
@@ -361,8 +351,6 @@ async def _folder_of(settings: Settings, retried: str | None) -> str | None:
 
 async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> list[str]:
     """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
-    from ava_audit.rows import WAITING
-
     client = LocalApprovals(runtime, service.session)
     await client.check_can_approve()  # an error comes before any question
     made = await _propose_all(service, request)
@@ -379,11 +367,10 @@ async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> l
     chosen = proposals if request.yes else []
     try:
         if not request.yes:
-            chosen, limits = await _chosen(runtime, service, proposals, limits)
-    except AvaError as error:
+            chosen, limits = await _chosen(client, proposals, limits)
+    except AvaError:
         await decide(service, proposals, "reject")
-        kind = BadInput if isinstance(error, BadInput) else Refused
-        raise kind(f"{error} Nothing was started.") from error
+        raise
     if left := [one for one in proposals if one not in chosen]:
         await decide(service, left, "reject")
     if not chosen:
@@ -397,7 +384,7 @@ async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> l
 
 
 async def _chosen(
-    runtime: Runtime, service: Service, proposals: list[Pending], limits: dict[str, Any]
+    client: LocalApprovals, proposals: list[Pending], limits: dict[str, Any]
 ) -> tuple[list[Pending], dict[str, Any]]:
     """Return what the person starts, and the limits of these together; Ctrl-C means nothing.
 
@@ -405,49 +392,21 @@ async def _chosen(
         Refused: The approval PIN was not given.
         BadInput: Limits for several would be lost, because only one was chosen.
     """
-    from ava_server.config.pin import PinFile
 
     async def choice() -> tuple[list[Pending], dict[str, Any]]:
         if len(proposals) > 1:
-            return await choose(proposals, limits, err=True)
-        return (proposals if await agrees("Start it?") else []), limits
+            chosen, together = await choose(proposals, limits, err=True)
+        else:
+            chosen, together = (proposals if await agrees("Start it?") else []), limits
+        if chosen:
+            await client.unlock("Nothing was started.")
+        return chosen, together
 
-    async def pin() -> bool:
-        try:
-            await unlock_session(PinFile(runtime.settings.paths.approval_file), service.session)
-        except BadInput as error:
-            raise Refused(str(error)) from error
-        return True
-
-    none: list[Pending] = []
-    chosen, limits = await _answered(choice, (none, limits))
-    if chosen and await runtime.policy() == "human" and not await _answered(pin, False):
-        return none, limits
-    return chosen, limits
-
-
-async def _answered(ask: Callable[[], Awaitable[T]], otherwise: T) -> T:
-    """Ask; Ctrl-C means `otherwise`.
-
-    Raises:
-        AvaError: The question says so.
-    """
-    wrong: list[AvaError] = []
-
-    async def answer() -> T:
-        try:
-            return await ask()
-        except AvaError as error:  # a task group would wrap it
-            wrong.append(error)
-            return otherwise
-
-    answered = await unless_interrupted(answer, None)
-    if wrong:
-        raise wrong[0]
-    if answered is None:
+    chosen = await unless_interrupted(choice, None)
+    if chosen is None:
         tell()
-        return otherwise
-    return answered
+        return [], limits
+    return chosen
 
 
 async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswer]:

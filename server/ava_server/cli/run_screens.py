@@ -13,7 +13,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.wrap import add_bars
 from ava_server.budget.run_config import Texts, config_of
-from ava_server.cli.terminal import cells, columns, cut, wrapped
+from ava_server.cli.terminal import cells, columns, cut, wrapped_lines
 from ava_server.core.ids import label
 from ava_server.models.prices import Price
 from ava_server.service.log_lines import arguments_text, entry_line, is_trouble
@@ -96,8 +96,8 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
-    lines += _folded(f"Model: {config.model}, {_price_text(config.price)}")
-    lines += [*_folded(f"Caps: {limits_text(config)}"), ""]
+    lines += wrapped_lines(f"Model: {config.model}, {_price_text(config.price)}", _COST_COLUMNS)
+    lines += [*wrapped_lines(f"Caps: {limits_text(config)}", _COST_COLUMNS), ""]
     if not costs.attempts:
         return [*lines, "No model call was made, so nothing was spent.", *_cap_changes(costs, utc)]
     return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]
@@ -164,7 +164,7 @@ def _outputs(costs: Costs) -> Iterable[str]:
 
 def _sums(run: RunRow, costs: Costs) -> Iterable[str]:
     parts = ", ".join(f"{name} {format_usd(micros)}" for name, micros in costs.cost_by.items()) or "nothing"
-    yield from ("", *_folded(f"Spent on: {parts}"))
+    yield from ("", *wrapped_lines(f"Spent on: {parts}", _COST_COLUMNS))
     yield f"Retries: {format_usd(costs.cost_by.get('retries', 0))}"
     yield f"Planning: {format_usd(costs.cost_by.get('plan', 0))}"
     if "search" in costs.cost_by:
@@ -190,11 +190,7 @@ def _cap_changes(costs: Costs, utc: bool) -> Iterable[str]:
         return
     yield from ("", "Who raised or lowered a cap:")
     for note in costs.caps:
-        yield from _folded(f"  {format_ts(note.at_us, utc)} {note.text}")
-
-
-def _folded(line: str) -> list[str]:
-    return wrapped(line, _COST_COLUMNS).split("\n")
+        yield from wrapped_lines(f"  {format_ts(note.at_us, utc)} {note.text}", _COST_COLUMNS)
 
 
 def cost_json(run: RunRow, answer: RunAnswer, costs: Costs) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 from typer.core import TyperCommand
 
-from ava_server.cli.terminal import tell
+from ava_server.cli.terminal import someone_there, tell
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart
 
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
+    from ava_server.core.data_root import DataRoot
     from ava_server.service.access import Session
 
 LONGEST_LINE = 16_384
@@ -64,8 +67,6 @@ def read_secret(prompt: str, what: str, command: str) -> str:
     """
     if not sys.stdin.isatty():
         return sys.stdin.readline(LONGEST_LINE)
-    import getpass
-    import warnings
 
     try:
         with restore_echo(sys.stdin.fileno()), warnings.catch_warnings():
@@ -119,6 +120,30 @@ async def ask_pin(pin_file: PinFile, read: ReadPin = read_pin) -> None:
     await anyio.to_thread.run_sync(pin_file.check, pin)
 
 
+async def require_person(root: DataRoot, command: str) -> None:
+    """Check that a person calls a command, and ask for the approval PIN where one is set.
+
+    Raises:
+        Refused: There is no terminal, so it may be a program; or the PIN is wrong.
+    """
+    if not someone_there():
+        raise Refused(f"{command}: only a person may do this, at a terminal, and there is none here.")
+    await ask_pin_if_set(root)
+
+
+async def ask_pin_if_set(root: DataRoot) -> None:
+    """Ask for the approval PIN where one is set.
+
+    Raises:
+        Refused: The PIN is wrong or locked.
+    """
+    from ava_server.config.pin import PinFile
+
+    pin = PinFile(root.approval_file)
+    if pin.is_set:
+        await ask_pin(pin)
+
+
 async def ask_hidden(question: str) -> str:
     """Return what a person types at the terminal without echo; a pipe is not a person.
 
@@ -157,8 +182,6 @@ async def _ask_on_posix(question: str) -> str:
 
 
 async def _ask_on_windows(question: str) -> str:
-    import getpass
-
     if not sys.stdin.isatty():
         raise Refused(_NO_TERMINAL)
     return await read_apart(lambda: getpass.getpass(f"{question} (not shown): "))

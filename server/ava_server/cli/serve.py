@@ -13,20 +13,13 @@ import typer
 
 from ava_roles.placeholders import label as as_label
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.terminal import heading
+from ava_server.cli.terminal import heading, say, tell, write
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
     from ava_audit.store.locks import HeldLock
     from ava_server.config.settings import Settings
     from ava_server.service.runtime import Runtime
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava serve` and `ava worker` to the app."""
-    app.command("serve")(serve_command)
-    app.command("connect")(connect_command)
-    app.command("worker")(worker_command)
 
 
 def serve_command(
@@ -69,7 +62,6 @@ def serve_command(
     prepare_to_run()
     if http:
         from ava_server.cli.options import parse_seconds
-        from ava_server.cli.terminal import say
         from ava_server.core.local_server import pages_port
         from ava_server.http.server import serve as serve_http
         from ava_server.http.settings import DEFAULT_PORT, Reach, proxies_of
@@ -94,8 +86,6 @@ def serve_command(
         raise typer.Exit(serve_http(lambda: settings, reach, say))
 
     if sys.stdin.isatty():
-        from ava_server.cli.terminal import tell
-
         tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
     raise typer.Exit(serve(load_settings))
 
@@ -109,7 +99,6 @@ def connect_command(
     for you until the token is revoked.
     """
     from ava_server.cli.log_access import checked_root, record_setting
-    from ava_server.cli.terminal import write
     from ava_server.config.tokens import host_token
     from ava_server.core.local_server import start_http
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import TokenFile, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.terminal import columns, heading, named_root, place_json, say_json, write
@@ -26,11 +27,6 @@ SHOWN_WITHIN_S, JSON_WITHIN_S = 0.5, 5.0
 """How long the sandbox probe may delay `--once` and `--json`."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava status` to the app."""
-    app.command("status")(status_command)
-
-
 def status_command(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", help="Show it once; as it also is without a terminal.")] = False,
@@ -44,13 +40,11 @@ def status_command(
     In a terminal it updates until q or Ctrl-C, and you can approve, reject, cancel and answer in it: ? explains the
     keys. With --url, it prints once.
     """
-    from ava_server.config.settings import load_settings
-
     if (server := chosen_server(context, url, token_file)) is not None:
         return anyio.run(_show_server, server, everybody, as_json)
 
     has_log(find_data_root())
-    settings = load_settings()
+    settings = read_settings()
     from ava_server.cli.dashboard.overview import OverviewReader, SandboxProbe
 
     probe = SandboxProbe(settings.sandbox.mode)

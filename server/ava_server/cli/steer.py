@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
-from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.log_access import find_run, open_log
+from ava_audit.rows import QUEUED
+from ava_server.cli.app import in_event_loop, refuse_in_subagent
+from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import results_json, show_results
+from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.service_client import ignore_progress, open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
-from ava_server.cli.wait import deliver, follow_runs, wait_for
+from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.errors import AvaError, BadInput, Refused
+from ava_server.core.ids import label
+from ava_server.core.shutdown import prepare_to_run
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
@@ -28,17 +32,13 @@ if TYPE_CHECKING:
     from ava_server.service.access import Session
     from ava_server.service.runtime import Runtime
 
+T = TypeVar("T")
+
 FORCE = "If that process is stopped or hangs, and cannot be ended: ava resume --force {run_id}"
 
 
-def register(app: typer.Typer) -> None:
-    """Add `ava cancel`, `ava send` and `ava resume` to the app."""
-    app.command("cancel")(cancel_command)
-    app.command("send")(send_command)
-    app.command("resume")(resume_command)
-
-
-def cancel_command(
+@in_event_loop
+async def cancel_command(
     context: typer.Context,
     ids: RunIdsOrLast = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; the result shows it.")] = None,
@@ -51,63 +51,13 @@ def cancel_command(
     Without an id, it asks about your last run that has not ended.
     """
     refuse_in_subagent("ava cancel")
-    anyio.run(_cancel, chosen_server(context, url, token_file), ids or [], reason, as_json)
+    server = chosen_server(context, url, token_file)
 
+    async def find(records: Records) -> list[RunRow]:
+        return await records.find(ids) if ids else [await _last_run(records)]
 
-def send_command(
-    context: typer.Context,
-    subagent: UnendedRunId,
-    message: Annotated[str, typer.Argument(help="The message. It may steer the work, and changes no limit.")],
-    as_json: Json = False,
-    url: Url = None,
-    token_file: TokenFile = None,
-) -> None:
-    """Send a message to an unfinished run; it reads the message before its next turn."""
-    refuse_in_subagent("ava send")
-    anyio.run(_send, chosen_server(context, url, token_file), subagent, message, as_json)
-
-
-CallTool = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
-
-
-@asynccontextmanager
-async def _open_steering(
-    server: RemoteServer | None, command: str, *, asked: bool = True
-) -> AsyncGenerator[tuple[Records, CallTool]]:
-    """Open what a command steers runs with: their records, and a function that calls a tool of the service.
-
-    Args:
-        server: The server of `--url`; None for this machine's data root.
-        command: The command, as the log names it.
-        asked: A person decides; otherwise the log claims no person's message.
-    """
-    from ava_server.cli.records import LocalRecords, open_remote_records
-    from ava_server.config.settings import load_settings
-
-    if server is not None:
-        async with open_remote_records(server) as remote:
-            yield remote, remote.connection.call_tool
-        return
-    settings = load_settings()
-    async with open_service(settings, command, asked=asked) as (runtime, service):
-
-        async def call(tool: str, given: dict[str, Any]) -> dict[str, Any]:
-            return (await service.call(tool, given, ignore_progress, raises=True)).structured()
-
-        yield LocalRecords(settings.paths, runtime.store, runtime.instances), call
-
-
-async def _cancel(server: RemoteServer | None, ids: list[str], reason: str | None, as_json: bool) -> None:
-    from ava_server.cli.records import open_records
-    from ava_server.config.settings import load_settings
-    from ava_server.core.ids import label
-
-    async with open_records(server, lambda: load_settings().paths) as records:
-        before = await records.find(ids) if ids else [await _last_run(records)]  # before anything is opened
-        if not as_json:
-            heading(records.place)
     failed: list[AvaError | AuditError] = []
-    async with _open_steering(server, "ava cancel") as (records, call):
+    async with _open_steering(server, "ava cancel", find, show=not as_json) as (before, records, call):
 
         async def cancel(run: RunRow) -> None:
             given = {"subagent_id": run.id, **({"reason": reason} if reason is not None else {})}
@@ -123,16 +73,80 @@ async def _cancel(server: RemoteServer | None, ids: list[str], reason: str | Non
                 else:
                     tasks.start_soon(cancel, run)
         answers = [(await records.record(run.id)).answer for run in before]
-        place = records.place
     ended_before = [run.id for run in before if run.ended]
     if as_json:
-        say_json({**place_json(place), "runs": results_json(answers), "ended_before": ended_before})
+        say_json({**place_json(records.place), "runs": results_json(answers), "ended_before": ended_before})
     elif results := [answer for answer in answers if answer.subagent_id not in ended_before]:
         show_results(results)
     else:
         say("Nothing was done.")
     if failed:  # after the runs that did end
         raise failed[0]
+
+
+@in_event_loop
+async def send_command(
+    context: typer.Context,
+    subagent: UnendedRunId,
+    message: Annotated[str, typer.Argument(help="The message. It may steer the work, and changes no limit.")],
+    as_json: Json = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Send a message to an unfinished run; it reads the message before its next turn."""
+    refuse_in_subagent("ava send")
+    server = chosen_server(context, url, token_file)
+
+    async def find(records: Records) -> RunRow:
+        return await records.find_one(subagent)
+
+    # A host's model can call this too: only at a terminal is the message a person's.
+    opening = _open_steering(server, "ava send", find, show=not as_json, asked=someone_there())
+    async with opening as (run, records, call):
+        answer = await call("message_subagent", {"subagent_id": run.id, "message": message})
+    if as_json:
+        say_json({**place_json(records.place), **answer})
+    else:
+        say(answer.get("message") or answer["status"])
+
+
+CallTool = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+
+
+@asynccontextmanager
+async def _open_steering(
+    server: RemoteServer | None,
+    command: str,
+    find: Callable[[Records], Awaitable[T]],
+    *,
+    show: bool = False,
+    asked: bool = True,
+) -> AsyncGenerator[tuple[T, Records, CallTool]]:
+    """Open what a command steers runs with: what it has found, the records, and what calls a tool of the service.
+
+    Args:
+        server: The server of `--url`; None for this machine's data root.
+        command: The command, as the log names it.
+        find: Finds the runs; its error comes before a service is opened.
+        show: Print the first line.
+        asked: A person decides; otherwise the log claims no person's message.
+    """
+    from ava_server.cli.records import LocalRecords, RemoteRecords, open_records
+
+    async with open_records(server, lambda: read_settings().paths) as records:
+        found = await find(records)
+        if show:
+            heading(records.place)
+        if isinstance(records, RemoteRecords):
+            yield found, records, records.connection.call_tool
+            return
+    settings = read_settings()
+    async with open_service(settings, command, asked=asked) as (runtime, service):
+
+        async def call(tool: str, given: dict[str, Any]) -> dict[str, Any]:
+            return (await service.call(tool, given, ignore_progress, raises=True)).structured()
+
+        yield found, LocalRecords(settings.paths, runtime.store, runtime.instances), call
 
 
 async def _last_run(records: Records) -> RunRow:
@@ -142,32 +156,12 @@ async def _last_run(records: Records) -> RunRow:
         BadInput: There is none, or nobody can be asked.
         Refused: They do not mean it.
     """
-    from ava_server.core.ids import label
-
-    run = await records.find_unended()
+    run = await records.find_one(None, unended=True)
     if not someone_there():
         raise BadInput(f"ava cancel: give an id where nobody can be asked; the last run is {run.id}")
     if not await agrees(f"Cancel {label(run)}?"):
         raise Refused("Nothing was cancelled.")
     return run
-
-
-async def _send(server: RemoteServer | None, given: str, message: str, as_json: bool) -> None:
-    from ava_server.cli.records import open_records
-    from ava_server.config.settings import load_settings
-
-    async with open_records(server, lambda: load_settings().paths) as records:
-        run = await records.find_one(given)
-        if not as_json:
-            heading(records.place)
-    # A host's model can call this too: only at a terminal is the message a person's.
-    async with _open_steering(server, "ava send", asked=someone_there()) as (records, call):
-        answer = await call("message_subagent", {"subagent_id": run.id, "message": message})
-        place = records.place
-    if as_json:
-        say_json({**place_json(place), **answer})
-    else:
-        say(answer.get("message") or answer["status"])
 
 
 def resume_command(
@@ -184,16 +178,13 @@ def resume_command(
 
     Answers that it already has are not requested again. Its previous owner can no longer write or spend.
     """
-    from ava_server.config.settings import load_settings
-    from ava_server.core.shutdown import prepare_to_run
-
     prepare_to_run()
     refuse_in_subagent("ava resume")
     if (server := chosen_server(context, url, token_file)) is not None:
         if force:
             raise BadInput("--force: only on the server, in a terminal there")
         raise typer.Exit(anyio.run(_resume_there, server, subagent, as_json))
-    settings = load_settings()
+    settings = read_settings()
     if not settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
     raise typer.Exit(anyio.run(_resume, settings, subagent, force, as_json))
@@ -201,8 +192,7 @@ def resume_command(
 
 async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
     """Resume a run on the server of `--url` and wait for its result; a run that is held or interrupted has a line."""
-    async with _open_steering(server, "ava resume") as (records, call):
-        [run] = await records.find([given])
+    async with _open_steering(server, "ava resume", lambda records: records.find_one(given)) as (run, _records, call):
         asked: dict[str, Any] = {"pending_ids": [run.id], "approving": []}
         answer = await call("confirm_spawn", asked)
         if lines := answer.get("approval_lines"):
@@ -216,7 +206,6 @@ async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
     from ava_server.budget.user_limits import stricter_policy
-    from ava_server.cli.secret_input import ask_pin
     from ava_server.config.pin import PinFile, policy_in_force
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
@@ -231,7 +220,7 @@ async def _resume(settings: Settings, given: str, force: bool, as_json: bool) ->
         await ask_pin(PinFile(settings.paths.approval_file))
     async with open_service(settings, "ava resume", asked=someone_there(), runs=True) as (runtime, service):
         await _take_over(runtime, service.session, run, force)
-        if (left := await follow_runs(runtime, service, [run.id])) is not None:
+        if (left := await FollowedRuns(runtime, service, [run.id]).until_over()) is not None:
             return left
         return await deliver(runtime, service.session, [run.id], "ava resume", as_json=as_json)
 
@@ -242,8 +231,6 @@ async def _take_over(runtime: Runtime, session: Session, run: RunRow, force: boo
     Raises:
         Refused: It may not or cannot be resumed.
     """
-    from ava_audit.rows import QUEUED
-    from ava_server.core.ids import label
     from ava_server.runs.lifecycle import NotResumed, resume_line
 
     manager = runtime.manager

@@ -15,17 +15,7 @@ import stat
 import sys
 import time
 import unicodedata
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Collection,
-    Generator,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TextIO, TypeVar
@@ -50,6 +40,8 @@ _TO_LINE_END, _TO_SCREEN_END = "\x1b[K", "\x1b[J"
 SPINNERS = ("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "|/-\\")
 """The frames of a spinner, and those for a terminal that may know nothing but ASCII."""
 FRAME_S = 0.1
+YES = ("y", "yes")
+"""What a person who agrees types; anything else is no."""
 _UNSEEN = re.compile(rf"{INVISIBLE.pattern}|[\t\r\ud800-\udfff]")
 _ITEM = re.compile(r"(\s*)((?:\d+\.|-)\s+)?")
 _HANGING = "  "
@@ -186,7 +178,12 @@ def wrapped(text: str, width: int, *, breaks: bool = False) -> str:
     keeps its bar on each line; there, and with `breaks`, longer words are broken too, because the terminal would
     continue them at the start of a row, where they can pass for a line of Ava's.
     """
-    return "\n".join(part for line in text.split("\n") for part in _wrapped_line(line, width, breaks))
+    return "\n".join(wrapped_lines(text, width, breaks=breaks))
+
+
+def wrapped_lines(text: str, width: int, *, breaks: bool = False) -> list[str]:
+    """Return the lines of `wrapped`."""
+    return [part for line in text.split("\n") for part in _wrapped_line(line, width, breaks)]
 
 
 def _wrapped_line(line: str, width: int, breaks: bool) -> list[str]:
@@ -241,6 +238,11 @@ def _pieces(word: str, width: int) -> list[str]:
         pieces[-1] += char
         used += cells(char)
     return pieces
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """Return a number of things: `1 entry`, `1,200 entries`; of a word without `many`, the plural ends in s."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def one_line(text: str | None) -> str:
@@ -304,17 +306,11 @@ def columns(stream: TextIO | None = None) -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
-@contextmanager
-def interrupts() -> Generator[AsyncIterator[int]]:
-    """Deliver each Ctrl-C as an item of an iterator instead of an exception."""
-    with received(signal.SIGINT) as signals:
-        yield signals
-
-
 async def unless_interrupted(work: Callable[[], Awaitable[T]], otherwise: U) -> T | U:
-    """Return what some work returns; Ctrl-C ends the work, and `otherwise` is returned."""
+    """Return what some work returns, or raise its error; Ctrl-C ends the work, and `otherwise` is returned."""
     result: T | U = otherwise
-    with interrupts() as signals:
+    failed: Exception | None = None
+    with received(signal.SIGINT) as signals:
         async with anyio.create_task_group() as tasks:
 
             async def stop() -> None:
@@ -322,8 +318,13 @@ async def unless_interrupted(work: Callable[[], Awaitable[T]], otherwise: U) -> 
                     tasks.cancel_scope.cancel()
 
             tasks.start_soon(stop)
-            result = await work()
+            try:
+                result = await work()
+            except Exception as error:  # the task group would wrap it
+                failed = error
             tasks.cancel_scope.cancel()
+    if failed is not None:
+        raise failed
     return result
 
 
@@ -359,7 +360,7 @@ async def ask(question: str) -> str:
 
 async def agrees(question: str) -> bool:
     """Tell whether a person answers yes; anything else is no."""
-    return await ask(f"{question} [y/N]") in ("y", "yes")
+    return await ask(f"{question} [y/N]") in YES
 
 
 async def confirm(question: str, done: str) -> None:

@@ -9,24 +9,20 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from ava_server.cli.app import URL_VARIABLE, refuse_in_subagent
-from ava_server.cli.log_access import checked_root
-from ava_server.cli.terminal import heading, say, someone_there
+from ava_server.cli.app import refuse_in_subagent
+from ava_server.cli.log_access import checked_root, read_settings
+from ava_server.cli.terminal import counted, heading, say, someone_there
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput
 
 _DISPLAYS = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
 """Variables that a system with X11 or Wayland sets for programs with windows; an editor's terminal sets BROWSER."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava ui` to the app."""
-    app.command("ui")(ui_command)
+Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")]
 
 
 def ui_command(
     context: typer.Context,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the browser.")] = True,
+    browser: Browser = True,
     sign_out: Annotated[bool, typer.Option("--sign-out", help="Sign every browser out instead.")] = False,
     url: Annotated[
         str | None, typer.Option(metavar="URL", help="Open the pages of this server instead; default: AVA_URL.")
@@ -38,17 +34,19 @@ def ui_command(
     closed. The address has a code that works once, within 10 minutes. With --url, the pages of a team's server open,
     where you sign in with a token.
     """
+    from ava_server.cli.remote import given_server
+
     refuse_in_subagent("ava ui")
-    before, _token_file = context.obj or (None, None)
-    url, named = (before if url is None else url), os.environ.get(URL_VARIABLE, "").strip()
-    if url is not None or named:
-        _open_remote(url, named, browser=browser, sign_out=sign_out)
-        return
+    if (server := given_server(context, url)) is not None:
+        return _open_remote(server.address, browser=browser, sign_out=sign_out)
     root = checked_root()
-    if sign_out:
-        _sign_out(root)
-    else:
-        open_pages(root, browser=browser, terminal=someone_there())
+    if not sign_out:
+        return open_pages(root, browser=browser, terminal=someone_there())
+    from ava_server.web.sessions import BrowserSessions
+
+    ended = BrowserSessions(root.browser_sessions).end_all()
+    say(f"Signed out {counted(ended, 'browser')}. Addresses that were not opened yet are invalid.")
+    return None
 
 
 def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | None = None) -> None:
@@ -60,11 +58,10 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
         terminal: Somebody at a terminal asked for it.
         page: The path and query of the page; None for the overview.
     """
-    from ava_server.config.settings import load_settings
     from ava_server.core.local_server import start_pages
     from ava_server.web.sessions import BrowserSessions
 
-    load_settings()  # what is wrong in them is said here, not in the server's output
+    read_settings()  # what is wrong in them is said here, not in the server's output
     address = start_pages(root)
     code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=terminal)
     opening = f"{address}/enter?code={code}" + ("" if page is None else f"&to={quote(page, safe='')}")
@@ -76,16 +73,12 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
         say(f"To open it on the machine that you sit at, run this there first, and leave it open: {forward}")
 
 
-def _open_remote(url: str | None, named: str, *, browser: bool, sign_out: bool) -> None:
+def _open_remote(address: str, *, browser: bool, sign_out: bool) -> None:
     """Open the pages of another server, where the person signs in.
 
     Raises:
-        BadInput: It is not a server's address, or sessions there were to be ended.
+        BadInput: Sessions there were to be ended.
     """
-    from ava_server.cli.remote import RemoteServer
-
-    server = RemoteServer(named, source=URL_VARIABLE) if url is None else RemoteServer(url)
-    address = server.address
     if sign_out:
         raise BadInput(
             "--sign-out is for this machine's data root. On another server, sign out on its page; a token that is"
@@ -94,16 +87,6 @@ def _open_remote(url: str | None, named: str, *, browser: bool, sign_out: bool) 
     heading(address)
     done = "Opened it in your browser" if browser and _opens(address) else f"Open {address} in a browser"
     say(f"{done}, and sign in with your token.")
-
-
-def _sign_out(root: DataRoot) -> None:
-    """End all sessions of browsers, and make codes that were not used invalid."""
-    from ava_server.web.sessions import BrowserSessions
-
-    ended = BrowserSessions(root.browser_sessions).end_all()
-    say(
-        f"Signed out {ended} {'browser' if ended == 1 else 'browsers'}. Addresses that were not opened yet are invalid."
-    )
 
 
 def _opens(address: str) -> bool:

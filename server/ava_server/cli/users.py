@@ -1,35 +1,36 @@
-"""`ava token` and `ava user`: tokens for `ava serve --http`, and each user's spending, runs and limits."""
+"""`ava token`, `ava user` and `ava passkey`: who may do what over HTTP, and approve in a browser.
+
+Tokens for `ava serve --http`, each user's spending, runs and limits, and the passkeys with which people approve.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
-import anyio.to_thread
 import typer
 
-from ava_audit.units import format_usd, iso_second, micros_from_cents
-from ava_server.cli.log_access import checked_root, open_log, record_setting
-from ava_server.cli.options import Json, TokenFile, Url, parse_cents
-from ava_server.cli.remote import RemoteServer, chosen_server, connected
-from ava_server.cli.secret_input import ask_pin
-from ava_server.cli.terminal import aligned, present, say, say_json, write
+from ava_audit.units import format_usd, iso_second, micros_from_cents, now_us
+from ava_server.cli.app import in_event_loop
+from ava_server.cli.log_access import checked_root, open_log, read_settings, record_setting
+from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
+from ava_server.cli.remote import chosen_server
+from ava_server.cli.secret_input import ask_pin_if_set, require_person
+from ava_server.cli.terminal import aligned, counted, present, say, say_json, write
+from ava_server.cli.ui import Browser, open_pages
 from ava_server.config import tokens
-from ava_server.config.passkeys import Passkeys
-from ava_server.config.pin import PinFile
-from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.config.passkeys import Passkey, Passkeys, passkey_name
+from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
+    from ava_server.service.users import UserFacts
 
-    from ava_server.service.users import Removed, UserFacts
-
-T = TypeVar("T", bound="BaseModel")
+token_command = typer.Typer(no_args_is_help=True)
+user_command = typer.Typer(no_args_is_help=True)
+passkey_command = typer.Typer(no_args_is_help=True)
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. the machine that has it.")]
 _User = Annotated[str, typer.Argument(metavar="USER", help="The user, as in `ava token create --user`.")]
@@ -58,27 +59,19 @@ _Workspaces = Annotated[
     typer.Option("-w", "--workspace", metavar="FOLDER", help="A folder for runs over HTTP; repeatable."),
 ]
 _Roles = Annotated[list[str] | None, typer.Option(metavar="ROLE", help="A role for runs over HTTP; repeatable.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava token` and `ava user` to the app."""
-    token = typer.Typer(no_args_is_help=True)
-    token.command("create", short_help="Create a token; it is shown once.")(create_command)
-    token.command("list", short_help="List names, users, scopes and expiry, never the tokens.")(list_tokens_command)
-    token.command("revoke", short_help="Revoke a token, from its next request on.")(revoke_command)
-    app.add_typer(token, name="token")
-    users = typer.Typer(no_args_is_help=True)
-    users.command("list", short_help="List users: spent today, running, and limits.")(list_users_command)
-    users.command("add", short_help="Add a user, with a token and limits.")(add_command)
-    users.command("limit", short_help="Set what a user may do over HTTP, and spend.")(limit_command)
-    users.command("remove", short_help="Revoke a user's tokens, and remove passkeys and limits.")(remove_user_command)
-    app.add_typer(users, name="user")
+_Device = Annotated[str, typer.Argument(metavar="NAME", help="A name for it, e.g. the device that has it.")]
+_Owner = Annotated[
+    str | None,
+    typer.Option("--user", metavar="USER", help="The user over HTTP whose passkey it is; default: you, in `ava ui`."),
+]
 
 
 # -- ava token --------------------------------------------------------------------------------------------------------
 
 
-def create_command(
+@token_command.command("create", short_help="Create a token; it is shown once.")
+@in_event_loop
+async def create_command(
     name: _Name,
     user: Annotated[str, typer.Option("--user", metavar="USER", help="The user that its requests act for.")],
     scope: _Scopes,
@@ -91,59 +84,46 @@ def create_command(
     """
     scopes = tokens.scopes_in(scope)
     name, user = tokens.token_name(name), tokens.user_name(user)
-    ends_us = tokens.expiry(expires, time.time_ns() // 1000)
-    anyio.run(_create, checked_root("ava token create", show=not quiet), name, user, scopes, ends_us, quiet)
-
-
-def list_tokens_command(as_json: Json = False) -> None:
-    """List the tokens' names, users, scopes and expiry; never the tokens."""
-    root = checked_root(show=False)
-    known = sorted(tokens.read_tokens(root.tokens_file).values(), key=lambda token: token.name)
-    now_us = time.time_ns() // 1000
-    entries = [
-        {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now_us)}
-        for one in known
-    ]
-    lines = aligned((one.name, f"{one.user}; {', '.join(one.scopes)}; {_lifetime(one, now_us)}") for one in known)
-    none = f"No tokens. Create one with `ava token create NAME --user USER --scope {','.join(tokens.SCOPES[:2])}`."
-    present(root, as_json, {"tokens": entries}, lines or [none])
-
-
-def revoke_command(name: _Name) -> None:
-    """Revoke a token: its next request is refused, also by a running server."""
-    anyio.run(_revoke, checked_root("ava token revoke"), tokens.token_name(name))
-
-
-async def _create(
-    root: DataRoot, name: str, user: str, scopes: tuple[tokens.Scope, ...], ends_us: int | None, quiet: bool
-) -> None:
-    await _ask_for(root, scopes)
-    token, text = await anyio.to_thread.run_sync(tokens.create_token, root.tokens_file, name, user, scopes, ends_us)
+    ends_us = tokens.expiry(expires, now_us())
+    root = checked_root("ava token create", show=not quiet)
+    await _prepare_for(root, scopes)
+    token, text = tokens.create_token(root.tokens_file, name, user, scopes, ends_us)
     await record_setting(root, f"tokens.{name}", None, token.on_record())
     _show_token(token, text, quiet=quiet)
 
 
-async def _add(
-    root: DataRoot,
-    user: str,
-    limits: Mapping[str, Any],
-    scopes: tuple[tokens.Scope, ...],
-    ends_us: int | None,
-    quiet: bool,
-) -> None:
-    from ava_server.service.users import add_user
+@token_command.command("list", short_help="List names, users, scopes and expiry, never the tokens.")
+def list_tokens_command(as_json: Json = False) -> None:
+    """List the tokens' names, users, scopes and expiry; never the tokens."""
+    root = checked_root(show=False)
+    known = sorted(tokens.read_tokens(root.tokens_file).values(), key=lambda token: token.name)
+    now = now_us()
+    entries = [
+        {"name": one.name, **one.on_record(), "created": iso_second(one.created_us), "expired": one.expired(now)}
+        for one in known
+    ]
+    lines = aligned((one.name, f"{one.user}; {', '.join(one.scopes)}; {_lifetime(one, now)}") for one in known)
+    none = f"No tokens. Create one with `ava token create NAME --user USER --scope {','.join(tokens.SCOPES[:2])}`."
+    present(root, as_json, {"tokens": entries}, lines or [none])
 
-    await _ask_for(root, scopes)
-    token, text = await add_user(root, user, limits, scopes, ends_us, partial(record_setting, root))
-    _show_token(token, text, quiet=quiet)
+
+@token_command.command("revoke", short_help="Revoke a token, from its next request on.")
+@in_event_loop
+async def revoke_command(name: _Name) -> None:
+    """Revoke a token: its next request is refused, also by a running server."""
+    root, name = checked_root("ava token revoke"), tokens.token_name(name)
+    token = tokens.revoke_token(root.tokens_file, name)
+    if token is None:
+        raise BadInput(f"There is no token {name} in {root.tokens_file}. `ava token list` shows the stored ones.")
+    await record_setting(root, f"tokens.{name}", token.on_record(), None)
+    say(f"Token {name} of {token.user} is revoked: its next request is refused.")
 
 
-async def _ask_for(root: DataRoot, scopes: Sequence[tokens.Scope]) -> None:
+async def _prepare_for(root: DataRoot, scopes: Sequence[tokens.Scope]) -> None:
     """Ask for the PIN where a token with these scopes needs it, and make the data root."""
-    pin = PinFile(root.approval_file)
-    if "approve" in scopes and await anyio.to_thread.run_sync(lambda: pin.is_set):
-        await ask_pin(pin)
-    await anyio.to_thread.run_sync(root.create)
+    if "approve" in scopes:
+        await ask_pin_if_set(root)
+    root.create()
 
 
 def _show_token(token: tokens.Token, text: str, *, quiet: bool) -> None:
@@ -153,63 +133,38 @@ def _show_token(token: tokens.Token, text: str, *, quiet: bool) -> None:
     write(text)
 
 
-async def _revoke(root: DataRoot, name: str) -> None:
-    token = await anyio.to_thread.run_sync(tokens.revoke_token, root.tokens_file, name)
-    if token is None:
-        raise BadInput(f"There is no token {name} in {root.tokens_file}. `ava token list` shows the stored ones.")
-    await record_setting(root, f"tokens.{name}", token.on_record(), None)
-    say(f"Token {name} of {token.user} is revoked: its next request is refused.")
-
-
-def _lifetime(token: tokens.Token, now_us: int) -> str:
+def _lifetime(token: tokens.Token, now: int) -> str:
     if token.expires_us is None:
         return "until it is revoked"
     at = iso_second(token.expires_us)
-    return f"expired at {at}" if token.expired(now_us) else f"until {at}"
+    return f"expired at {at}" if token.expired(now) else f"until {at}"
 
 
 # -- ava user ---------------------------------------------------------------------------------------------------------
 
 
-def list_users_command(
+@user_command.command("list", short_help="List users: spent today, running, and limits.")
+@in_event_loop
+async def list_users_command(
     context: typer.Context, url: Url = None, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
     """List everyone who has a token, a table in config.toml, or runs: spent today, running, and every limit.
 
     The day is UTC's. Limits are set under [users.NAME] in config.toml, and can only be stricter than everybody's.
     """
+    from ava_server.cli.records import ask_server
     from ava_server.service.users import ListedUsers
 
     server = chosen_server(context, url, token_file)
-    users = anyio.run(_read_users) if server is None else _ask(server, "GET", "/users", ListedUsers).users
+    users = await _read_users() if server is None else (await ask_server(server, ListedUsers, "/users")).users
+    fields = {"users": [one.model_dump() for one in users]}
     lines = aligned((user.name, _describe_user(user)) for user in users)
     if server is None:
-        return present(find_data_root(), as_json, {"users": [one.model_dump() for one in users]}, lines)
-    return (
-        say_json({"url": server.address, "users": [one.model_dump() for one in users]})
-        if as_json
-        else say("\n".join(lines))
-    )
-
-
-def _ask(server: RemoteServer, method: str, path: str, form: type[T], body: Mapping[str, Any] | None = None) -> T:
-    """Return the answer of the server of `--url`.
-
-    Raises:
-        AvaError: It refuses, or does not answer as Ava does.
-    """
-    from pydantic import ValidationError
-
-    async def ask() -> T:
-        async with connected(server) as connection:
-            doubt = "" if method == "GET" else "It may still have been carried out: see `ava user list`."
-            answer = await connection.request(method, path, body=body, doubt=doubt)
-            try:
-                return form.model_validate(answer)
-            except ValidationError:
-                raise connection.not_ava() from None
-
-    return anyio.run(ask)
+        present(find_data_root(), as_json, fields, lines)
+    elif as_json:
+        say_json({"url": server.address, **fields})
+    else:
+        say("\n".join(lines))
 
 
 def _refuse_there(given: Mapping[str, object]) -> None:
@@ -219,7 +174,9 @@ def _refuse_there(given: Mapping[str, object]) -> None:
             raise BadInput(f"{option}: this can be set only in a terminal on the server")
 
 
-def add_command(
+@user_command.command("add", short_help="Add a user, with a token and limits.")
+@in_event_loop
+async def add_command(
     context: typer.Context,
     user: Annotated[str, typer.Argument(metavar="USER", help="The new user's name.")],
     daily: _Daily = None,
@@ -238,21 +195,26 @@ def add_command(
 
     With --url, the token has spawn and read; other scopes, folders and roles can be set only on the server.
     """
+    from ava_server.cli.records import ask_server
+    from ava_server.service.users import AddedUser, add_user
+
     name, limits = tokens.user_name(user), _limits(daily, running, spawns, approval, workspace, role)
-    scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, time.time_ns() // 1000)
+    scopes, ends_us = tokens.scopes_in(scope), tokens.expiry(expires, now_us())
     if (server := chosen_server(context, url, token_file)) is not None:
         _refuse_there({"--workspace": workspace, "--role": role, "--scope": set(scopes) - {"spawn", "read"}})
-        from ava_server.service.users import AddedUser
-
-        made = _ask(server, "POST", f"/users/{name}", AddedUser, {**limits, "expires": expires})
+        made = await ask_server(server, AddedUser, f"/users/{name}", "POST", {**limits, "expires": expires})
         if not quiet:
             say(f"Token {made.name} for {name}: {', '.join(made.scopes)}. It is shown only this once:")
         return write(made.token)
     root = checked_root("ava user add", show=not quiet)
-    return anyio.run(_add, root, name, limits, scopes, ends_us, quiet)
+    await _prepare_for(root, scopes)
+    token, text = await add_user(root, name, limits, scopes, ends_us, partial(record_setting, root))
+    return _show_token(token, text, quiet=quiet)
 
 
-def limit_command(
+@user_command.command("limit", short_help="Set what a user may do over HTTP, and spend.")
+@in_event_loop
+async def limit_command(
     context: typer.Context,
     user: _User,
     daily: _Daily = None,
@@ -272,16 +234,17 @@ def limit_command(
     changes = _limits(daily, running, spawns, approval, workspace, role)
     if not changes:
         raise BadInput("Give at least one limit, such as --daily 3.00; `ava user list` shows what holds now.")
+    from ava_server.cli.records import ask_server
     from ava_server.service.users import LimitedUser, limit_user
 
     name = tokens.user_name(user)
     if (server := chosen_server(context, url, token_file)) is not None:
         _refuse_there({"--workspace": workspace, "--role": role})
-        shown = _ask(server, "PATCH", f"/users/{name}", LimitedUser, changes).user
+        shown = (await ask_server(server, LimitedUser, f"/users/{name}", "PATCH", changes)).user
     else:
         root = checked_root("ava user limit")
-        anyio.run(limit_user, root, name, changes, partial(record_setting, root))
-        shown = next(one for one in anyio.run(_read_users) if one.name == name)
+        await limit_user(root, name, changes, partial(record_setting, root))
+        shown = next(one for one in await _read_users() if one.name == name)
     say(f"{name}: {_describe_user(shown)}")
 
 
@@ -299,13 +262,15 @@ def _limits(
         "running": running,
         "spawns_per_hour": spawns,
         "approval": approval,
-        "workspaces": [str(Path(each).expanduser().absolute()) for each in workspace] if workspace else None,
+        "workspaces": [str(absolute_path("--workspace", each)) for each in workspace or ()] or None,
         "roles": role or None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
 
-def remove_user_command(
+@user_command.command("remove", short_help="Revoke a user's tokens, and remove passkeys and limits.")
+@in_event_loop
+async def remove_user_command(
     context: typer.Context,
     user: Annotated[str, typer.Argument(metavar="USER", help="The user, as `ava user list` shows it.")],
     url: Url = None,
@@ -315,14 +280,18 @@ def remove_user_command(
 
     Their runs and log stay. For a user with passkeys it takes a terminal, and the approval PIN if one is set.
     """
-    from ava_server.service.users import RemovedUser
+    from ava_server.cli.records import ask_server
+    from ava_server.service.users import RemovedUser, remove_user
 
     name = tokens.user_name(user)
     if (server := chosen_server(context, url, token_file)) is not None:
-        done = _ask(server, "DELETE", f"/users/{name}", RemovedUser)
+        done = await ask_server(server, RemovedUser, f"/users/{name}", "DELETE")
         revoked, passkeys, limited = done.revoked, list[str](), done.limited
     else:
-        removed = anyio.run(_remove_user, checked_root("ava user remove"), name)
+        root = checked_root("ava user remove")
+        if Passkeys(root.passkeys).of(name):
+            await require_person(root, "ava user remove")
+        removed = await remove_user(root, name, partial(record_setting, root))
         limited = removed.limited
         revoked, passkeys = [one.name for one in removed.tokens], [one.name for one in removed.passkeys]
     for token in revoked:
@@ -333,21 +302,11 @@ def remove_user_command(
         say(f"The limits of {name} are removed.")
 
 
-async def _remove_user(root: DataRoot, user: str) -> Removed:
-    from ava_server.cli.passkeys import require_person
-    from ava_server.service.users import remove_user
-
-    if await anyio.to_thread.run_sync(Passkeys(root.passkeys).of, user):
-        await require_person(root, "ava user remove")
-    return await remove_user(root, user, partial(record_setting, root))
-
-
 async def _read_users() -> list[UserFacts]:
-    from ava_server.config.settings import load_settings
     from ava_server.config.users import with_shared_users
     from ava_server.service.users import list_users
 
-    settings = await anyio.to_thread.run_sync(lambda: with_shared_users(load_settings()))
+    settings = with_shared_users(read_settings())
     async with open_log(settings.paths) as store:
         return await list_users(settings, store)
 
@@ -359,10 +318,76 @@ def _describe_user(user: UserFacts) -> str:
         f"{format_usd(spent)} of {format_usd(day)} today",
         f"{user.running} of {user.running_limit} running{waiting}",
         f"approval {user.approval}",
-        f"{user.tokens} {'token' if user.tokens == 1 else 'tokens'}",
+        counted(user.tokens, "token"),
     ]
     if user.roles is not None:
         parts.append(f"over HTTP roles {', '.join(user.roles) or 'none'}")
     if user.workspaces:
         parts.append(f"over HTTP workspaces {', '.join(user.workspaces)}")
     return "; ".join(parts)
+
+
+# -- ava passkey ------------------------------------------------------------------------------------------------------
+
+
+@passkey_command.command("add", short_help="Add a passkey, for approvals in the browser.")
+def add_passkey_command(
+    name: _Device,
+    user: _Owner = None,
+    browser: Browser = True,
+) -> None:
+    """Open the page of `ava ui` on which you add a passkey. From then on, approvals there take it.
+
+    With --user, print a code instead. The user signs in at the server's address with their token, and enters the code
+    under Passkeys. It works once, within 10 minutes. If an approval PIN is set, it is asked for.
+    """
+    from ava_server.web.sessions import BrowserSessions
+
+    root = checked_root("ava passkey add")
+    name, user = passkey_name(name), None if user is None else tokens.user_name(user)
+    anyio.run(require_person, root, "ava passkey add")
+    Passkeys(root.passkeys).check_new(user or os_user(), name)
+    root.create()
+    code = BrowserSessions(root.browser_sessions).issue_passkey_code(user or os_user(), name)
+    if user is None:
+        open_pages(root, browser=browser, terminal=True, page=f"/passkeys/new?code={code}")
+        return
+    say(f"{user} signs in at the server's address, chooses Passkeys, and enters this code. It works once, within")
+    say(f"10 minutes, and anyone with it and a token of {user} can approve from then on:")
+    say(code)
+
+
+@passkey_command.command("list", short_help="List names, users, sites and last use.")
+def list_passkeys_command(as_json: Json = False) -> None:
+    """List the passkeys: their names, users, sites and last use."""
+    root = checked_root(show=False)
+    known = Passkeys(root.passkeys).all()
+    entries = [
+        {
+            "name": one.name,
+            **one.on_record(),
+            "created": iso_second(one.created_us),
+            "used": None if one.used_us is None else iso_second(one.used_us),
+        }
+        for one in known
+    ]
+    lines = aligned((one.name, f"{one.user}; for {one.host}; {_last_use(one)}") for one in known)
+    present(root, as_json, {"passkeys": entries}, lines or ["No passkeys. Add one with `ava passkey add NAME`."])
+
+
+@passkey_command.command("remove", short_help="Remove a passkey.")
+@in_event_loop
+async def remove_passkey_command(name: _Device, user: _Owner = None) -> None:
+    """Remove a passkey: it approves nothing more. If an approval PIN is set, it is asked for."""
+    root = checked_root("ava passkey remove")
+    name, user = passkey_name(name), os_user() if user is None else tokens.user_name(user)
+    await require_person(root, "ava passkey remove")
+    removed = Passkeys(root.passkeys).remove(user, name)
+    if removed is None:
+        raise BadInput(f"{user} has no passkey {name}. `ava passkey list` shows all.")
+    await record_setting(root, f"passkeys.{name}", removed.on_record(), None)
+    say(f"The passkey {name} of {user} is removed. Delete it on the device as well, where it is of no use any more.")
+
+
+def _last_use(one: Passkey) -> str:
+    return "never used" if one.used_us is None else f"last used {iso_second(one.used_us)}"

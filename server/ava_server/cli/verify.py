@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ava_audit.errors import BadQuery
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
+from ava_server.cli.terminal import counted, heading, place_json, progress_on_terminal, say, say_json
 from ava_server.core.data_root import find_data_root, has_log
 from ava_server.core.errors import BadInput
 
@@ -23,11 +24,6 @@ if TYPE_CHECKING:
 FAULT = 1
 STDIN = "-"
 _IN_CHAIN = ("changed", "missing", "inserted", "reordered", "damaged")
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava verify` to the app."""
-    app.command("verify")(verify_command)
 
 
 def verify_command(
@@ -48,18 +44,23 @@ def verify_command(
     Note it elsewhere: a log that was cut at its end, or rewritten, shows only against it. Nothing is written. Exit
     code 1 when a fault was found.
     """
-    if jsonl is not None:
-        if head is not None or since_head is not None:
-            raise BadInput("--jsonl: a file is checked by itself; leave --head and --since-head out.")
-        report = _verify_file(jsonl, as_json)
+    if jsonl is not None and (head is not None or since_head is not None):
+        raise BadInput("--jsonl: a file is checked by itself; leave --head and --since-head out.")
+    begun = time.monotonic()
+    report = _verify_log(find_data_root(), head, since_head, as_json) if jsonl is None else _verify_file(jsonl, as_json)
+    seconds = time.monotonic() - begun
+    if as_json:
+        fields = {"ok": report.ok, **asdict(report), "duration_ms": round(seconds * 1_000)}
+        if jsonl is None:
+            del fields["gaps"]
+        say_json({**(place_json(find_data_root()) if jsonl is None else {"file": jsonl}), **fields})
     else:
-        report = _verify_log(find_data_root(), head, since_head, as_json)
+        say("\n".join(_log_lines(report, seconds, since_head) if jsonl is None else _file_lines(report, seconds)))
     raise typer.Exit(0 if report.ok else FAULT)
 
 
 def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bool) -> Report:
     from ava_audit.entries import GENESIS, Report, missing_hash
-    from ava_audit.errors import BadQuery
     from ava_audit.mirror import mirror_faults
     from ava_audit.verify import hash_of, verify
 
@@ -71,20 +72,12 @@ def _verify_log(root: DataRoot, head: str | None, since: str | None, as_json: bo
             raise BadInput(f"{option}: {error}") from None
     if not as_json:
         heading(root)
-    begun = time.monotonic()
     if has_log(root):
         with progress_on_terminal() as show:
             told = _progress(show, "entries")
-            report = verify(root.path, head=head, since=since, mirror=root.logs, on_progress=told)
-    else:
-        missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
-        report = Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
-    seconds = time.monotonic() - begun
-    if as_json:
-        say_json({"data_root": str(root.path), **_fields(report, seconds)})
-    else:
-        say("\n".join(_log_lines(report, seconds, since)))
-    return report
+            return verify(root.path, head=head, since=since, mirror=root.logs, on_progress=told)
+    missing = [missing_hash(digest, 0) for digest in noted if digest != GENESIS] + mirror_faults(None, root.logs)
+    return Report(0, 0, GENESIS.hex(), tuple(missing), not missing)
 
 
 def _verify_file(name: str, as_json: bool) -> Report:
@@ -92,32 +85,25 @@ def _verify_file(name: str, as_json: bool) -> Report:
 
     if not as_json:
         say("File: " + ("(standard input)" if name == STDIN else name))
-    begun = time.monotonic()
     try:
         with progress_on_terminal() as show:
-            report = verify_lines(sys.stdin.buffer if name == STDIN else Path(name), _progress(show, "bytes"))
+            return verify_lines(sys.stdin.buffer if name == STDIN else Path(name), _progress(show, "bytes"))
     except OSError as failed:
         raise BadInput(f"--jsonl: {name} cannot be read: {failed.strerror}; give a file of JSON lines") from None
-    seconds = time.monotonic() - begun
-    if as_json:
-        say_json({"file": name, **_fields(report, seconds), "gaps": report.gaps})
-    else:
-        say("\n".join(_file_lines(report, seconds)))
-    return report
 
 
 def _file_lines(report: Report, seconds: float) -> list[str]:
     from ava_audit.units import format_duration
 
     lines = [f"FAULT: {fault.text}" for fault in report.faults]
-    count = f"{report.entries:,} {'line' if report.entries == 1 else 'lines'}"
+    count = counted(report.entries, "line")
     if report.ok:
         lines.append(f"{count} checked in {format_duration(seconds)}: each is unchanged, and they are in order.")
     else:
         lines.append(f"{count} before it {'is' if report.entries == 1 else 'are'} unchanged.")
     if report.ok and report.gaps:
         lines.append(
-            f"At {report.gaps:,} {'place' if report.gaps == 1 else 'places'} entries of the log are not in this"
+            f"At {counted(report.gaps, 'place')} entries of the log are not in this"
             " file: other users' entries, entries that were not exported, or removed lines. `ava verify` on the log"
             " itself shows which."
         )
@@ -131,7 +117,7 @@ def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
 
     lines = [f"FAULT: {fault.text}" for fault in report.faults]
     kinds = {fault.kind for fault in report.faults}
-    count = f"{report.entries:,} {'entry' if report.entries == 1 else 'entries'}"
+    count = counted(report.entries, "entry", "entries")
     after = "" if since is None else " after the given head"
     took = f"in {format_duration(seconds)}"
     if kinds.intersection(_IN_CHAIN):
@@ -147,11 +133,6 @@ def _log_lines(report: Report, seconds: float, since: str | None) -> list[str]:
     if report.ok:
         lines.append("Note it elsewhere: `ava verify --head HASH` then shows whether the log was cut or rewritten.")
     return lines
-
-
-def _fields(report: Report, seconds: float) -> dict[str, object]:
-    fields = {name: value for name, value in asdict(report).items() if name != "gaps"}
-    return {"ok": report.ok, **fields, "duration_ms": round(seconds * 1_000)}
 
 
 def _progress(show: Callable[[str], None], what: str) -> ProgressCallback:

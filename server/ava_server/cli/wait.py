@@ -1,11 +1,12 @@
 """Wait for runs at a terminal, show what they do, and hand over their results; `ava wait S-…`.
 
-`ava run` and `ava resume` wait here too (`follow_runs`, `deliver`): for them Ctrl-C asks whether to cancel the runs.
+`ava run` and `ava resume` wait here too (`FollowedRuns`, `deliver`): for them Ctrl-C asks whether to cancel the runs.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -17,17 +18,19 @@ import anyio.to_thread
 import typer
 
 from ava_audit.errors import StoreUnavailable
+from ava_audit.rows import RUNNING
 from ava_roles.wrap import add_bars
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
-from ava_server.cli.artifacts import SavedFiles, save_artifacts
-from ava_server.cli.log_access import note_fetched, whole_answer
+from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.remote import RemoteServer, chosen_server
-from ava_server.cli.results import exit_code, result_text, results_json, show_results
+from ava_server.cli.results import SavedFiles, exit_code, result_text, results_json, save_artifacts, show_results
 from ava_server.cli.service_client import ignore_progress
 from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import BadInput
+from ava_server.core.ids import label
+from ava_server.core.threads import received
 
 if TYPE_CHECKING:
     from ava_server.cli.records import Records
@@ -44,11 +47,6 @@ STEPS = 5
 """The last steps of a run that are shown."""
 WHAT_COLUMNS = 40
 """Columns of a name, or of a role and its task, in a list of several; on a terminal at most a quarter of its width."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava wait` to the app."""
-    app.command("wait")(wait_command)
 
 
 def wait_command(
@@ -73,10 +71,9 @@ def wait_command(
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
     """Wait for runs to end, without an id for the last one; show their results, and return the exit code."""
     from ava_server.cli.records import open_records
-    from ava_server.config.settings import load_settings
     from ava_server.service.run_view import status_line
 
-    async with open_records(server, lambda: load_settings().paths) as records:
+    async with open_records(server, lambda: read_settings().paths) as records:
         runs = await records.find(ids) if ids else [await records.find_one(None)]
         if not as_json:
             terminal.heading(records.place)
@@ -179,15 +176,12 @@ class RunWatch:
         for run in seen:
             asked = run.wait.question if run.wait is not None else None
             if asked is not None and asked.asked.question_id not in self._told:
-                from ava_server.core.ids import label
-
                 self._told.add(asked.asked.question_id)
                 self.progress.end()
                 tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
                 tell(f'Answer in another terminal: ava send {run.row.id} "…"')
 
     def _show(self, seen: list[RunView]) -> None:
-        from ava_server.core.ids import label
         from ava_server.service.run_view import status_line
 
         width = self.progress.width
@@ -216,7 +210,6 @@ class RunWatch:
 
     def _screen_of(self, run: RunView, width: int) -> list[str]:
         """Return what it is called and has used, its last steps, and what it does now."""
-        from ava_server.core.ids import label
         from ava_server.service.run_view import figures
 
         called, used = label(run.row), figures(run)
@@ -230,7 +223,6 @@ class RunWatch:
 
 def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     """Return one line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
-    from ava_audit.rows import RUNNING
     from ava_audit.units import format_usd
     from ava_server.service.run_view import cost_of, elapsed_s
 
@@ -253,22 +245,15 @@ def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
 
 
 def _fitting(line: str, width: int | None) -> list[str]:
-    return [line] if width is None else terminal.wrapped(line, width).split("\n")
+    return [line] if width is None else terminal.wrapped_lines(line, width)
 
 
 # -- following one's own runs -----------------------------------------------------------------------------------------
 
 
-async def follow_runs(runtime: Runtime, service: Service, run_ids: Sequence[str]) -> int | None:
-    """Show runs until all have ended; Ctrl-C asks whether to cancel them.
+class FollowedRuns:
+    """A command's own runs; Ctrl-C asks whether to cancel them."""
 
-    Returns:
-        None when all have ended, or the exit code when something was left running.
-    """
-    return await _FollowedRuns(runtime, service, run_ids).until_over()
-
-
-class _FollowedRuns:
     def __init__(self, runtime: Runtime, service: Service, run_ids: Sequence[str]) -> None:
         self._service = service
         self._run_ids = run_ids
@@ -281,7 +266,12 @@ class _FollowedRuns:
         self._left: int | None = None
 
     async def until_over(self) -> int | None:
-        with terminal.interrupts() as signals:
+        """Show runs until all have ended.
+
+        Returns:
+            None when all have ended, or the exit code when something was left running.
+        """
+        with received(signal.SIGINT) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._on_signals, signals, tasks)
                 await self._watch.until_over(lambda: self._question is not None)
@@ -375,10 +365,11 @@ async def deliver(
     Raises:
         BadInput: The file cannot be written.
     """
-    from ava_server.core.ids import label
+    from ava_server.cli.records import LocalRecords
 
-    found = [await whole_answer(runtime.store, run_id, runtime.instances.alive) for run_id in run_ids]
-    answers = [answer for _run, answer in found]
+    records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances)
+    found = [await records.record(run_id) for run_id in run_ids]
+    answers = [one.answer for one in found]
     saved = await _save_all(runtime, answers, artifacts) if artifacts is not None else {}
     if as_json:
         text = _json_of(runtime, answers, saved)
@@ -386,19 +377,18 @@ async def deliver(
         text = "\n\n".join(result_text(answer, saved=saved.get(answer.subagent_id)) for answer in answers)
     if out is not None:
         await anyio.to_thread.run_sync(_write_out, out, text)
-        for run, _answer in found:
-            (tell if as_json else say)(f"{label(run)} {run.state}: written to {out}")
+        for one in found:
+            (tell if as_json else say)(f"{label(one.row)} {one.row.state}: written to {out}")
     elif as_json:
         terminal.write(text)
     else:
         show_results(answers, saved=saved)
     if saved and (as_json or out is not None):
         tell("\n".join(line for each in saved.values() for line in each.lines()))
-    for run, _answer in found:
-        await note_fetched(runtime.store, session, command, run)
-    faults = any(each.faults for each in saved.values())
-    codes = [exit_code(run) for run, _answer in found]
-    return next((code for code in codes if code), CONFIGURATION if faults else 0)
+    for one in found:
+        await note_fetched(runtime.store, session, command, one.row)
+    faults = CONFIGURATION if any(each.faults for each in saved.values()) else 0
+    return next((code for one in found if (code := exit_code(one.row))), faults)
 
 
 async def _save_all(runtime: Runtime, answers: Sequence[RunAnswer], artifacts: Path) -> dict[str, SavedFiles]:

@@ -15,9 +15,9 @@ from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, texts_of
 from ava_server.budget.user_limits import stricter_policy
 from ava_server.cli.app import refuse_in_subagent
-from ava_server.cli.approval_client import LocalApprovals
 from ava_server.cli.approve import approve_proposals, reject_proposal
-from ava_server.cli.service_client import ignore_progress, open_service
+from ava_server.cli.service_client import LocalApprovals, ignore_progress, open_service, unexpired
+from ava_server.cli.terminal import YES
 from ava_server.config.pin import PinFile, policy_in_force
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ava_server.service.service import Service
 
 Kind = Literal["approve", "reject", "cancel", "send"]
-_AGREED = ("y", "yes")
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Decision:
 
     def agrees(self, answer: str) -> bool:
         """Tell whether an answer is yes; anything else is no."""
-        return answer.strip().lower() in _AGREED
+        return answer.strip().lower() in YES
 
 
 def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View) -> Decision:
@@ -86,42 +85,28 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
     if run.ended:
         raise Refused(f"{label(run)} has ended ({run.state}).")
     match kind:
-        case "approve":
-            return _approval(run, settings, user, view)
-        case "reject":
-            return _rejection(run, view)
+        case "approve" | "reject":
+            return _approval(kind, run, settings, user, view)
         case "cancel":
             return _cancellation(run, view)
         case "send":
             return _message(run, view)
 
 
-def _approval(run: RunRow, settings: Settings, user: str, view: View) -> Decision:
-    shown = _waiting(run, view)
-    pin = stricter_policy(settings, user, policy_in_force(settings)) == "human"
+def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> Decision:
+    """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
+    shown, approves = _waiting(run, view), kind == "approve"
+    pin = approves and stricter_policy(settings, user, policy_in_force(settings)) == "human"
     if pin:
         PinFile(settings.paths.approval_file).ready()
     if isinstance(shown, Pending):
-        return Decision(
-            "approve", run, f"Approve {shown.pending_id}", f"{shown.message}\n\n{shown.approval_line}", "Start it?",
-            "Nothing was approved; it still waits.", shown, pin,
-        )  # fmt: skip
-    return Decision(
-        "approve", run, f"{shown.extension_id}: {label(run)} asks for more", shown.message, "Raise the cap?",
-        "Nothing was raised; it still waits.", shown, pin,
-    )  # fmt: skip
-
-
-def _rejection(run: RunRow, view: View) -> Decision:
-    shown = _waiting(run, view)
-    if isinstance(shown, Pending):
-        text = f"{shown.message}\n\n{shown.approval_line}"
-        waits = "Nothing was rejected; it still waits."
-        return Decision("reject", run, f"Reject {shown.pending_id}", text, "Reject it?", waits, shown)
-    return Decision(
-        "reject", run, f"{shown.extension_id}: {label(run)} asks for more", shown.message,
-        "Decline it, so that the run hands in what it has?", "Nothing was declined; it still waits.", shown,
-    )  # fmt: skip
+        title, text = f"{kind.capitalize()} {shown.pending_id}", f"{shown.message}\n\n{shown.approval_line}"
+        question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
+    else:
+        title, text = f"{shown.extension_id}: {label(run)} asks for more", shown.message
+        declines = "Decline it, so that the run hands in what it has?"
+        question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
+    return Decision(kind, run, title, text, question, f"Nothing was {done}; it still waits.", shown, pin)
 
 
 def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
@@ -135,9 +120,7 @@ def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
         proposal = pending_proposal(view, run)
         if isinstance(proposal, str):
             raise Refused(proposal)
-        if proposal.expires_us <= now:
-            raise Refused(f"{proposal.pending_id} has expired; ask your host to propose it again.")
-        return proposal
+        return unexpired(proposal, now)
     extension = waiting_extension(view, run, now)
     if isinstance(extension, str):
         hint = "; it asks a question; press s to answer" if waiting_question(view, run, now) is not None else ""

@@ -13,10 +13,9 @@ from ava_audit.events import ToolCall
 from ava_audit.units import format_ts, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, texts_of
-from ava_server.cli.dashboard.page import joined, why_ended
+from ava_server.cli.dashboard.page import folded, joined, why_ended
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
-from ava_server.cli.terminal import wrapped
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
 from ava_server.service.log_lines import BOOKKEEPING, Step, compact, entry_text, is_trouble, recent_steps
 from ava_server.service.run_view import RunView, cost_of, run_answer, view_run
@@ -83,11 +82,11 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
     run, answer = detail.run, detail.answer
     row, width = run.row, page.width
     words = run.wait.for_people() if run.wait is not None else why_ended(run)
-    yield from _lines("\n".join(filter(None, (run.activity, words))), width)
+    yield from folded("\n".join(filter(None, (run.activity, words))), width)
     if row.started_us is not None:
         yield from page.bars(run.caps)
     yield Text()
-    yield from _lines("\n".join(asked_lines(row, detail.texts, False, width)), width)
+    yield from folded("\n".join(asked_lines(row, detail.texts, False, width)), width)
     if isinstance(detail.waiting, Pending):
         yield from _titled("What would start", f"{detail.waiting.message}\n\n{detail.waiting.approval_line}", width)
     elif run.caps:
@@ -97,7 +96,7 @@ def detail_lines(detail: RunDetail, page: LivePage) -> Iterator[Text]:
     if row.started_us is not None:
         cost = cost_text(answer) if row.ended else cost_of(run)
         called = ", ".join(f"{tool} {count}" for tool, count in detail.tools.most_common()) or "none"
-        yield from _lines(f"Cost: {cost}\nTools called: {called}", width)
+        yield from folded(f"Cost: {cost}\nTools called: {called}", width)
         yield from _steps(detail, page)
     if run.wait is not None and run.wait.question is not None:
         yield from _titled("It asks (s answers)", add_bars(run.wait.question.untrusted), width)
@@ -118,13 +117,7 @@ def _steps(detail: RunDetail, page: LivePage) -> Iterator[Text]:
 def _titled(title: str, text: str, width: int) -> Iterator[Text]:
     yield Text()
     yield joined((title, "bold"))
-    yield from _lines(text, width)
-
-
-def _lines(text: str, width: int) -> Iterator[Text]:
-    """Yield a text in lines of at most so many columns; those of a subagent keep their bars."""
-    if text:
-        yield from (joined(line) for line in wrapped(text, width).split("\n"))
+    yield from folded(text, width)
 
 
 @dataclass(frozen=True)
@@ -151,4 +144,4 @@ def log_lines(lines: tuple[tuple[str, bool], ...], width: int) -> Iterator[Text]
         if not trouble:
             yield joined(line)
             continue
-        yield from (joined((part, "red")) for part in wrapped(line, width).split("\n"))
+        yield from folded(line, width, "red")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import cents, format_bytes
+from ava_server.cli.terminal import counted
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_server.service.checks import State
 from ava_server.service.checks.data import LITTLE_BYTES
@@ -62,12 +63,11 @@ def _processes(overview: Overview) -> list[Health]:
         waiting = any(overview.counts.get(state) for state in working)
         text = "none is running: nothing runs until one starts"
         return [Health("servers", "warning" if waiting else "note", text, "no server")]
-    servers = f"{count} server{'' if count == 1 else 's'}"
-    text = f"{count} Ava process{'' if count == 1 else 'es'} running"
+    text = f"{counted(count, 'Ava process', 'Ava processes')} running"
     keeper = Health("keeper", "ok", "running: it keeps text index and mirror up to date", "keeper")
     if not overview.keeper:
         keeper = Health("keeper", "note", "none: text index and mirror wait for a server", "no keeper")
-    return [Health("servers", "ok", text, servers), keeper]
+    return [Health("servers", "ok", text, counted(count, "server")), keeper]
 
 
 def _log(log: LogFacts | None, trouble: str, *, keeper: bool) -> list[Health]:

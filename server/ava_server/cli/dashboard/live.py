@@ -21,13 +21,15 @@ from ava_server.cli.dashboard.page import (
     can_write,
     clock,
     fitted,
+    fitting,
+    folded,
     joined,
     plain,
     state_style,
     terms,
     why_ended,
 )
-from ava_server.cli.terminal import cells, cut, wrapped
+from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_server.service.records import ORDER
@@ -119,12 +121,10 @@ class LivePage(Page):
 
     def _said(self) -> Iterator[Text]:
         words, failed = self.said
-        for line in wrapped(plain(words), self.width).split("\n") if words else ():
-            yield joined((line, "bold red" if failed else "bold"))
+        yield from folded(plain(words), self.width, "bold red" if failed else "bold")
 
     def _keys(self) -> Text:
-        found = next((keys for keys in KEYS if cells(keys) <= self.width and can_write(keys)), KEYS[-1])
-        return Text(found, style="dim")
+        return Text(fitting(KEYS, self.width), style="dim")
 
     # -- the list -----------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class LivePage(Page):
 
     def _indented(self, text: str, most: int) -> Iterator[Text]:
         if text:
-            lines = wrapped(plain(text), self.width - GAP).split("\n")
+            lines = wrapped_lines(plain(text), self.width - GAP)
             if len(lines) > most:
                 lines = [*lines[: most - 1], " ".join(line.strip() for line in lines[most - 1 :])]
             yield from (joined(" " * GAP + line.strip()) for line in lines)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,18 +10,17 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from ava_audit.errors import AuditError, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.store.backend import Instances
 from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
-from ava_audit.store.schema import SCHEMA_VERSION
 from ava_audit.units import now_us
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
-from ava_server.cli.log_access import LogSnapshot, look_at_log
+from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.config.credentials import model_settings
 from ava_server.config.settings import load_settings
-from ava_server.core.data_root import has_log, in_postgres, os_user
+from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.service.checks import nearest_folder
@@ -137,8 +135,7 @@ class OverviewReader:
             faults=tuple(faults),
         )
         try:
-            found = self._read(lambda found: self._found(found, overview)) if has_log(root) else None
-            return found or overview
+            return read_log(root, lambda found: self._found(found, overview)) or overview
         except (AuditError, AvaError) as error:
             return replace(overview, trouble=error)
 
@@ -150,7 +147,7 @@ class OverviewReader:
             AuditError: It cannot be read.
         """
         root = self.settings.paths
-        found = self._read(lambda found: (query(found.view, self._alive()),)) if has_log(root) else None
+        found = read_log(root, lambda found: (query(found.view, self._alive()),))
         if found is None:
             raise StoreUnavailable(f"there is no log in {root.path} any more")
         return found[0]
@@ -168,23 +165,6 @@ class OverviewReader:
     @cached_property
     def _leases(self) -> Instances:
         return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
-
-    def _read(self, use: Callable[[LogSnapshot], T]) -> T | None:
-        """Return what a query finds; None where another process is about to make the log."""
-        path = self.settings.paths.db
-
-        def used(found: LogSnapshot) -> T | None:
-            if found.schema == 0 and path.stat().st_size == 0:
-                return None
-            _refuse_schema(found.schema, path)
-            return use(found)
-
-        try:
-            return look_at_log(path, used)
-        except (sqlite3.Error, OSError) as error:
-            raise StoreUnavailable(
-                f"the log cannot be read: {error}; see that no other program holds ava.db (`ava doctor` tells more)"
-            ) from error
 
     def _found(self, found: LogSnapshot, overview: Overview) -> Overview:
         view, at_us, alive, selected = found.view, overview.at_us, self._alive(), self.selected
@@ -214,18 +194,6 @@ class OverviewReader:
             ),
             steps_of=selected,
             steps=recent_steps(view, selected, STEPS) if selected is not None else (),
-        )
-
-
-def _refuse_schema(schema: int, path: Path) -> None:
-    """Refuse a log that this version cannot read as it is."""
-    if schema > SCHEMA_VERSION:
-        raise SchemaNewer("a newer ava has migrated this log: use that one, or another AVA_DATA_ROOT")
-    if schema == 0:
-        raise DataRootRefused(f"{path} is not a log: its beginning is gone (`ava doctor` tells more)")
-    if schema < SCHEMA_VERSION:
-        raise DataRootRefused(
-            "an older ava wrote this log: the next server that starts migrates it, and so does `ava logs`"
         )
 
 

@@ -14,7 +14,7 @@ from ava_audit.rows import WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import clean
 from ava_server.cli.dashboard.health import WORST_FIRST, Health
-from ava_server.cli.terminal import wrapped
+from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD
 from ava_server.service.run_view import EXPIRED, others_words
 
@@ -85,8 +85,7 @@ class Page:
 
     def trouble_lines(self) -> list[Text]:
         """Return why what is shown is out of date."""
-        lines = wrapped(plain(f"! {self.trouble}"), self.width).split("\n") if self.trouble else []
-        return [joined((line, "bold red")) for line in lines[:MOST_TROUBLE]]
+        return list(folded(plain(f"! {self.trouble}") if self.trouble else "", self.width, "bold red"))[:MOST_TROUBLE]
 
     def _body(self) -> list[Text]:
         parts = (self._runs(), list(self.today_lines()), list(self.health_lines()))
@@ -133,7 +132,7 @@ class Page:
             return
         yield joined(("Health (ava doctor tells more):", "bold"))
         for one in self.health:
-            text, *more = wrapped(plain(one.text), max(self.width - _HEALTH_INDENT, 20)).split("\n")
+            text, *more = wrapped_lines(plain(one.text), max(self.width - _HEALTH_INDENT, 20))
             yield joined("  ", (f"{one.state:<8}", _HEALTH[one.state]), f"{one.name:<12} {text}")
             yield from (joined(" " * _HEALTH_INDENT + line.strip()) for line in more)
 
@@ -161,7 +160,7 @@ class Page:
         elif not row.ended and run.state != "queued":
             yield from self.bars(run.caps)
         words = run.wait.for_people() if run.wait is not None else why_ended(run)
-        for line in wrapped(plain(words), self.width - GAP).split("\n") if words else ():
+        for line in wrapped_lines(plain(words), self.width - GAP) if words else ():
             yield joined("  " + line)
 
     def can_decide(self, run: RunView) -> bool:
@@ -186,7 +185,7 @@ class Page:
         column = (self.width - GAP * len(caps)) // len(caps)
         longest = max(13, *map(len, figures))  # figures of several runs stand below each other
         if column < max(LEAST_BAR, *map(len, figures)):
-            for line in wrapped(" · ".join(figures), max(self.width - GAP, 1)).split("\n"):
+            for line in wrapped_lines(" · ".join(figures), max(self.width - GAP, 1)):
                 yield joined(" " * GAP + line.strip())
             return
         beside = column - longest > LEAST_BAR
@@ -308,6 +307,17 @@ def joined(*parts: str | tuple[str, str]) -> Text:
         words, style = (part, "") if isinstance(part, str) else part
         line.append(plain(words), style or None)
     return line
+
+
+def folded(text: str, width: int, style: str = "", *, breaks: bool = False) -> Iterator[Text]:
+    """Yield a text in lines of at most so many columns; none for an empty text. With `breaks`, nothing is cut."""
+    if text:
+        yield from (joined((line, style)) for line in wrapped_lines(clean(text)[0], width, breaks=breaks))
+
+
+def fitting(keys: Sequence[str], width: int) -> str:
+    """Return the first of these lines that fits, else the last."""
+    return next((one for one in keys if cells(one) <= width and can_write(one)), keys[-1])
 
 
 def fitted(line: Text, width: int) -> Text:

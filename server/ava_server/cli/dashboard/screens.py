@@ -15,10 +15,9 @@ from textual.widgets import Input, Static
 
 from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean
-from ava_server.cli.dashboard.page import both_ends, can_write, joined
-from ava_server.cli.terminal import cells, wrapped
+from ava_server.cli.dashboard.page import both_ends, fitting, folded, joined
 from ava_server.core.errors import AvaError
+from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ class TextScreen(Screen[None]):
 
     def content(self, width: int) -> Iterator[Text]:
         """Yield the text in lines of at most so many columns."""
-        yield from (joined(line) for line in wrapped(HELP, width).split("\n"))
+        yield from folded(HELP, width)
 
     def note(self) -> Text:
         """Return the line below the text: what the last key has done."""
@@ -148,15 +147,12 @@ class TextScreen(Screen[None]):
         if not self.is_mounted or self.status.behind:
             return
         width = max(self.size.width - 1, 1)  # the scroll bar's
-        keys = next(
-            (keys for keys in self.key_lines() if cells(keys) <= width and can_write(keys)), self.key_lines()[-1]
-        )
         text = Text("\n", no_wrap=True).join(self.content(width))  # which may know the heading
         parts = {
             "top": both_ends(joined((self._heading, "bold reverse")), self.status.clock, width),
             "text": text,
             "note": self.note(),
-            "keys": Text(keys, style="dim"),
+            "keys": Text(fitting(self.key_lines(), width), style="dim"),
         }
         for name, text in parts.items():
             if self._shown.get(name) != text:
@@ -211,13 +207,12 @@ class RunScreen(TextScreen):
     def content(self, width: int) -> Iterator[Text]:
         """Yield the run."""
         if self._trouble:
-            yield from _lines(f"! {self._trouble}", width, "bold red")
+            yield from folded(f"! {self._trouble}", width, "bold red", breaks=True)
         if self._detail is None:
             yield Text("Reading …")
             return
         from ava_server.cli.dashboard.detail import detail_lines
         from ava_server.cli.dashboard.live import SHORT
-        from ava_server.core.ids import label
 
         run = self._detail.run
         self._heading = f"{label(run.row)}: {SHORT.get(run.state, run.state)}"
@@ -252,7 +247,7 @@ class LogScreen(RunScreen):
     def content(self, width: int) -> Iterator[Text]:
         """Yield the entries."""
         if self._trouble:
-            yield from _lines(f"! {self._trouble}", width, "bold red")
+            yield from folded(f"! {self._trouble}", width, "bold red", breaks=True)
         if self._upto == 0:
             yield Text("Reading …")
             return
@@ -308,7 +303,7 @@ class QuestionScreen(TextScreen):
 
     def content(self, width: int) -> Iterator[Text]:
         """Yield everything that the question is about."""
-        yield from _lines(self._decision.text, width, "")
+        yield from folded(self._decision.text, width, breaks=True)
 
     def note(self) -> Text:
         """Return what is wrong with the answer, or that more is to be read."""
@@ -385,9 +380,4 @@ REFUSALS = (AvaError, AuditError, RolesError)
 
 
 def _wrapped(text: str, width: int, style: str) -> Text:
-    return Text("\n", no_wrap=True).join(_lines(text, max(width, 1), style)) if text else Text()
-
-
-def _lines(text: str, width: int, style: str) -> Iterator[Text]:
-    """Yield a text in lines of at most so many columns, without leaving out anything."""
-    yield from (joined((line, style)) for line in wrapped(clean(text)[0], width, breaks=True).split("\n"))
+    return Text("\n", no_wrap=True).join(folded(text, max(width, 1), style, breaks=True))

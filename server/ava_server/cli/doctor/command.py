@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ava_server.cli.options import Json
-from ava_server.cli.terminal import columns, heading, say, say_json, tell, wrapped
+from ava_server.cli.terminal import columns, counted, heading, say, say_json, tell, wrapped, wrapped_lines
 
 if TYPE_CHECKING:
     from ava_server.service.checks import Finding, Setup
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 FAULT = 1
 WIDTH = 80
 _MARGIN = 9
-
-
-def register(app: typer.Typer) -> None:
-    """Add `ava doctor` to the app."""
-    app.command("doctor")(doctor_command)
 
 
 def doctor_command(
@@ -68,7 +63,7 @@ def doctor_command(
 def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
     """Run all checks, print each finding at once, and return them."""
     from ava_server.cli.doctor.checks import redactor_of, run_checks
-    from ava_server.cli.doctor.roles import remote_servers, remote_servers_not_asked
+    from ava_server.cli.doctor.roles import remote_servers_not_asked, servers
 
     redactor = redactor_of(setup)
     findings: list[Finding] = []
@@ -82,7 +77,8 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
         if not as_json:
             say(_lines(found))
 
-    for found in chain(run_checks(setup), (remote_servers if online else remote_servers_not_asked)(setup)):
+    remote = servers(setup, remote=True) if online else remote_servers_not_asked(setup)
+    for found in chain(run_checks(setup), remote):
         report(found)
     if online:
         from ava_server.cli.doctor.online import ask_providers, try_search
@@ -95,9 +91,9 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
 def _lines(finding: Finding) -> str:
     """Return a finding in at most 80 columns, its advice below it."""
     width = min(WIDTH, columns()) - _MARGIN
-    lines = wrapped(f"{finding.name}: {finding.text}", width).split("\n")
+    lines = wrapped_lines(f"{finding.name}: {finding.text}", width)
     if finding.what_to_do:
-        lines += [f"  {line}" for line in wrapped(f"To do: {finding.what_to_do}", width - 2).split("\n")]
+        lines += [f"  {line}" for line in wrapped_lines(f"To do: {finding.what_to_do}", width - 2)]
     return "\n".join(f"{'' if number else finding.state:<{_MARGIN}}{line}" for number, line in enumerate(lines))
 
 
@@ -106,6 +102,6 @@ def _summary(counts: Counter[str], findings: list[Finding]) -> str:
     kinds = [kind for kind in ("fault", "warning") if counts[kind]]
     if not kinds:
         return "No faults, no warnings."
-    counted = " and ".join(f"{counts[kind]} {kind}{'' if counts[kind] == 1 else 's'}" for kind in kinds)
+    found = " and ".join(counted(counts[kind], kind) for kind in kinds)
     names = dict.fromkeys(finding.name for finding in findings if finding.state in kinds)
-    return wrapped(f"{counted}: {', '.join(names)}.", min(WIDTH, columns()))
+    return wrapped(f"{found}: {', '.join(names)}.", min(WIDTH, columns()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +12,12 @@ from ava_audit.mirror import mirror_faults
 from ava_audit.store.connection import no_room
 from ava_audit.store.location import backend_at, backend_of
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
-from ava_audit.units import micros_from_cents
+from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope, utc_day
-from ava_server.cli.log_access import LogSnapshot, look_at_log
+from ava_server.cli.log_access import LogSnapshot, look_at_log, read_log
 from ava_server.core.data_root import in_postgres, os_user
+from ava_server.core.errors import AvaError
 from ava_server.service.checks import Finding, Setup, data
 
 _BROKEN = (
@@ -99,30 +99,18 @@ def budgets(setup: Setup) -> Iterator[Finding]:
     root, settings = setup.usable_root, setup.settings
     if settings is None or root is None:
         return
-    limits, day = settings.limits, utc_day(time.time_ns() // 1000)
+    limits, day = settings.limits, utc_day(now_us())
     caps = (
         ("you", user_scope(os_user(), day), limits.user_daily_cents, settings.user_day_setting),
         ("everybody", installation_scope(day), limits.installation_daily_cents, settings.installation_day_setting),
     )
-    spent = [0 for _cap in caps]
-    if root.db.exists():
-        try:
-            found = look_at_log(root.db, lambda snapshot: _spent(snapshot, [scope for _who, scope, *_cap in caps]))
-        except (sqlite3.Error, OSError):  # the log's own check reports this
-            return
-        if found is None:
-            return
-        spent = found
+    try:
+        spent = read_log(root, lambda log: [log.view.bucket(scope).committed for _who, scope, *_cap in caps])
+    except (AvaError, AuditError):  # the log's own check reports this
+        return
     yield data.budgets(
         [
             data.DayBudget(who, micros, micros_from_cents(cents), setting)
-            for micros, (who, _scope, cents, setting) in zip(spent, caps, strict=True)
+            for micros, (who, _scope, cents, setting) in zip(spent or (0, 0), caps, strict=True)
         ]
     )
-
-
-def _spent(snapshot: LogSnapshot, scopes: list[str]) -> list[int] | None:
-    """Return what is spent or held in each of these scopes; None where this version cannot read the log as it is."""
-    if snapshot.schema != SCHEMA_VERSION:
-        return None
-    return [snapshot.view.bucket(scope).committed for scope in scopes]

@@ -18,9 +18,9 @@ from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine
 from ava_server.budget.caps import Slots
 from ava_server.cli.app import leaves_of
-from ava_server.cli.log_access import note_fetched, whole_answer
+from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import ignore_progress, open_session, propose, start
-from ava_server.cli.terminal import ReaderGone, someone_there
+from ava_server.cli.terminal import ReaderGone, counted, someone_there
 from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.core.errors import AvaError, ConfigError
@@ -29,6 +29,7 @@ from ava_server.models.selection import Choice, configured
 from ava_server.runs.manager import Manager
 from ava_server.service.checks import REPORT, Finding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
+from ava_server.service.records import run_record
 from ava_server.service.runtime import Runtime, open_runtime, refuse_recursion
 from ava_server.service.service import Service
 
@@ -186,9 +187,9 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
     if await _wait_for_end(runtime, service, run_id) is None:
         waits = runtime.manager.waiting_for.get(run_id, "it did not end in time")
         return Finding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
-    run, answer = await whole_answer(runtime.store, run_id, runtime.instances.alive)
-    await note_fetched(runtime.store, session, _COMMAND, run)
-    return _finding(title, choice, run, answer, time.monotonic() - began)
+    found = await runtime.store.read(lambda view: run_record(view, run_id, runtime.instances.alive))
+    await note_fetched(runtime.store, session, _COMMAND, found.row)
+    return _finding(title, choice, found.row, found.answer, time.monotonic() - began)
 
 
 async def _wait_for_end(runtime: Runtime, service: Service, run_id: str) -> RunRow | None:
@@ -242,7 +243,7 @@ def try_search(setup: Setup, tell: Tell, report: Report) -> None:
         report(from_error(title, str(failed), _AGAIN))
         return
     count = len(results.hits)
-    text = f"answered with {count} result{'' if count == 1 else 's'} for {QUERY!r}"
+    text = f"answered with {counted(count, 'result')} for {QUERY!r}"
     text += f" ({results.note})" if results.note else ""
     report(Finding(title, "ok", text) if count else Finding(title, "warning", text, _AGAIN))
 

@@ -161,16 +161,6 @@ def secrets(setup: Setup) -> Iterator[Finding]:
 # -- other MCP servers ------------------------------------------------------------------------------------------------
 
 
-def servers(setup: Setup) -> Iterator[Finding]:
-    """Start the programs of MCP servers for a moment, in parallel and for at most 10 s, and report their tools."""
-    return _check_servers(setup, remote=False)
-
-
-def remote_servers(setup: Setup) -> Iterator[Finding]:
-    """Ask the remote MCP servers for their tools."""
-    return _check_servers(setup, remote=True)
-
-
 def remote_servers_not_asked(setup: Setup) -> Iterator[Finding]:
     """Report the remote MCP servers, which only `--online` asks."""
     for name, server in (setup.settings.mcp_servers if setup.settings is not None else {}).items():
@@ -178,7 +168,11 @@ def remote_servers_not_asked(setup: Setup) -> Iterator[Finding]:
             yield Finding(f"MCP server {name}", "note", "not asked; see `ava doctor --online`")
 
 
-def _check_servers(setup: Setup, *, remote: bool) -> Iterator[Finding]:
+def servers(setup: Setup, *, remote: bool = False) -> Iterator[Finding]:
+    """Report the tools of MCP servers: of programs, started for a moment, in parallel and for at most 10 s.
+
+    With `remote`, of those that run elsewhere.
+    """
     root, settings = setup.usable_root, setup.settings
     if settings is None or not settings.mcp_servers or root is None:
         return
