@@ -5,7 +5,7 @@ the log. Facts marked `transcript` hold what people and models wrote; retention 
 Reducers therefore read only header columns and the content of other facts.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.
 
 from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
 

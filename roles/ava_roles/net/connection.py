@@ -113,14 +113,7 @@ class PooledTransport(httpx2.AsyncHTTPTransport):
         TypeError: This version of the client keeps its pool elsewhere, so that it cannot be replaced: fails closed.
     """
 
-    def __init__(
-        self,
-        context: ssl.SSLContext,
-        backend: httpcore2.AsyncNetworkBackend | None = None,
-        *,
-        connections: int = 1,
-        keep_alive_s: float = 0.0,
-    ) -> None:
+    def __init__(self, context: ssl.SSLContext, backend: httpcore2.AsyncNetworkBackend) -> None:
         super().__init__(verify=context, trust_env=False)
         if type(self._pool) is not httpcore2.AsyncConnectionPool:
             raise TypeError("this version of httpx2 keeps its pool elsewhere; the guard cannot be put in place")
@@ -128,12 +121,49 @@ class PooledTransport(httpx2.AsyncHTTPTransport):
             ssl_context=context,
             http1=True,
             http2=False,
-            max_connections=connections,
-            max_keepalive_connections=connections if keep_alive_s else 0,
-            keepalive_expiry=keep_alive_s,
+            max_connections=1,
+            max_keepalive_connections=0,
             retries=0,
-            network_backend=backend or NetworkBackend(),
+            network_backend=backend,
         )
+
+
+class _KeptConnection(httpcore2.AsyncConnectionPool):
+    """A pool for one request at a time: it has one connection, and searches no list of them.
+
+    Args:
+        context: The TLS context.
+        keep_alive_s: Seconds for which an idle connection is kept.
+    """
+
+    def __init__(self, context: ssl.SSLContext, keep_alive_s: float) -> None:
+        super().__init__(ssl_context=context, keepalive_expiry=keep_alive_s, network_backend=NetworkBackend())
+        self._kept: httpcore2.AsyncConnectionInterface | None = None
+
+    async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
+        """Send a request; the one before it has ended."""
+        if request.url.scheme not in (b"http", b"https"):
+            raise httpcore2.UnsupportedProtocol(f"no protocol for {request.url.scheme!r}")
+        origin, kept = request.url.origin, self._kept
+        if kept is None or not kept.can_handle_request(origin) or not kept.is_available() or kept.has_expired():
+            await self.aclose()
+            self._kept = kept = self.create_connection(origin)
+        return await kept.handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with anyio.move_on_after(_CLOSE_S, shield=True):
+                await kept.aclose()
+
+
+class KeptTransport(PooledTransport):
+    """The transport of a client that makes one request at a time, and keeps its connection for the next one."""
+
+    def __init__(self, context: ssl.SSLContext, keep_alive_s: float) -> None:
+        super().__init__(context, NetworkBackend())
+        self._pool = _KeptConnection(context, keep_alive_s)
 
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]

@@ -1,6 +1,6 @@
 """The complete resolved configuration of a run: what is approved is what runs."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.
 
 import hashlib
 import json
@@ -164,7 +164,7 @@ class SearchCall(BaseModel):
     results: int
 
     @staticmethod
-    def of(search: ProviderSearch) -> SearchCall:
+    def of(search: "ProviderSearch") -> "SearchCall":
         """Return the call that is to be approved."""
         terms = search.terms
         return SearchCall(
@@ -314,7 +314,7 @@ def cap_fields(caps: Mapping[str, float]) -> dict[str, Any]:
     }
 
 
-def role_caps(role: Role) -> dict[str, float]:
+def role_caps(role: "Role") -> dict[str, float]:
     """Return the caps that a role sets, by argument."""
     return {
         "timeout": role.timeout_s,

@@ -4,7 +4,7 @@ The limits for all users (day caps, approval, auto ceilings, the sandbox, the ha
 root. The environment may tighten them for its own process, but never loosen them.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.
 
 import logging
 import os
@@ -39,7 +39,7 @@ from ava_server.models.providers import PROVIDERS, is_local
 
 if TYPE_CHECKING:
     from ava_audit.events import SettingsChanged, Who
-    from ava_audit.store.store import Command, Outcome, Store
+    from ava_audit.store.store import Command, Store
     from ava_audit.view import View
 
 Policy = Literal["ask", "human", "auto"]
@@ -464,7 +464,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 log = logging.getLogger("ava.settings")
 
 
-def on_record(view: View) -> dict[str, Any]:
+def on_record(view: "View") -> dict[str, Any]:
     """Return the limits for all users as the log last recorded them; built-in values for what it never recorded."""
     from ava_audit.events import SettingsChanged
 
@@ -475,7 +475,7 @@ def on_record(view: View) -> dict[str, Any]:
     return known
 
 
-def changes(view: View, now: Mapping[str, Any]) -> tuple[SettingsChanged, ...]:
+def changes(view: "View", now: Mapping[str, Any]) -> "tuple[SettingsChanged, ...]":
     """Return the differences between the log and the settings of the data root."""
     from ava_audit.events import SettingsChanged
 
@@ -487,19 +487,19 @@ def changes(view: View, now: Mapping[str, Any]) -> tuple[SettingsChanged, ...]:
     )
 
 
-def note_settings(now: Mapping[str, Any], who: Who) -> Command[int]:
+def note_settings(now: Mapping[str, Any], who: "Who") -> "Command[int]":
     """Record what has changed; of two processes that start at once, the second finds nothing to write."""
     from ava_audit.events import Event
     from ava_audit.store.store import Outcome
 
-    def command(view: View, _now_us: int) -> Outcome[int]:
+    def command(view: "View", _now_us: int) -> Outcome[int]:
         events = tuple(Event(who, fact) for fact in changes(view, now))
         return Outcome(len(events), events)
 
     return command
 
 
-async def record_settings(store: Store, now: Mapping[str, Any], who: Who) -> None:
+async def record_settings(store: "Store", now: Mapping[str, Any], who: "Who") -> None:
     """Compare the settings of the data root with the log, and record the differences.
 
     A log that cannot be reached does not prevent a start: the next start finds the same differences.

@@ -98,11 +98,11 @@ class ClientPool:
 
 
 def _new_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    from ava_roles.net.connection import PooledTransport
+    from ava_roles.net.connection import KeptTransport
 
     # Deadlines belong to the caller: a read timeout would never end a stream that drips.
     return httpx2.AsyncClient(
-        transport=PooledTransport(tls, connections=1, keep_alive_s=KEEP_ALIVE_S),
+        transport=KeptTransport(tls, KEEP_ALIVE_S),
         trust_env=False,
         mounts=_proxy_transports(tls),
         follow_redirects=False,

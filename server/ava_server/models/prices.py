@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from ava_audit.events import Usage
 from ava_audit.units import format_usd
 from ava_server.core.errors import Refused
-from ava_server.models.base import Bound
 from ava_server.models.providers import is_local
 
 if TYPE_CHECKING:
     from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
+
+    from ava_server.models.base import Bound
 
 
 _DATED = re.compile(r"[-@](?:\d{4}-?\d{2}-?\d{2}|latest)")

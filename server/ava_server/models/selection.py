@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal, get_args
 from urllib.parse import urlsplit
@@ -223,6 +223,7 @@ def price_over(
     return marked_price(price) if marks_cache(wire, base_url, model_id) else price
 
 
+@lru_cache(maxsize=64)
 def host_of(base_url: str | None) -> str:
     """Return the host of an address, or empty text."""
     return urlsplit(base_url or "").hostname or ""

@@ -19,13 +19,13 @@ from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.run_specs import ASK, AskArgs
 from ava_roles.wrap import add_bars, clean, one_line
-from ava_server.approval.questions import Question, Reply, TextField
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label, new_id
 from ava_server.runs.lifecycle import situation, transition, wait_for_person
 
 if TYPE_CHECKING:
     from ava_audit.store.store import Store
+    from ava_server.approval.questions import Question, Reply
     from ava_server.runs.history import Answered, History
 
 LEAST_LEFT_S = 10.0
@@ -140,6 +140,8 @@ class WaitingQuestion:
 
     def question(self) -> Question:
         """Return the question for a host's form."""
+        from ava_server.approval.questions import Question, TextField  # screens import this module, and ask nothing
+
         text = (
             f"{label(self.run)} asks you, in its own words:\n{add_bars(self.untrusted)}\n"
             f"Your answer goes to the model {self.run.model}: give no passwords or keys. It changes no limit. Without"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ava_server.approval.output_schema import embed_schema, find_mismatch
-from ava_server.models.base import ToolSchema, ToolUse
 from ava_server.models.json_text import object_fault
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
+    from ava_server.models.base import ToolSchema, ToolUse
 
 NAME = "submit_result"
 SUMMARY_CHARS = 500
@@ -77,6 +77,8 @@ class SubmitArgs(BaseModel):
 
 def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
     """Return the tool as the model is shown it, with the spawn's `output_schema` for `output`, if it gave one."""
+    from ava_server.models.base import ToolSchema  # screens import this module, and need nothing of models
+
     parameters = _free_form()
     if output_schema is not None:
         form = embed_schema(output_schema, "#/properties/output")

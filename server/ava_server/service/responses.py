@@ -4,7 +4,7 @@ Half of the hosts show the model only the structured form, half only the text. T
 form (`render_text.py`), so that the two agree.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.
 
 from typing import Any, Literal
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterator
+import re
+from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ MOST_BYTES = 64 * 1024 * 1024
 """No answer is longer; an endpoint that sends more is broken."""
 MOST_LINE_BYTES = 8 * 1024 * 1024
 _AFTER_END_S = 0.25
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
+"""A \\r at the very end may be the first half of \\r\\n."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class EventReader:
         """Start empty; `max_line` is the most bytes that a line may have."""
         self._max_line = max_line
         self._rest = bytearray()
-        self._searched = 0
+        self._ends_with_cr = False
         self._data: list[str] = []
         self._first = True
         self.replaced = 0
@@ -66,43 +69,34 @@ class EventReader:
             LineTooLongError: A line exceeds the limit.
         """
         self._rest += piece
-        events = [data for line in self._lines(at_end=False) for data in self._line(line)]
+        events: list[str] = []
+        if self._ends_with_cr or b"\n" in piece or b"\r" in piece:  # else a long line is not searched again
+            *lines, rest = _LINE_END.split(self._rest)
+            self._rest = bytearray(rest)
+            events = self._read(lines)
+        self._ends_with_cr = self._rest.endswith(b"\r")
         if len(self._rest) > self._max_line:
             raise LineTooLongError(f"a line of more than {self._max_line:,} bytes")
         return events
 
     def finish(self) -> list[str]:
         """Return the events that were still incomplete when the stream ended; a missing blank line is accepted."""
-        return [data for line in (*self._lines(at_end=True), b"") for data in self._line(line)]
+        return self._read((*_LINE_END.split(self._rest.removesuffix(b"\r")), b""))
 
-    def _lines(self, *, at_end: bool) -> Iterator[bytes]:
-        rest = self._rest
-        start = 0
-        while True:
-            stop = _line_end(rest, max(start, self._searched))
-            # A \r at the very end may be the first half of \r\n.
-            if stop < 0 or (rest[stop] == 0x0D and stop + 1 == len(rest) and not at_end):
-                break
-            yield bytes(rest[start:stop])
-            start = stop + (2 if rest.startswith(b"\r\n", stop) else 1)
-        if at_end and start < len(rest):
-            yield bytes(rest[start:])
-            start = len(rest)
-        del rest[:start]
-        self._searched = max(len(rest) - 1, 0)
-
-    def _line(self, line: bytes) -> Iterator[str]:
-        if self._first:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-            self._first = False
-        if not line:
-            if self._data:
-                data, self._data = "\n".join(self._data), []
-                yield data
-        elif line.startswith(b"data:"):
-            text, replaced = json_text.decode_text(line[5:].removeprefix(b" "))
-            self.replaced += replaced
-            self._data.append(text)
+    def _read(self, lines: Iterable[bytes]) -> list[str]:
+        events: list[str] = []
+        for line in lines:
+            if self._first:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+                self._first = False
+            if line.startswith(b"data:"):
+                text, replaced = json_text.decode_text(line[5:].removeprefix(b" "))
+                self.replaced += replaced
+                self._data.append(text)
+            elif not line and self._data:
+                events.append("\n".join(self._data))
+                self._data = []
+        return events
 
 
 def ends_inside_character(tail: bytes) -> bool:
@@ -113,13 +107,6 @@ def ends_inside_character(tail: bytes) -> bool:
             size = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
             return back < size
     return False
-
-
-def _line_end(text: bytearray, start: int) -> int:
-    """Return the place of the next line end, or -1."""
-    newline = text.find(b"\n", start)
-    carriage = text.find(b"\r", start, newline if newline >= 0 else len(text))
-    return carriage if carriage >= 0 else newline
 
 
 class AnswerStream:
@@ -153,7 +140,8 @@ class AnswerStream:
         self._unseen = unseen
         self._wire = wire
         self._headers = response.headers
-        self._body = response.aiter_bytes()
+        # Asked for `identity`, few endpoints encode the answer; where none does, nothing has to be decoded.
+        self._body = response.aiter_bytes() if "content-encoding" in self._headers else response.aiter_raw()
         self._endpoint = endpoint
         self._deadlines = deadlines
         self._end = end
