@@ -18,7 +18,7 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-_POSTGRES = ("backend", "blobs", "documents", "leases", "words")
+_POSTGRES = ("backend", "blobs", "documents", "leases")
 _WRITE = ("connection", "postgres", *(f"postgres_{name}" for name in _POSTGRES), "schema", "sqlite", "writer")
 WRITERS = {"ava_audit/projections.py", *(f"ava_audit/store/{name}.py" for name in _WRITE)}
 OPENS_FOR_WRITERS = "ava_audit/store/postgres_session.py"

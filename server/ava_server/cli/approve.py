@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +46,7 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
     from ava_server.cli.remote import RemoteServer
+    from ava_server.config.settings import Settings
     from ava_server.runs.extension_answer import PendingExtension
 
 ApprovalClient = LocalApprovals | RemoteApprovals
@@ -80,9 +81,7 @@ async def approve_command(
         raise BadInput(_NO_GROUP)
     server = chosen_server(context, url, token_file)
     refuse_in_subagent("ava approve")
-    if ids and not someone_there():
-        raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
-    async with _open_client(server, "ava approve", asked=True) as client:
+    async with _open_client(server, "ava approve", asked=True, on_terminal=bool(ids)) as client:
         asked, waiting = await _waiting(client, ids or [])
         if (waiting or asked) and someone_there():  # an error comes before any question
             await client.check_can_approve()
@@ -122,15 +121,30 @@ async def reject_command(
 
 
 @asynccontextmanager
-async def _open_client(server: RemoteServer | None, command: str, *, asked: bool) -> AsyncGenerator[ApprovalClient]:
-    """Print the first line, and open the server of `--url`, or else this machine's data root."""
-    if server is not None:
+async def _open_client(
+    server: RemoteServer | None, command: str, *, asked: bool, on_terminal: bool = False
+) -> AsyncGenerator[ApprovalClient]:
+    """Print the first line, and open the server of `--url`, or else this machine's data root.
+
+    Raises:
+        Refused: It asks `on_terminal`, and there is none.
+    """
+    opening: AbstractAsyncContextManager[ApprovalClient]
+    if server is None:
+        settings = read_settings()
+        heading(settings.paths)
+        opening = _open_local(settings, command, asked=asked)
+    else:
         heading(server.address)
-        async with open_remote(server) as remote:
-            yield remote
-        return
-    settings = read_settings()
-    heading(settings.paths)
+        opening = open_remote(server)
+    if on_terminal and not someone_there():
+        raise Refused("There is no terminal to ask on, so nothing was approved: a person approves, in a terminal.")
+    async with opening as client:
+        yield client
+
+
+@asynccontextmanager
+async def _open_local(settings: Settings, command: str, *, asked: bool) -> AsyncGenerator[LocalApprovals]:
     async with open_service(settings, command, asked=asked) as (runtime, service):
         yield LocalApprovals(runtime, service.session)
 
