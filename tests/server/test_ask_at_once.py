@@ -5,19 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio
 import jsonschema
 import pytest
-from mcp_types import CallToolResult, ElicitResult, InputRequiredResult
+from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult
 from support.elicitation import ERAS, Answering, Host, Person, accept, cancel, decline, host, structured
 from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import told
 from support.tasks import hosting
 
+from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import SpawnProposed, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
+from ava_server.approval.proposals import proposal_in
+from ava_server.mcp_server import elicitation
+from ava_server.service.access import Access
+from ava_server.service.run_tasks import RunTasks
+from ava_server.service.spawn import Spawns
 
 
 @pytest.fixture(params=ERAS, ids=["handshake era", "modern era"])
@@ -207,6 +214,134 @@ async def test_an_answer_to_a_proposal_that_was_decided_meanwhile_changes_nothin
         assert isinstance(late, CallToolResult)
         assert structured(late)["status"] == "rejected" and "already" in structured(late)["message"]
         assert await proposals(at) == ["rejected"] and at.models.requests == []
+
+
+# -- what happens while the question is open --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", [accept(), decline, cancel])
+@pytest.mark.parametrize(("decision", "state"), [("approve", "running"), ("reject", "rejected")])
+async def test_a_decision_made_elsewhere_meanwhile_is_the_one_that_the_answer_tells(
+    tmp_path: Path, decision: str, state: str, then: Answering
+) -> None:
+    gate = Gate()
+    async with host(tmp_path, "legacy", then, [Say("x", gate=gate), hand_over()]) as at:
+
+        async def decides_elsewhere(shown: ElicitRequestFormParams) -> ElicitResult:
+            at.person.answers = accept()  # to the question of the other call
+            async with Store.open(at.root) as store:
+                [run] = await store.read(View.runs)
+                made = await store.read(lambda view: proposal_in(view, run.pending_id, run.user_id))
+            assert made is not None
+            approving = {"approving": [made.line]} if decision == "approve" else {}
+            await at.client.call_tool(
+                "confirm_spawn", {"pending_ids": [run.pending_id], "decision": decision, **approving}
+            )
+            answer = then(shown)
+            assert isinstance(answer, ElicitResult)
+            return answer
+
+        at.person.answers = decides_elsewhere
+        answer = await ask(at)
+        assert answer["status"] in (state, "queued"), answer
+        assert "already" in answer["message"] and "approval_line" not in answer
+        gate.released.set()
+
+
+async def test_a_proposal_that_expires_meanwhile_is_not_started(tmp_path: Path, era: str) -> None:
+    async def late(_shown: ElicitRequestFormParams) -> ElicitResult:
+        await anyio.sleep(1.1)  # the time that it has to live
+        return ElicitResult(action="accept", content={})
+
+    async with host(tmp_path, era, late, config=f"proposal_ttl_s = 1\n{PRICED}") as at:
+        answer = await ask(at)
+        assert answer["status"] == "expired" and answer["next"].startswith("Propose it again")
+        assert "approval_line" not in answer and "expires_at" not in answer
+        assert at.models.requests == [] and len(await proposals(at)) == 1
+
+
+async def test_a_slow_proposal_leaves_less_time_for_the_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host ends the whole call after a minute."""
+    monkeypatch.setattr(elicitation, "ASK_S", 2.0)
+    monkeypatch.setattr(elicitation, "LEAST_ASK_S", 0.1)
+    slow = Spawns._propose
+
+    async def proposes(self: Spawns, *args: Any, **more: Any) -> Any:
+        await anyio.sleep(1.5)
+        return await slow(self, *args, **more)
+
+    async def never(_shown: ElicitRequestFormParams) -> ElicitResult:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    monkeypatch.setattr(Spawns, "_propose", proposes)
+    async with host(tmp_path, "legacy", never) as at:
+        began = anyio.current_time()
+        answer = await ask(at)
+        assert anyio.current_time() - began < 1.5 + 2.0, "the question had the time that was left"
+        assert answer["status"] == WAITING and "has not answered in time" in answer["message"]
+
+
+# -- a log that fails -------------------------------------------------------------------------------------------------
+
+
+async def test_an_unknown_outcome_names_the_run_and_warns_of_proposing_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do = Store.do
+
+    async def lost(self: Store, command: Any) -> Any:
+        found = await do(self, command)
+        if command.__qualname__.startswith("approve."):
+            raise OutcomeUnknown("the log did not answer in time")
+        return found
+
+    async with host(tmp_path, "legacy", accept()) as at:
+        monkeypatch.setattr(Store, "do", lost)
+        answer = await ask(at)
+        monkeypatch.undo()
+        assert answer["status"] == "unknown" and "approval_line" not in answer
+        assert f'subagent_id "{answer["subagent_id"]}"; do not propose it again' in answer["next"]
+        await at.started_once(answer)
+
+
+async def test_a_log_that_cannot_be_read_after_the_yes_does_not_hide_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreadable(_self: Access, _ids: list[str]) -> Any:
+        raise StoreUnavailable("the log is busy")
+
+    async with host(tmp_path, "legacy", accept(max_cost_dollars=0.2)) as at:
+        monkeypatch.setattr(Access, "rows", unreadable)
+        answer = await ask(at)
+        monkeypatch.undo()
+        assert answer["status"] == "approved" and "from $0.50 to $0.20" in answer["message"]
+        await at.started_once(answer)
+
+
+async def test_a_task_that_cannot_be_read_is_answered_with_what_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreadable(_self: RunTasks, *_args: Any, **_more: Any) -> Any:
+        raise StoreUnavailable("the log is busy")
+
+    async with hosting(tmp_path, [hand_over()], asks=Person(accept())) as at:
+        monkeypatch.setattr(RunTasks, "task", unreadable)
+        given = {"role": "researcher", "task": "What does it cost?", "ask": True}
+        answer, _text = told(await at.client.call_tool("spawn_subagent", given))
+        monkeypatch.undo()
+        assert answer["status"] == "approved" and answer["subagent_id"].startswith("S-")
+
+
+async def test_a_run_that_auto_starts_is_no_task_because_its_answer_says_more(tmp_path: Path) -> None:
+    auto = f'approval = "auto"\nauto_approve_cents = 50\nauto_approve_daily_cents = 120\n{PRICED}'
+    async with hosting(tmp_path, [hand_over()], config=auto, asks=Person(decline)) as at:
+        given = {"role": "code_reviewer", "blocked_tools": ["run_bash", "python_exec"], "max_cost_cents": 40}
+        folder = {"workspace": str(tmp_path / "workspace"), "task": "Look at it", "ask": True}
+        answer, _text = told(await at.client.call_tool("spawn_subagent", {**given, **folder}))
+        assert answer["status"] == "approved" and at.tasks.started == []
 
 
 # -- hosts with tasks -------------------------------------------------------------------------------------------------

@@ -69,13 +69,18 @@ class _Restored:
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
 
 
+def _folded(folder: str) -> Path:
+    """Return the folder as an absolute path without `..`: it is shown, to be pasted later."""
+    return Path(os.path.abspath(absolute_path("DIR", folder)))  # noqa: PTH100 - `resolve` would follow links
+
+
 def backup_command(folder: _Folder, as_json: Json = False) -> None:
     """Copy the data root to a new folder: the log, settings, keys, secrets, roles, notes and artifacts.
 
     Servers and subagents can keep running. Ava verifies the copy. Keep it safe: it contains your keys and all content.
     """
     root = checked_root("ava backup", show=not as_json)
-    target = absolute_path("DIR", folder)
+    target = _folded(folder)
     if in_postgres(root):
         raise BadInput(
             "The log of this data root is in Postgres: back it up there, e.g. with pg_dump, or write all entries to a"
@@ -101,7 +106,7 @@ def restore_command(folder: _Folder, as_json: Json = False) -> None:
     Subagents that had not ended are held: they go on, and spend, only when a person resumes each of them.
     """
     root = checked_root("ava restore", show=False)
-    source = absolute_path("DIR", folder)
+    source = _folded(folder)
     _refuse_overlap(root.path, source)
     _refuse_used(root)
     manifest = _read_manifest(source)

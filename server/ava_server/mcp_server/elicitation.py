@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
-"""Seconds that a question may take, unless the host is known to wait longer: some hosts end a call at 60 s."""
+"""Seconds that a call with a question may take, unless the host is known to wait longer: some end a call at 60 s."""
+LEAST_ASK_S = 15.0
+"""Seconds that a person has for a question even where what came before it has taken long."""
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 TOLD_S = 1.0
@@ -126,7 +128,8 @@ class ClientPerson:
 
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
-            with anyio.move_on_after(self._question_s) as asking, closing.question(asking):
+            left_s = self._began + self._question_s - anyio.current_time()
+            with anyio.move_on_after(max(left_s, LEAST_ASK_S)) as asking, closing.question(asking):
                 form = self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
                 return reply_of(await _answer_to(form))
             return Reply("silent")

@@ -7,6 +7,7 @@ module has the wire format.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     Ctx = ServerRequestContext[App, Any]
 
+log = logging.getLogger("ava.tasks")
 MOST_TASKS = 200
 """Most tasks that one stream follows."""
 EXTENSION = "io.modelcontextprotocol/tasks"
@@ -67,11 +69,17 @@ def serve_tasks(server: Server[App]) -> None:
 
 async def as_task(ctx: Ctx, service: Service, answer: Answer) -> dict[str, Any] | None:
     """Return the task that a call has started, as the answer of the call; None where the answer itself is needed."""
+    from ava_audit.errors import AuditError
+    from ava_server.core.errors import AvaError
     from ava_server.service.run_tasks import started_task
 
     if not declares_tasks(ctx) or (task_id := started_task(answer)) is None:
         return None
-    task = await service.tasks.task(task_id, asks=False)
+    try:
+        task = await service.tasks.task(task_id, asks=False)
+    except (AvaError, AuditError) as error:  # the answer says what has started, and is not lost with it
+        log.warning("%s has started, and cannot be shown as a task: %s", task_id, error)
+        return None
     return {"resultType": "task", **_fields(task, "working", before=answer.message)}
 
 

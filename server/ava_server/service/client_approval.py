@@ -18,6 +18,7 @@ from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
 from ava_server.approval.decisions import (
     Approval,
+    CheckedApproval,
     ConfirmOutcome,
     Decision,
     NotAgreed,
@@ -61,8 +62,8 @@ _ASKED = (
     " continue here."
 )
 _LATER = (
-    "Show the person where they can decide: {page}, or in a terminal with `ava approve {ids}`. It starts then. Call"
-    " confirm_spawn again with the same arguments to wait for that."
+    "Show the person where they can decide: {page}, or in a terminal with `ava approve {ids}`. It starts then."
+    " {again} to wait for that."
 )
 _ELSE = "If the person said no, ask what they want instead."
 
@@ -99,20 +100,33 @@ class ClientApprovals(Operations):
 
     async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
-        who, limits = self._session.who, self._runtime.spawn_limits_of(self._session.user)
-        at_us = now_us()
-        checked = await self._store.look(lambda view: check_approval(view, asked, who, "elicitation", limits, at_us))
-        if isinstance(checked, Outcome):
-            return await self._store.do(refuse(asked, who, "elicitation", limits))
+        checked = await self._checked(asked)
+        if isinstance(checked, ConfirmOutcome):
+            return checked
         reply = await person.ask(question(checked))
         if reply.action != "accept":
-            return ConfirmOutcome(
-                tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members), not_agreed=reply.action
+            now = await self._checked(asked)  # somebody may have decided elsewhere while the question was open
+            return (
+                now
+                if isinstance(now, ConfirmOutcome)
+                else ConfirmOutcome(
+                    tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members),
+                    not_agreed=reply.action,
+                )
             )
         if await self._access.needs_pin():  # it was set while the question was open
             return await self._on_page(asked, caller)
         agreed = apply_reply(checked, asked, reply)
-        return await self._store.do(approve(agreed, who, "elicitation", limits))
+        limits = self._runtime.spawn_limits_of(self._session.user)
+        return await self._store.do(approve(agreed, self._session.who, "elicitation", limits))
+
+    async def _checked(self, asked: Approval) -> CheckedApproval | ConfirmOutcome:
+        """Return an approval that can be given now, or else its refusal."""
+        who, limits, at_us = self._session.who, self._runtime.spawn_limits_of(self._session.user), now_us()
+        checked = await self._store.look(lambda view: check_approval(view, asked, who, "elicitation", limits, at_us))
+        if isinstance(checked, Outcome):
+            return await self._store.do(refuse(asked, who, "elicitation", limits))
+        return checked
 
 
 def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
@@ -123,7 +137,7 @@ def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str
         again: How the person is asked again.
     """
     if decided.page is not None:
-        return after_page(decided)
+        return after_page(decided, again)
     if decided.not_agreed:
         ids = " ".join(made.pending_id for made in decided.decisions)
         waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
@@ -221,13 +235,13 @@ def page_of(address: str, ids: Sequence[str]) -> str:
     return f"{address}/proposals?{urlencode([('id', pending_id) for pending_id in ids])}"
 
 
-def after_page(decided: ConfirmOutcome) -> str:
-    """Return what a caller does after its person was sent to a page and nothing was started."""
+def after_page(decided: ConfirmOutcome, again: str) -> str:
+    """Return what a caller does after its person was sent to a page and nothing was started; see `not_started_next`."""
     if decided.not_agreed is None:
         rejected = any(made.status == "rejected" for made in decided.decisions)
         return "Nothing was started." + (" Ask the person what they want instead." if rejected else "")
     ids = " ".join(made.pending_id for made in decided.decisions if made.refused_because == WHY[decided.not_agreed])
-    later = _LATER.format(page=decided.page, ids=ids)
+    later = _LATER.format(page=decided.page, ids=ids, again=again[0].upper() + again[1:])
     return (
         f"Nothing was started. {later}" if decided.not_agreed == "silent" else f"Nothing was started. {_ELSE} {later}"
     )

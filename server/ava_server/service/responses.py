@@ -62,6 +62,8 @@ class SpawnAnswer(Answer):
     expires_at: str | None = None
     next: str | None = None
     runs: list[dict[str, Any]] | None = None
+    asked: bool = Field(default=False, exclude=True)
+    """The person was asked in the call and has started it: so they know what the proposal says."""
 
 
 class OneDecision(BaseModel):

@@ -6,13 +6,14 @@ Under the policy `auto`, a proposal below the ceilings is approved at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
-from ava_audit.errors import AuditError
+from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
 from ava_audit.view import Command, Outcome, View
@@ -123,9 +124,7 @@ class Spawns(Operations):
                 record=caller.record,
                 answered=not asks_now,
             )
-        if asks_now and answer.status == WAITING:
-            await self._ask(answer, caller)
-        return answer
+        return await self._ask(answer, caller) if asks_now and answer.status == WAITING else answer
 
     async def _proposed_before(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
         """Return the proposal that this call made before it ended with a question.
@@ -144,40 +143,59 @@ class Spawns(Operations):
         self._advise(made, answer, advised, None)
         return answer
 
-    async def _ask(self, answer: SpawnAnswer, caller: CallContext) -> None:
-        """Have the person decide on a proposal, and write into its answer what they decided.
+    async def _ask(self, answer: SpawnAnswer, caller: CallContext) -> SpawnAnswer:
+        """Have the person decide on a proposal, and return its answer with what they decided.
+
+        An error is part of the answer: without the ids, a caller would propose and pay for the same again.
 
         Raises:
             AnsweredLater: The client asks the person and calls again.
         """
-        pending_id, line = str(answer.pending_id), str(answer.approval_line)
+        pending_id, run_id, line = str(answer.pending_id), str(answer.subagent_id), str(answer.approval_line)
         try:
             decided = await self._client.decide(Approval((pending_id,), (line,)), caller)
+            if decided is None:
+                return answer
+            (made,) = decided.decisions
+            if made.status == "approved":
+                return await self._started(answer, decided)
+            now = await self._store.look(lambda view: proposal_in(view, pending_id, self._session.user))
         except AnsweredLater as asked:
             raise AnsweredLater(asked.question, pending_id) from None
-        except (BadInput, Refused) as error:
+        except OutcomeUnknown as error:
+            answer.status, answer.approval_line, answer.expires_at = "unknown", None, None
+            answer.message = f"It may have started: {error}"
+            answer.next = f'Call check_subagent with subagent_id "{run_id}"; do not propose it again.'
+            return answer
+        except (AvaError, AuditError) as error:
             answer.message = f"{answer.message}\nNot started: {self._access.explained(error)}."
-            return
-        if decided is not None:
-            await self._decided(answer, decided)
-
-    async def _decided(self, answer: SpawnAnswer, decided: ConfirmOutcome) -> None:
-        (made,) = decided.decisions
-        if made.status != "approved":
-            again = f'call confirm_spawn with pending_ids ["{made.pending_id}"] and approving [the approval_line]'
+            if isinstance(error, Refused):
+                answer.next = "Nothing was started."
+            return answer
+        if made.expired:
+            answer.status, answer.approval_line, answer.expires_at = "expired", None, None
+            answer.message = "It expired before the person agreed, and nothing was started."
+            answer.next = "Propose it again, if the person still wants it."
+        elif now is not None and now.state != WAITING:  # it was decided elsewhere
+            return _proposal(now)
+        else:
+            again = f'call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]'
             why = self._access.adapt_text(made.refused_because or made.status)
             answer.message = f"{answer.message}\nNot started: {why}."
             answer.next = self._access.adapt_text(not_started_next(decided, again))
-            if made.status == "rejected":
-                answer.status, answer.approval_line, answer.expires_at = "rejected", None, None
-            return
+        return answer
+
+    async def _started(self, answer: SpawnAnswer, decided: ConfirmOutcome) -> SpawnAnswer:
+        """Return the answer of a proposal that the person has approved."""
         self._runtime.manager.wake()
         answer.status, answer.approval_line, answer.expires_at = "approved", None, None
+        answer.asked = True
         answer.message = " ".join(["The person has seen the proposal and approved it.", *decided.lowered])
         answer.next = started_next(str(answer.subagent_id))
-        if decided.lowered:
-            (row,) = await self._access.rows([str(answer.subagent_id)])
-            _show_limits(answer, config_of(row.config))
+        with suppress(AuditError):  # the message names what was lowered
+            for row in await self._access.rows([str(answer.subagent_id)]) if decided.lowered else ():
+                _show_limits(answer, config_of(row.config))
+        return answer
 
     async def _propose(
         self,

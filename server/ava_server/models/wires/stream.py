@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import anyio
@@ -26,6 +27,8 @@ MOST_BYTES = 64 * 1024 * 1024
 """No answer is longer; an endpoint that sends more is broken."""
 MOST_LINE_BYTES = 8 * 1024 * 1024
 _AFTER_END_S = 0.25
+_FED_BYTES = 64 * 1024
+"""How much of a whole body is split into lines at a time."""
 _LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")
 """A \\r at the very end may be the first half of \\r\\n."""
 
@@ -269,7 +272,8 @@ class AnswerStream:
     def _unlabelled_events(self, content: bytes) -> Delta:
         """Read a stream of events whose content type says something else."""
         reader = EventReader()
-        for data in (*reader.feed(content), *reader.finish()):
+        pieces = (content[at : at + _FED_BYTES] for at in range(0, len(content), _FED_BYTES))
+        for data in chain(*map(reader.feed, pieces), reader.finish()):
             if data.strip() != "[DONE]":
                 self._event(data)
         self._check_tail()
