@@ -129,7 +129,8 @@ class ClientPerson:
         if self._ctx.session.can_send_request:
             closing = self._ctx.lifespan_context.runtime.closing
             left_s = self._began + self._question_s - anyio.current_time()
-            with anyio.move_on_after(max(left_s, LEAST_ASK_S)) as asking, closing.question(asking):
+            least_s = min(LEAST_ASK_S, self._question_s)
+            with anyio.move_on_after(max(left_s, least_s)) as asking, closing.question(asking):
                 form = self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
                 return reply_of(await _answer_to(form))
             return Reply("silent")
