@@ -101,8 +101,9 @@ class SignIn:
         """End the session."""
         visitor = visitor_of(request)
         await read_form(request, visitor)
+        # First, so that the answer still arrives: requests of an ended session are refused while they are answered.
+        request.scope[VISITOR] = None
         await anyio.to_thread.run_sync(self._site.sessions.end, visitor.session.hash)
-        request.scope[VISITOR] = None  # so that the answer still arrives
         answer = await self._page(request, "You are signed out.", 200)
         answer.headers["Set-Cookie"] = self._site.cookie_header("", seconds=0)
         return answer
