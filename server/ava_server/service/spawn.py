@@ -163,7 +163,7 @@ class Spawns(Operations):
         except AnsweredLater as asked:
             raise AnsweredLater(asked.question, pending_id) from None
         except OutcomeUnknown as error:
-            answer.status, answer.approval_line, answer.expires_at = "unknown", None, None
+            _settle(answer, "unknown")
             answer.message = f"It may have started: {error}"
             answer.next = f'Call check_subagent with subagent_id "{run_id}"; do not propose it again.'
             return answer
@@ -173,7 +173,7 @@ class Spawns(Operations):
                 answer.next = "Nothing was started."
             return answer
         if made.expired:
-            answer.status, answer.approval_line, answer.expires_at = "expired", None, None
+            _settle(answer, "expired")
             answer.message = "It expired before the person agreed, and nothing was started."
             answer.next = "Propose it again, if the person still wants it."
         elif now is not None and now.state != WAITING:  # it was decided elsewhere
@@ -188,7 +188,7 @@ class Spawns(Operations):
     async def _started(self, answer: SpawnAnswer, decided: ConfirmOutcome) -> SpawnAnswer:
         """Return the answer of a proposal that the person has approved."""
         self._runtime.manager.wake()
-        answer.status, answer.approval_line, answer.expires_at = "approved", None, None
+        _settle(answer, "approved")
         answer.asked = True
         answer.message = " ".join(["The person has seen the proposal and approved it.", *decided.lowered])
         answer.next = started_next(str(answer.subagent_id))
@@ -359,8 +359,7 @@ class Spawns(Operations):
             answer.message = f"{answer.message}\nIt does not start by itself: {why}."
             return
         self._runtime.manager.wake()
-        answer.status = "approved"
-        answer.approval_line = answer.expires_at = None
+        _settle(answer, "approved")
         answer.message = f"Started without a question, by the policy auto.\n{answer.message}"
         answer.next = started_next(made.subagent_id)
 
@@ -434,8 +433,13 @@ def _proposal(made: Proposal) -> SpawnAnswer:
         what = f"task_id {config.task_id}" if config.task_id is not None else made.pending_id
         answer.message = f"{what} is {which} already, and that is {made.state}."
         answer.next = f'Nothing new was proposed. Call check_subagent with subagent_id "{made.subagent_id}".'
-        answer.approval_line = answer.expires_at = None
+        _settle(answer, made.state)
     return answer
+
+
+def _settle(answer: SpawnAnswer, status: str) -> None:
+    """Give an answer a status in which its proposal no longer waits: there is nothing to approve until a time."""
+    answer.status, answer.approval_line, answer.expires_at = status, None, None
 
 
 def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
