@@ -5,10 +5,14 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from support.sample import SEED, commit
 
-settings.register_profile("long", max_examples=250, stateful_step_count=60, deadline=None)
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""No example of a property fails because the machine is busy."""
+settings.register_profile("untimed", _UNTIMED)
+settings.register_profile("long", _UNTIMED, max_examples=250, stateful_step_count=60)
+settings.load_profile("untimed")
 
 _SECOND_SANDBOX = "[landlock"
 """How the parameters of a test begin that is repeated in the second sandbox."""

@@ -42,7 +42,7 @@ async def seqs(log: Store, query: LogQuery) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("indexed", [0, 15, 100])
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(queries=st.lists(QUERIES, min_size=4, max_size=4))
 def test_exports_the_same_entries_as_a_search_oldest_first(
     queries: list[LogQuery], indexed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

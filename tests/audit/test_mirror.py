@@ -200,7 +200,7 @@ async def test_writes_and_repairs_each_event_in_the_file_of_its_day(log: Store, 
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("root")

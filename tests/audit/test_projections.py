@@ -254,7 +254,7 @@ def histories(draw: st.DrawFn) -> History:
     return history
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(history=histories(), batch=st.integers(1, 7))
 def test_incremental_updates_equal_a_rebuild_from_the_log(
     history: History, batch: int, tmp_path_factory: pytest.TempPathFactory

@@ -150,7 +150,7 @@ async def test_finds_any_text_as_words_without_errors(typed: str, text: str | No
         assert await found(log, typed) == ([text] if text else [])
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(max_size=40))
 def test_no_search_text_raises_an_error(text: str) -> None:
     conditions = Conditions(LogQuery(search=text))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import write_texts
 
@@ -91,7 +91,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BlockingPort
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(parts=st.lists(stored, min_size=1, max_size=8), odd=st.lists(words, max_size=3), data=st.data())
 def test_finds_an_entry_by_any_of_its_words(
     parts: list[str], odd: list[str], data: st.DataObject, log: tuple[BlockingPortal, Store]
@@ -111,7 +111,7 @@ def test_finds_an_entry_by_any_of_its_words(
     portal.call(search, store, LogQuery(search=" ".join([*odd, *wanted])))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(typed=st.lists(st.one_of(words, st.sampled_from([" ", "\n", '"', "("])), max_size=40).map("".join))
 def test_accepts_any_search_text(typed: str, log: tuple[BlockingPortal, Store]) -> None:
     portal, store = log

@@ -50,7 +50,7 @@ def test_a_complete_export_verifies_without_gaps(lines: list[bytes]) -> None:
     assert check([*lines[:-1], lines[-1].removesuffix(b"\n")]).ok
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_detects_a_change_of_any_byte(data: st.DataObject, lines: list[bytes]) -> None:
     number = data.draw(st.integers(0, len(lines) - 1))

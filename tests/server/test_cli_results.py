@@ -186,7 +186,7 @@ def test_shows_links_markup_and_invisible_characters_literally(written: str, sho
 
 
 @given(st.lists(PIECES, max_size=40).map("".join), st.integers(min_value=20, max_value=60))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_model_text_of_any_kind_is_displayed_and_cannot_control_the_terminal(text: str, width: int) -> None:
     plain = STYLES.sub("", drawn(text, width))
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", plain)

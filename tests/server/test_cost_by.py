@@ -63,7 +63,7 @@ def run_row(cost_micros: int, uncosted_micros: int) -> RunRow:
 
 
 @pytest.mark.requirement("N-08")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(price=prices, steps=st.lists(attempts, max_size=25))
 def test_the_parts_of_a_result_sum_to_the_cost_of_the_run_however_calls_were_settled(
     price: Price, steps: list[tuple[bool, Settlement, Usage, int | None, int, Purpose | None]]

@@ -314,7 +314,7 @@ def test_every_cause_in_every_state_matches_the_transition_table() -> None:
 
 
 @given(causes=st.lists(st.sampled_from(CAUSES), min_size=1, max_size=12), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_sequence_of_causes_follows_the_table_and_ends_the_run_once(
     causes: list[Cause], data: st.DataObject
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mcp import Client
 from mcp_types import CallToolResult
@@ -92,7 +92,7 @@ def numbers(lines: list[str]) -> list[int]:
     return [int(found[1]) for line in lines if " UserMessage " in line and (found := NUMBER.search(line))]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15)
 @given(
     hostile=st.lists(st.tuples(pieces, st.integers(0, 60)), min_size=1, max_size=40),
     last_n=st.sampled_from([1, 3, 7, 50, 500]),
@@ -168,7 +168,7 @@ def test_rejects_an_invalid_cursor(cursor: str, bench: Bench) -> None:
     assert "the last answer had" in text(answer)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(typed=st.text(max_size=60) | st.sampled_from(['"', "NEAR(", "((", "a AND", "S-7f3a2b OR", "\x00", "-", "text:"]))
 def test_any_search_text_is_accepted(typed: str, bench: Bench) -> None:
     assert not bench.read(search=typed, last_n=3).is_error

@@ -228,7 +228,7 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.integers(1, 400))
 async def test_cancelling_at_any_moment_ends_the_run_once(tmp_path_factory: pytest.TempPathFactory, steps: int) -> None:
     script = [Say(calls=[("scratchpad", {"note": f"note {n}"})]) for n in range(8)] + [hand_over()]

@@ -156,7 +156,7 @@ def test_both_screens_name_what_each_tool_can_reach(name: str | None, around: Re
     assert named(trust) == named(proposal) == reached([tool_specs()[name] for name in names])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(paint=invented(), others=st.sets(st.sampled_from(sorted(tool_specs()))))
 def test_both_screens_name_the_reach_of_any_tools_including_a_new_one(
     around: ResolveContext, paint: ToolSpec, others: set[str]
@@ -169,7 +169,7 @@ def test_both_screens_name_the_reach_of_any_tools_including_a_new_one(
     assert named(trust) == named(proposal) == reached(specs)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(paint=invented())
 def test_both_screens_name_the_reach_of_a_single_new_tool(around: ResolveContext, paint: ToolSpec) -> None:
     trust, proposal = screens(["paint"], {**BUILT_IN, "paint": Invented(paint)}, around)

@@ -101,9 +101,7 @@ def settled(how: str) -> dict[str, Any]:
     return {"settlement": how} if how in ("unknown", "not_billed") else {}
 
 
-@settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     calls=st.lists(
         st.tuples(

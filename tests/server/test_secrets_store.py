@@ -54,7 +54,7 @@ def test_replacing_a_value_keeps_the_hosts_unless_others_are_given(file: Path) -
     assert VALUE not in file.read_text()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 @given(value=st.text(min_size=8, max_size=40))
 def test_any_printable_value_round_trips(file: Path, value: str) -> None:
     bare = value.strip()

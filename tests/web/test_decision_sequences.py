@@ -88,7 +88,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.requirement("N-17")
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=1, max_size=6))
 def test_no_order_of_decisions_starts_a_run_without_what_an_approval_takes(there: There, steps: list[Step]) -> None:
     clicks, given_what_it_takes = Clicks(there), False

@@ -7,7 +7,7 @@ from contextlib import closing
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.datastructures import QueryParams
 
@@ -100,7 +100,6 @@ STEPS = st.lists(st.one_of(st.none(), st.integers(0, 1_000)), max_size=12)
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     first=STEPS, later=st.lists(STEPS, max_size=4), size=st.integers(1, 4), order=st.sampled_from(["newest", "oldest"])
 )

@@ -2,7 +2,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_server import Gate, Received, Say, Script, events, running_model_server
 
@@ -176,7 +176,7 @@ WHOLE = b"".join(events(Say("döor ✓ 🚪 fin", [("search", {"q": "ü🚪"})],
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_a_stream_parses_the_same_wherever_it_is_split(line_end: str, data: st.DataObject) -> None:
     wire = WHOLE.replace("\n", line_end).encode()
