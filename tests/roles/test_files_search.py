@@ -370,6 +370,17 @@ async def test_says_how_many_files_were_not_searched_and_why(
     assert "beyond the limits of one search: give a path" in (await ask(at, "pump")).text
 
 
+async def test_pictures_and_large_files_leave_room_for_the_texts_after_them(at: ToolContext, tmp_path: Path) -> None:
+    for name, size in [("film.mp4", 50_000_000), *((f"picture{number}.png", 1_900_000) for number in range(30))]:
+        with (tmp_path / name).open("wb") as file:
+            file.write(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR")
+            file.truncate(size)
+    (tmp_path / "words.txt").write_text("The zeppelin leaves at noon.\n")
+    got = await ask(at, "zeppelin")
+    assert "The zeppelin leaves at noon." in got.text and "beyond the limits" not in got.text
+    assert "; not searched: 1 too large or damaged, 31 not text, or unreadable\n" in got.text
+
+
 def alike(number_of_words: int) -> str:
     """Words that all begin like the one that is looked for."""
     words = range(number_of_words)

@@ -10,18 +10,24 @@ from ava_roles.passages import FileMatch, Passage, PassageRanking, split_passage
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools import parser_process
 from ava_roles.tools.parsers import hide_pages, is_pdf
-from ava_roles.tools.text_files import decode_text, read_unpacked, without_tags
+from ava_roles.tools.text_files import decode_text, is_binary, read_unpacked, without_tags
 from ava_roles.words import Query
 
 _MAX_FILE_BYTES = 2_000_000
 _MAX_DOCUMENT_BYTES = 10_000_000
+_HEAD_BYTES = 1_024
 _NOT_TEXT, _TOO_LARGE = "not text, or unreadable", "too large or damaged"
 
 
 class PassageReader:
-    """Reads files as passages. It keeps the pages of PDFs, which take seconds to parse. Blocks."""
+    """Reads files as passages. It keeps the pages of PDFs, which take seconds to parse. Blocks.
+
+    Attributes:
+        size: Bytes that were read, and characters of passages. A picture counts only by its first kilobyte.
+    """
 
     def __init__(self, root: Root) -> None:
+        self.size = 0
         self._root = root
         self._pages: dict[str, tuple[tuple[int, str], ...]] = {}
 
@@ -30,11 +36,18 @@ class PassageReader:
         limit = _MAX_DOCUMENT_BYTES if is_document(name) else _MAX_FILE_BYTES
         if size > limit:
             return _TOO_LARGE
+        found = self._passages(name, size, hide)
+        if not isinstance(found, str):
+            self.size += sum(len(passage.text) for passage in found)
+        return found
+
+    def _passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[Passage] | str:
         try:
             if not is_document(name):
-                return self._text_passages(name, hide)
+                return self._text_passages(name, size, hide)
+            self.size += size
             if name not in self._pages:
-                data, _more = self._root.read(name, limit)
+                data, _more = self._root.read(name, _MAX_DOCUMENT_BYTES)
                 if not is_pdf(data):
                     return list(split_passages(parser_process.read_docx(data, hide)))
                 self._pages[name] = parser_process.read_pdf(data, count=100).pages
@@ -60,7 +73,12 @@ class PassageReader:
         ranking.add(file.path, found if not isinstance(found, str) else ())
         return next(iter(ranking.best(1)), FileMatch(file.path, ()))
 
-    def _text_passages(self, name: str, hide: Callable[[str], str]) -> list[Passage] | str:
+    def _text_passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[Passage] | str:
+        head, longer = self._root.read(name, _HEAD_BYTES)
+        self.size += len(head)
+        if longer and is_binary(head):
+            return _NOT_TEXT
+        self.size += max(size - len(head), 0)
         data, more = read_unpacked(self._root, name, _MAX_FILE_BYTES)
         if more:
             return _TOO_LARGE

@@ -323,21 +323,19 @@ def search_passages(
     """
     query = Query(question)
     walk = WalkFilter(root, check)
-    searched = size = read_documents = 0
+    searched = read_documents = 0
     left_out: Counter[str] = Counter()
     ranking, reader = PassageRanking(query), PassageReader(root)
     for entry in root.walk(path, limit=_MAX_ENTRIES, keep=walk):
-        if size > _MAX_TOTAL_BYTES or (is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
+        if reader.size > _MAX_TOTAL_BYTES or (is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
             left_out[_BEYOND] += 1
             continue
         read_documents += is_document(entry.name)
         found = reader.read(entry.name, entry.size)
-        size += entry.size
         if isinstance(found, str):
             left_out[found] += 1
             continue
         searched += 1
-        size += sum(len(passage.text) for passage in found)
         ranking.add(entry.name, found)
     files = tuple(reader.hidden(file, query, hide) for file in ranking.best(max_files))
     files = tuple(file for file in files if file.passages)

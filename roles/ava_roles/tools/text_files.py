@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_LINE_CHARS = 4_000
 _GZIP = b"\x1f\x8b\x08"
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _PIECE = 65_536
 
 
@@ -46,6 +47,11 @@ def read_unpacked(root: Root, name: str, cap: int) -> tuple[bytes, bool]:
     return bytes(unpacked[:cap]), more or len(unpacked) > cap
 
 
+def is_binary(head: bytes) -> bool:
+    """Tell by its first bytes that a file is neither text nor packed text."""
+    return b"\0" in head and not head.startswith((*_UTF16, _GZIP))
+
+
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
     """Return the text in bytes, or None if they are not text.
 
@@ -55,7 +61,7 @@ def decode_text(data: bytes, *, cut: bool = False) -> str | None:
         data: The bytes.
         cut: They are the beginning of a file; the last character may be incomplete.
     """
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if data.startswith(_UTF16):
         return data.decode("utf-16", "replace")
     if b"\0" in data[:65_536]:
         return None
