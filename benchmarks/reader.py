@@ -1,11 +1,11 @@
 """How often the offline reader quotes the right passage: questions over documentation that Debian packages install.
 
-    python benchmarks/reader.py [--set tuning|held-out|held-out-2|held-out-3|held-out-4] [--only WORD] [--show]
+    python benchmarks/reader.py [--set tuning|tuning-2|held-out|held-out-2|held-out-3|held-out-4] [--only WORD] [--show]
 
-Each question of `reader.toml` is one real run: `ava run researcher` with the offline reader over the folder of a
-package. A finding is right if its file is one of those named and its quote contains one of the phrases. The questions
-without an answer must end as "no answer found". Nothing is installed: a question whose file is missing is skipped, and
-the packages to install are named at the end.
+Each question of `reader.toml`, or with `--set tuning-2` of `reader_tuning.toml`, is one real run: `ava run researcher`
+with the offline reader over the folder of a package. A finding is right if its file is one of those named and its quote
+contains one of the phrases. The questions without an answer must end as "no answer found". Nothing is installed: a
+question whose file is missing is skipped, and the packages to install are named at the end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SETS = ("tuning", "held-out", "held-out-2", "held-out-3", "held-out-4")
+LARGE_SET = "tuning-2"
 FIRST = 5
 NO_ANSWER = "no answer found"
 SECONDS = 300
@@ -75,11 +76,12 @@ def share(part: int, whole: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=SETS, help="only these questions")
+    parser.add_argument("--set", choices=(*SETS, LARGE_SET), help="only these questions")
     parser.add_argument("--only", default="", metavar="WORD", help="only questions with this text")
     parser.add_argument("--show", action="store_true", help="show the findings of questions that went wrong")
     given = parser.parse_args()
-    asked = tomllib.loads((HERE / "reader.toml").read_text(encoding="utf-8"))
+    file = "reader_tuning.toml" if given.set == LARGE_SET else "reader.toml"
+    asked = tomllib.loads((HERE / file).read_text(encoding="utf-8"))
     questions = [each for each in asked["question"] if given.set in (None, each["set"]) and given.only in each["ask"]]
     without = [each for each in asked["unanswerable"] if given.set in (None, each["set"]) and given.only in each["ask"]]
     missing: set[str] = set()
@@ -111,7 +113,7 @@ def main() -> None:
                     f"    {summary}\n" + "".join(f"    {each['source_url']}: {each['quote']!r}\n" for each in findings)
                 )
     print()
-    for kind in SETS:
+    for kind in (*SETS, LARGE_SET):
         if whole := counts[kind, "asked"]:
             print(f"{kind}: among the first five {share(counts[kind, 'first five'], whole)}, first")
             print(

@@ -11,7 +11,8 @@ from heapq import nsmallest
 from ava_roles.words import Matches, Query, filler_words
 
 _PASSAGE_CHARS = 1_200
-_PASSAGES_PER_FILE = 3
+HEADING_CHARS = 30
+"""What the place above a passage takes, about."""
 _MAX_RANKED = 1_000
 _MAX_WEIGHT = 5.0
 _PAIR_SHARE = 0.7
@@ -89,8 +90,13 @@ class PassageRanking:
             if any(matches.counts) or any(in_path):
                 self._found.append(_Candidate(path, passage, self.total, matches, in_path))
 
-    def best(self, max_files: int) -> tuple[FileMatch, ...]:
-        """Return the best files, each ranked by its best passage; a word in the path counts as once in the text."""
+    def best(self, max_files: int, max_chars: int = 18_000) -> tuple[FileMatch, ...]:
+        """Return the best files, the best first, each with its best passage and those that rank next of all.
+
+        Args:
+            max_files: The most files.
+            max_chars: The most characters of passages, paths and places; each file has one passage anyway.
+        """
         weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
         matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
         prose = [
@@ -98,14 +104,22 @@ class PassageRanking:
             for rank, position, each in matching
         ]
         ranked = [each for _, _, each in sorted(prose)]
-        by_file: dict[str, list[_Candidate]] = {}
+        by_file: dict[str, list[Passage]] = {}
+        further: list[_Candidate] = []
         for each in ranked:
-            if each.path in by_file or len(by_file) < max_files:
-                by_file.setdefault(each.path, []).append(each)
-        most = _PASSAGES_PER_FILE if len(by_file) > 1 else 3 * _PASSAGES_PER_FILE
-        return tuple(FileMatch(path, tuple(each.passage for each in found[:most])) for path, found in by_file.items())
+            if each.path not in by_file and len(by_file) < max_files:
+                by_file[each.path] = [each.passage]
+                max_chars -= len(each.path) + len(each.passage.text) + HEADING_CHARS
+            elif each.path in by_file:
+                further.append(each)
+        for each in further:
+            if len(each.passage.text) + HEADING_CHARS <= max_chars:
+                by_file[each.path].append(each.passage)
+                max_chars -= len(each.passage.text) + HEADING_CHARS
+        return tuple(FileMatch(path, tuple(found)) for path, found in by_file.items())
 
     def _rank(self, each: _Candidate, weigh: Weighing) -> float:
+        """Return the rank of a passage; a word in the path counts as once in the text."""
         counts = [here + min(there, 1) for here, there in zip(each.matches.counts, each.in_path, strict=True)]
         return weigh(each.matches._replace(counts=counts)) * record_factor(each.path)
 

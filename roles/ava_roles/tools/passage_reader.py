@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import PurePosixPath
 
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, Passage, PassageRanking, split_passages
+from ava_roles.passages import HEADING_CHARS, FileMatch, Passage, PassageRanking, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools import parser_process
 from ava_roles.tools.parsers import hide_pages, is_pdf
 from ava_roles.tools.text_files import decode_text, is_binary, read_unpacked, without_tags
 from ava_roles.words import Query
 
-_MAX_FILE_BYTES = 2_000_000
-_MAX_DOCUMENT_BYTES = 10_000_000
+_MAX_FILE_BYTES = 10_000_000
 _HEAD_BYTES = 1_024
 _NOT_TEXT, _TOO_LARGE = "not text, or unreadable", "too large or damaged"
 
@@ -33,8 +32,7 @@ class PassageReader:
 
     def read(self, name: str, size: int, hide: Callable[[str], str] = str) -> list[Passage] | str:
         """Return the passages of a file; why not, if it cannot be read."""
-        limit = _MAX_DOCUMENT_BYTES if is_document(name) else _MAX_FILE_BYTES
-        if size > limit:
+        if size > _MAX_FILE_BYTES:
             return _TOO_LARGE
         found = self._passages(name, size, hide)
         if not isinstance(found, str):
@@ -47,7 +45,7 @@ class PassageReader:
                 return self._text_passages(name, size, hide)
             self.size += size
             if name not in self._pages:
-                data, _more = self._root.read(name, _MAX_DOCUMENT_BYTES)
+                data, _more = self._root.read(name, _MAX_FILE_BYTES)
                 if not is_pdf(data):
                     return list(split_passages(parser_process.read_docx(data, hide)))
                 self._pages[name] = parser_process.read_pdf(data, count=100).pages
@@ -71,7 +69,8 @@ class PassageReader:
             return file
         ranking = PassageRanking(query)
         ranking.add(file.path, found if not isinstance(found, str) else ())
-        return next(iter(ranking.best(1)), FileMatch(file.path, ()))
+        room = len(file.path) + sum(len(passage.text) + HEADING_CHARS for passage in file.passages)
+        return next(iter(ranking.best(1, room)), FileMatch(file.path, ()))
 
     def _text_passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[Passage] | str:
         head, longer = self._root.read(name, _HEAD_BYTES)

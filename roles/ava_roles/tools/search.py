@@ -243,15 +243,8 @@ class SearchAndRead:
         head = f"{len(found.files)} files fit best ({found.searched:,} searched){_not_searched(found)}{_spread(found)}"
         if not found.files:
             return ToolOutput(f"{head}\n\nTry other words.", count=0)
-        parts = [head]
-        room = self.spec.max_chars - len(head) - 200
-        for number, file in enumerate(found.files):
-            share = room // (len(found.files) - number)
-            text = _quote(file, share)
-            room -= len(text) + 2
-            parts.append(text)
         sources = tuple(Source(file.path) for file in found.files)
-        return ToolOutput("\n\n".join(parts), count=len(sources), sources=sources)
+        return ToolOutput("\n\n".join([head, *map(_quote, found.files)]), count=len(sources), sources=sources)
 
 
 def _not_searched(found: SearchResult) -> str:
@@ -268,15 +261,8 @@ def _spread(found: SearchResult) -> str:
     return f"\nOf {found.passages:,} passages have: {', '.join(words) or 'no word to look for'}"
 
 
-def _quote(file: FileMatch, share: int) -> str:
-    """Return as many of a file's passages as fit, at least the first."""
-    text = f"## {shown(file.path)}"
-    for number, passage in enumerate(file.passages):
-        more = f"\n\n{passage.where}:\n{passage.text}"
-        if number and len(text) + len(more) > share:
-            break
-        text += more
-    return text
+def _quote(file: FileMatch) -> str:
+    return f"## {shown(file.path)}" + "".join(f"\n\n{each.where}:\n{each.text}" for each in file.passages)
 
 
 _BEYOND = "beyond the limits of one search: give a path"
@@ -326,7 +312,9 @@ def search_passages(
     searched = read_documents = 0
     left_out: Counter[str] = Counter()
     ranking, reader = PassageRanking(query), PassageReader(root)
-    for entry in root.walk(path, limit=_MAX_ENTRIES, keep=walk):
+    # Where there is more than one search reads, what stands deep inside is left out.
+    for entry in sorted(root.walk(path, limit=_MAX_ENTRIES, keep=walk), key=lambda entry: entry.name.count("/")):
+        check()
         if reader.size > _MAX_TOTAL_BYTES or (is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
             left_out[_BEYOND] += 1
             continue

@@ -324,7 +324,6 @@ def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     """Return the question about a heading whose best passages read best, or empty text."""
     from ava_roles.passages import split_passages
     from ava_roles.words import Query
-    from ava_server.models.offline import LEAST_COVERAGE
     from ava_server.models.offline_ranking import best_passages
     from ava_server.models.offline_reading import Passage, spread_in
 
@@ -345,9 +344,9 @@ def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     best, most = "", 0.0
     for question in likely:
         query = Query(question)
-        answer, coverage = best_passages(passages, query, spread_in(query, passages), most=2)
-        value = sum(worth_reading(piece.text) / place for place, piece in enumerate(answer, 1))
-        if coverage >= LEAST_COVERAGE and worth_reading(answer[0].text) and value > most:
+        answer = best_passages(passages, query, spread_in(query, passages), most=2)
+        value = sum(worth_reading(piece.text) / place for place, piece in enumerate(answer.pieces, 1))
+        if answer.fits and worth_reading(answer.pieces[0].text) and value > most:
             best, most = question, value
     return best
 

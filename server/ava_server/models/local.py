@@ -134,7 +134,7 @@ def _filled_in(step: str, request: Request) -> str:
     results = [turn for turn in request.turns if isinstance(turn, ToolTurn)]
     query = Query(task)
     found = [piece for turn in results for piece in passages(turn.name, turn.text)]
-    best, _ = best_passages(found, query, spread_of(query, results), most=4)
+    best = best_passages(found, query, spread_of(query, results), most=4).pieces
     findings = [
         {
             "claim": f"{piece.source} has a passage about it",

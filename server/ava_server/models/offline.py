@@ -7,7 +7,7 @@ their sources. It is a pure function of the request, so an interrupted run resum
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,18 +15,16 @@ from urllib.parse import urlsplit
 from ava_roles.words import Query
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
 from ava_server.models.local import answers_before, complete
-from ava_server.models.offline_ranking import best_passages, pieces, spread_out
+from ava_server.models.offline_ranking import Answer, best_passages, pieces, spread_out
 from ava_server.models.offline_reading import SEARCH, Passage, Spread, failures, left_out, passages, spread_of
 from ava_server.models.selection import SET_A_MODEL
 
-LEAST_COVERAGE = 0.55
-"""The share of the question, by the weight of its words, that one sentence needs for its passage to be an answer."""
-LEAST_TOGETHER = 0.3
-"""The same where none of its words and names is missing: a task may list several subjects."""
+_LEAST_SENTENCE = 0.55
+"""How much of the question one sentence must have where a name in it stands nowhere."""
 SUBMIT = "submit_result"
 QUOTES_MOST = 5
 _NAMED_MOST = 5
-_FILES_MOST = 8
+_FILES_MOST = 10
 _QUERY_CHARS = 1_000
 NO_CONFIDENCE = 0.1
 
@@ -103,20 +101,18 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
         read.setdefault(result.name, []).extend(passages(result.name, result.text))
     spread = spread_of(query, results)
     found = [passage for each in read.values() for passage in each]
-    chosen, coverage = best_passages(found, query, spread, QUOTES_MOST) if query.telling else ([], 0.0)
-    is_known = not _missing(query, spread) and _has_names(task, found)
-    least = LEAST_TOGETHER if is_known else LEAST_COVERAGE
-    if chosen and coverage >= least:
-        return _found_answer(chosen, query, spread, results)
+    best = best_passages(found, query, spread, QUOTES_MOST) if query.telling else Answer()
+    if best.fits and (best.sentence >= _LEAST_SENTENCE or _has_names(task, found)):
+        return _found_answer(best.pieces, query, spread, results)
     named = [
         (1.0, piece) for tool, each in read.items() if tool != SEARCH for passage in each for piece in pieces(passage)
     ]
     if named and not query.telling:  # how each of them begins
         return _found_answer(spread_out(named, QUOTES_MOST), query, spread, results)
-    return _nothing(chosen, query, spread, results)
+    return _nothing(best.pieces, query, spread, results)
 
 
-def _found_answer(chosen: list[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
+def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     sources = dict.fromkeys(piece.source for piece in chosen)
     counts = f"{len(chosen)} passage{_s(chosen)} in {len(sources)} source{_s(sources)}"
     had = [word for word, count in zip(query.words, spread.counts, strict=True) if count]
@@ -134,7 +130,7 @@ def _found_answer(chosen: list[Passage], query: Query, spread: Spread, results: 
     }
 
 
-def _nothing(chosen: list[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
+def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     missing = _missing(query, spread)
     if not results:
         why = "the offline reader had no tool to read with"
@@ -176,7 +172,7 @@ def _lacking(missing: list[str]) -> list[str]:
     return [f"Found nowhere: {', '.join(missing)}."] if missing else []
 
 
-def _listed(chosen: list[Passage]) -> str:
+def _listed(chosen: Sequence[Passage]) -> str:
     by_source: dict[str, list[Passage]] = {}
     for piece in chosen:
         by_source.setdefault(piece.source, []).append(piece)

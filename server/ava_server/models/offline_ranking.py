@@ -5,50 +5,79 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import nsmallest
 
-from ava_roles.passages import Weighing, filler_share, prose_factor, record_factor
+from ava_roles.passages import Weighing, filler_share, record_factor
 from ava_roles.words import Query
 from ava_server.models.offline_reading import Passage, Spread
 
 QUOTE_CHARS = 800
 FAR_BELOW = 1 / 8
 """A passage whose rank is below this share of the best rank is not shown."""
-AROUND = 0.5
-"""How much the passage around a quote counts in its rank."""
+_AROUND = 0.3
+"""The weight of the rank of the passage around a quote, as an exponent."""
 SAME_WORDS = 0.8
 """Two passages with this share of their words in common are the same page in two formats or versions."""
-APART_LINES = 40
+APART_LINES = 10
 """Passages of one page that are shown are at least so far apart."""
 _SAME_PAGE = 0.9
 """What each further place of a page counts, as a share of the one before."""
 _NEXT_FILE = 0.94
 """What a file counts that the search ranked next, as a share of the one before."""
-_TOGETHER = 0.75
+_TOGETHER = 0.5
 """The weight of how much of the question one sentence has, as an exponent."""
-_EXPLAINING, _LEAST_FILLERS, _MOST_FILLERS = 0.5, 0.1, 0.5
+_EXPLAINING, _LEAST_FILLERS, _MOST_FILLERS = 1.2, 0.05, 0.55
 """The weight of the share of filler words, as an exponent; and the least and most that count."""
-_PARAGRAPHS = 0.4
+_PARAGRAPHS = 0.1
 """The weight of the number of paragraphs, as an exponent."""
-_LATER = 0.3
+_LATER = 0.4
 """How much less a piece counts at the end of its passage than at the beginning."""
-_CAPITAL = 1.2
-"""What a piece counts that begins with a capital letter: others may begin in the middle of a sentence."""
+_LEAST_FIT, _LEAST_WHOLE = 1.2, 0.95
+_WORD, _WORDS_MOST = 0.1, 6
+"""What each word of the question in one piece adds to the fit, and how many words do."""
 _FENCED = 0.5
 _CUT_MOST = 40
 _QUOTE_WORDS = 60
 
 _PARAGRAPH = re.compile(r"\S(?:.|\n(?!\s*\n))*")
 _HEADING = re.compile(r"^(?:#{1,6}\s|[^\S\n]*\d+(?:\.\d+)+\.?\s+\w)[^\n]*", re.MULTILINE)
+_TITLE = re.compile(r"[^\n]{0,79}[^\n.:;,…。]")
+"""A short line that does not end like a sentence; a question may be a title."""
 # A sentence ends at its mark, and before a line that begins a list entry, a heading, a row or code.
 _SENTENCE = re.compile(
     r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
 )
 
 
-def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> tuple[list[Passage], float]:
-    """Return the pieces that answer a question best, best first, and how much of it one sentence there has.
+@dataclass(frozen=True)
+class Answer:
+    """What answers a question best, and how much of the question is there: rare words count more than common ones.
+
+    Attributes:
+        pieces: The best first.
+        sentence: The most of the question that one sentence has, from 0 to 1.
+        piece: The most that one piece has.
+        whole: What the pieces have together.
+        words: The most words of the question in one piece.
+    """
+
+    pieces: Sequence[Passage] = ()
+    sentence: float = 0.0
+    piece: float = 0.0
+    whole: float = 0.0
+    words: int = 0
+
+    @property
+    def fits(self) -> bool:
+        """They are likely to be an answer. A task may list subjects, which only the pieces together have."""
+        fit = self.sentence + self.piece + _WORD * min(self.words, _WORDS_MOST)
+        return fit >= _LEAST_FIT or self.whole >= _LEAST_WHOLE
+
+
+def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: int) -> Answer:
+    """Return the pieces that answer a question best.
 
     A page gives several places where they fit better than other pages. Pieces far below the best are left out.
     """
@@ -64,21 +93,28 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
             matches = query.matches(piece.text)
             own = weigh(matches)
             together = _together(piece.text, query, weigh) if own else 0.0
-            rank = (own - AROUND * around) * together**_TOGETHER * record_factor(piece.source)
+            rank = own * (-around) ** _AROUND * together**_TOGETHER * record_factor(piece.source)
             rank *= _form(piece.text) * _NEXT_FILE**passage.file_rank
             rank *= math.exp(-_LATER * passage.text.find(piece.text) / len(passage.text))
             ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
     ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
     chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
-    return chosen, max((together for _, together, piece in ranked if piece in chosen), default=0.0)
+    if not chosen:
+        return Answer()
+    counts = [query.matches(piece.text).counts for piece in chosen]
+    return Answer(
+        chosen,
+        max(together for _, together, piece in ranked if piece in chosen),
+        max(map(weigh.coverage, counts)),
+        weigh.coverage([sum(each) for each in zip(*counts, strict=True)]),
+        max(sum(count > 0 for count in each) for each in counts),
+    )
 
 
 def _form(text: str) -> float:
     """Return how much a text looks like an explanation: whole paragraphs of prose with many filler words."""
-    fillers = filler_share(text)
-    explains = math.pow(min(max(fillers, _LEAST_FILLERS), _MOST_FILLERS), _EXPLAINING)
-    rank = prose_factor(text, fillers) * explains * math.pow(1 + text.count("\n\n"), _PARAGRAPHS)
-    return rank * _CAPITAL if text[:1].isupper() else rank
+    explains = math.pow(min(max(filler_share(text), _LEAST_FILLERS), _MOST_FILLERS), _EXPLAINING)
+    return explains * math.pow(1 + text.count("\n\n"), _PARAGRAPHS)
 
 
 def _together(text: str, query: Query, weigh: Weighing) -> float:
@@ -118,11 +154,14 @@ def pieces(passage: Passage) -> Iterator[Passage]:
     """
     starts: list[int] = []
     ends: list[int] = []
+    below_title = False
     sections = list(_sections(passage.text))
     for paragraph in _PARAGRAPH.finditer(passage.text):
         sentences = [found.span() for found in _SENTENCE.finditer(passage.text, *paragraph.span())]
         is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
-        starts += [start for start, _ in (sentences if is_long else sentences[:1])]
+        is_title = _TITLE.fullmatch(paragraph[0]) is not None
+        starts += [start for start, _ in (sentences if is_long else sentences[:1])][below_title and not is_title :]
+        below_title = is_title
         ends += [end for _, end in sentences]
     for start in starts:
         limit = next((section for section in sections if section > start), len(passage.text))

@@ -100,7 +100,7 @@ async def test_calls_the_tools_that_suit_the_task() -> None:
     assert [(call.name, call.args) for call in completion.calls] == [
         ("read_webpages", {"urls": ["https://example.org/lamps", "http://a.example/b.html"]}),
         ("read_file", {"path": "docs/guide.md"}),
-        ("search_and_read", {"query": "What do and (see say of refunds?", "max_files": 8}),
+        ("search_and_read", {"query": "What do and (see say of refunds?", "max_files": 10}),
     ]
     assert completion.cost_micros == 0
     assert completion.usage is not None
@@ -355,6 +355,20 @@ async def test_rare_words_that_no_sentence_has_together_are_no_answer(tmp_path: 
     assert together in result["findings"][0]["quote"]
 
 
+async def test_a_long_question_is_answered_where_several_sentences_have_most_of_it(tmp_path: Path) -> None:
+    page = (
+        "Every boat has a berth. Write its number on the form. Tell us if you leave. Those who do so for the winter"
+        " come to the office. There you hand in the key."
+    )
+    others = {
+        f"f{number}__txt": f"The harbour fills this page about boats and weather {number}." for number in range(30)
+    }
+    question = (
+        "Can I hand in the key and the form of my berth before I leave for the winter, or wait for the inspector?"
+    )
+    assert page in (await asked(tmp_path, question, page__txt=page, **others))["findings"][0]["quote"]
+
+
 @pytest.mark.parametrize("headings", [("## The rent", "## The heating"), ("3.1. The rent", "3.2. The heating")])
 async def test_a_quote_comes_with_its_heading_and_ends_before_the_next(
     tmp_path: Path, headings: tuple[str, str]
@@ -386,7 +400,7 @@ async def test_each_page_gives_one_place_if_there_are_enough_pages(tmp_path: Pat
         f"page{number}__txt": "\n\n".join(
             [
                 f"For {them} a tide table hangs in the harbour.",
-                *(f"{them[:5]}{line}" for line in range(90)),
+                *(f"{them[-5:]}{line}" for line in range(90)),
                 "Tide table.",
             ]
         )
@@ -406,7 +420,7 @@ async def test_a_page_gives_a_second_place_before_pages_that_fit_worse(tmp_path:
 
 
 def test_what_the_search_ranks_first_wins_among_pieces_that_fit_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    longer = "A tide table hangs outside, beside the door of the school, as Mira says."
+    longer = "The big tide table hangs outside, beside the door of the school, as she says."
     shorter = "The tide table hangs near our lighthouse, and he reads it to us."
     files = f"## a.txt\n\nline 1:\n{longer}\n\n## b.txt\n\nline 1:\n{shorter}"
     found = f"2 files fit best (2 searched)\nOf 2 passages have: tide 2, table 2, hang 2\n\n{files}"
@@ -455,6 +469,18 @@ async def test_filler_words_are_neither_sought_nor_missed(tmp_path: Path) -> Non
     )
     assert [
         call.args for call in (await ask(request("Could you please tell me how often the ferry leaves?"))).calls
-    ] == [{"query": "Could you please tell me how often the ferry leaves?", "max_files": 8}]
+    ] == [{"query": "Could you please tell me how often the ferry leaves?", "max_files": 10}]
     assert result["findings"][0]["claim"] == "a.txt speaks of ferry, leaves"
     assert not any("Found nowhere" in caveat for caveat in result["caveats"])
+
+
+async def test_a_paragraph_is_not_quoted_without_the_title_above_it(tmp_path: Path) -> None:
+    text = "Where it hangs\n\nThe tide table hangs in the harbour, as it has for years.\n\nBoats\n\nThey are blue."
+    result = await asked(tmp_path, "Where does the tide table hang?", guide__txt=text)
+    assert [finding["quote"].startswith("Where it hangs\n\nThe tide") for finding in result["findings"]] == [True]
+
+
+async def test_a_sentence_that_explains_ranks_above_a_list_with_the_same_words(tmp_path: Path) -> None:
+    texts = {"list__txt": "Harbour tide table, school tide table", "text__txt": "This is how to read the tide table."}
+    findings = (await asked(tmp_path, "tide table", **texts))["findings"]
+    assert findings[0]["quote"] == texts["text__txt"]
