@@ -16,6 +16,7 @@ from ava_server.config.pin import PinFile
 from ava_server.config.tokens import revoke_token
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.files import replace_file
+from ava_server.http.limits import LOOK_EVERY_S
 from ava_server.web import sign_in
 from ava_server.web.sessions import MOST_OF_USER, BrowserSessions
 
@@ -85,6 +86,21 @@ def test_signing_out_ends_the_session_everywhere(here: There) -> None:
     answer = visitor.post("/sign-out", {"csrf": csrf})
     assert answer.status_code == 200 and "Max-Age=0" in answer.headers["set-cookie"]
     assert not signed_in(stolen) and not signed_in(visitor)
+
+
+def test_signing_out_is_answered_though_the_server_looks_at_the_session_meanwhile(
+    here: There, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = BrowserSessions.end
+
+    def end_slowly(sessions: BrowserSessions, hashed: str) -> None:
+        end(sessions, hashed)
+        time.sleep(1.5 * LOOK_EVERY_S)
+
+    visitor = here.signed_in()
+    monkeypatch.setattr(BrowserSessions, "end", end_slowly)
+    assert visitor.post("/sign-out", {"csrf": visitor.csrf}).status_code == 200
+    assert not signed_in(visitor)
 
 
 def test_signing_in_again_leaves_other_sessions_alone_and_gives_a_new_cookie(here: There) -> None:
