@@ -219,6 +219,24 @@ async def test_an_answer_to_a_proposal_that_was_decided_meanwhile_changes_nothin
 # -- what happens while the question is open --------------------------------------------------------------------------
 
 
+def decides_elsewhere(at: Host, decision: str, then: Answering) -> Answering:
+    """Return an answer before which somebody else decides."""
+
+    async def answers(shown: ElicitRequestFormParams) -> ElicitResult:
+        at.person.answers = accept()  # to the question of the other call
+        async with Store.open(at.root) as store:
+            [run] = await store.read(View.runs)
+            made = await store.read(lambda view: proposal_in(view, run.pending_id, run.user_id))
+        assert made is not None
+        approving = {"approving": [made.line]} if decision == "approve" else {}
+        await at.client.call_tool("confirm_spawn", {"pending_ids": [run.pending_id], "decision": decision, **approving})
+        answer = then(shown)
+        assert isinstance(answer, ElicitResult)
+        return answer
+
+    return answers
+
+
 @pytest.mark.parametrize("then", [accept(), decline, cancel])
 @pytest.mark.parametrize(("decision", "state"), [("approve", "running"), ("reject", "rejected")])
 async def test_a_decision_made_elsewhere_meanwhile_is_the_one_that_the_answer_tells(
@@ -226,25 +244,25 @@ async def test_a_decision_made_elsewhere_meanwhile_is_the_one_that_the_answer_te
 ) -> None:
     gate = Gate()
     async with host(tmp_path, "legacy", then, [Say("x", gate=gate), hand_over()]) as at:
-
-        async def decides_elsewhere(shown: ElicitRequestFormParams) -> ElicitResult:
-            at.person.answers = accept()  # to the question of the other call
-            async with Store.open(at.root) as store:
-                [run] = await store.read(View.runs)
-                made = await store.read(lambda view: proposal_in(view, run.pending_id, run.user_id))
-            assert made is not None
-            approving = {"approving": [made.line]} if decision == "approve" else {}
-            await at.client.call_tool(
-                "confirm_spawn", {"pending_ids": [run.pending_id], "decision": decision, **approving}
-            )
-            answer = then(shown)
-            assert isinstance(answer, ElicitResult)
-            return answer
-
-        at.person.answers = decides_elsewhere
+        at.person.answers = decides_elsewhere(at, decision, then)
         answer = await ask(at)
         assert answer["status"] in (state, "queued"), answer
         assert "already" in answer["message"] and "approval_line" not in answer
+        gate.released.set()
+
+
+@pytest.mark.parametrize("then", [accept(), decline, cancel])
+@pytest.mark.parametrize(("decision", "says"), [("approve", "is running: call check_subagent"), ("reject", "rejected")])
+async def test_a_decision_made_elsewhere_during_the_question_of_confirm_spawn_is_told_too(
+    tmp_path: Path, decision: str, says: str, then: Answering
+) -> None:
+    gate = Gate()
+    async with host(tmp_path, "legacy", then, [Say("x", gate=gate), hand_over()]) as at:
+        pending = await at.propose()
+        at.person.answers = decides_elsewhere(at, decision, then)
+        answer = await at.confirm(pending)
+        assert answer["status"] == "refused", "this call started nothing"
+        assert says in str(answer["decisions"])
         gate.released.set()
 
 
