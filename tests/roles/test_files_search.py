@@ -384,7 +384,7 @@ async def test_says_how_many_files_were_not_searched_and_why(
 
 
 async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_beside_them(
-    at: ToolContext, tmp_path: Path
+    at: ToolContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in [("film.mp4", 50_000_000), *((f"picture{number}.png", 1_900_000) for number in range(30))]:
         with (tmp_path / name).open("wb") as file:
@@ -393,7 +393,8 @@ async def test_pictures_large_files_and_inner_folders_leave_room_for_the_texts_b
     (tmp_path / "words.txt").write_text("The zeppelin leaves at noon.\n")
     (tmp_path / "api").mkdir()
     for number in range(5):  # more than a search reads, in a folder that comes first by name
-        (tmp_path / "api" / f"page{number}.txt").write_bytes(b"airship\n" * 1_200_000)
+        (tmp_path / "api" / f"page{number}.txt").write_bytes(b"airship\n" * 120_000)
+    monkeypatch.setattr("ava_roles.tools.search._MAX_TOTAL_BYTES", 4_000_000)
     got = await ask(at, "zeppelin")
     assert "The zeppelin leaves at noon." in got.text
     assert "; not searched: 1 too large or damaged, 30 not text, or unreadable, 8 beyond the limits of" in got.text
