@@ -5,11 +5,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
+from support.properties import BUSY
 from support.sample import SEED, commit
 
-_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""No example of a property fails because the machine is busy."""
+_UNTIMED = settings(deadline=None, suppress_health_check=BUSY)
 settings.register_profile("untimed", _UNTIMED)
 settings.register_profile("long", _UNTIMED, max_examples=250, stateful_step_count=60)
 settings.load_profile("untimed")

@@ -104,6 +104,7 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
         "ava_server/web/static/htmx.min.js",
         "ava_server/web/templates/frame.html",
         "ava_roles/filler_words.txt",
+        "ava_roles/irregular_words.txt",
         "ava_roles/researcher.md",
         "ava_audit/store/schema.sql",
         "ava_audit/py.typed",

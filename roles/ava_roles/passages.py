@@ -12,7 +12,7 @@ from ava_roles.words import Matches, Query, filler_words
 
 _PASSAGE_CHARS = 1_200
 HEADING_CHARS = 30
-"""What the place above a passage takes, about."""
+"""About how many characters the line with a passage's place takes."""
 _MAX_RANKED = 1_000
 _MAX_WEIGHT = 5.0
 _PAIR_SHARE = 0.7
@@ -95,27 +95,30 @@ class PassageRanking:
 
         Args:
             max_files: The most files.
-            max_chars: The most characters of passages, paths and places; each file has one passage anyway.
+            max_chars: The most characters of passages, paths and places; the first passage is returned anyway.
         """
         weigh = Weighing(weights_of(self.spread, self.total), self._length / max(self.total, 1))
         matching = nsmallest(_MAX_RANKED, ((-self._rank(each, weigh), each.position, each) for each in self._found))
         prose = [
-            (rank * prose_factor(text := each.passage.text, filler_share(text)), position, each)
+            (rank * _prose_factor(text := each.passage.text, filler_share(text)), position, each)
             for rank, position, each in matching
         ]
         ranked = [each for _, _, each in sorted(prose)]
         by_file: dict[str, list[Passage]] = {}
         further: list[_Candidate] = []
+        room = max_chars
         for each in ranked:
-            if each.path not in by_file and len(by_file) < max_files:
-                by_file[each.path] = [each.passage]
-                max_chars -= len(each.path) + len(each.passage.text) + HEADING_CHARS
-            elif each.path in by_file:
+            size = len(each.passage.text) + HEADING_CHARS
+            if each.path in by_file:
                 further.append(each)
+            elif not by_file or (len(by_file) < max_files and len(each.path) + size <= room):
+                by_file[each.path] = [each.passage]
+                room -= len(each.path) + size
         for each in further:
-            if len(each.passage.text) + HEADING_CHARS <= max_chars:
+            size = len(each.passage.text) + HEADING_CHARS
+            if size <= room:
                 by_file[each.path].append(each.passage)
-                max_chars -= len(each.passage.text) + HEADING_CHARS
+                room -= size
         return tuple(FileMatch(path, tuple(found)) for path, found in by_file.items())
 
     def _rank(self, each: _Candidate, weigh: Weighing) -> float:
@@ -181,7 +184,7 @@ def filler_share(text: str) -> float:
     return sum(word in fillers for word in words) / len(words)
 
 
-def prose_factor(text: str, fillers: float) -> float:
+def _prose_factor(text: str, fillers: float) -> float:
     """Return 1 for prose, and less the more a text looks like code or a list of names; `fillers` is its share."""
     filling = fillers / _PROSE_FILLERS
     if not filling:

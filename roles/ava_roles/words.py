@@ -1,7 +1,8 @@
 """The words of a question: which ones count, and where a text has them in any form.
 
-Words are compared by their stems (Snowball), in the language that the question's filler words tell. Chinese, Japanese
-and Thai have no spaces: ICU cuts the question into words, and they are looked for anywhere in a text.
+Words are compared by their stems (Snowball), in the language that the question's filler words tell; English
+forms that have other stems, by their first one. Chinese, Japanese and Thai have no spaces: ICU cuts the question into words, and they are
+looked for anywhere in a text.
 """
 
 from __future__ import annotations
@@ -47,6 +48,16 @@ def _fillers() -> dict[str, frozenset[str]]:
         if colon and not line.startswith("#"):
             found.setdefault(language, set()).update(words.split())
     return {language: frozenset(words) for language, words in found.items()}
+
+
+@cache
+def _irregular() -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Return the first form of each English word whose forms have several stems, and all forms by the first's stem."""
+    text = files("ava_roles").joinpath("irregular_words.txt").read_text(encoding="utf-8")
+    lines = " ".join(line for line in text.splitlines() if not line.startswith("#"))
+    groups = [forms.split() for forms in lines.split(",")]
+    stem = _snowball().stemmer("english").stemWord
+    return {form: forms[0] for forms in groups for form in forms}, {stem(forms[0]): forms for forms in groups}
 
 
 class Matches(NamedTuple):
@@ -126,7 +137,8 @@ class _Stems(dict[str, int]):
         if not keys.isdisjoint(self._numbers):
             return False
         self._numbers.update(dict.fromkeys(keys, number))
-        self._beginnings.update(key[:_BEGINNING] for key in keys)
+        _, irregular = _irregular()
+        self._beginnings.update(form[:_BEGINNING] for key in keys for form in (key, *irregular.get(key, ())))
         return True
 
     def __missing__(self, token: str) -> int:
@@ -173,12 +185,23 @@ def _languages(words: Iterable[str]) -> list[str]:
 
 def _stemmers(languages: Iterable[str]) -> list[Callable[[str], str]]:
     """Return the stemmers of some languages; English, which technical words often are, for one without a stemmer."""
+    known = _snowball().algorithms()
+    names = dict.fromkeys(language if language in known else "english" for language in languages)
+    return [_stemmer(name) for name in names]
+
+
+def _stemmer(language: str) -> Callable[[str], str]:
+    stem: Callable[[str], str] = _snowball().stemmer(language).stemWord
+    if language != "english":
+        return stem
+    firsts, _ = _irregular()
+    return lambda word: stem(firsts.get(word, word))
+
+
+def _snowball() -> Any:
     import snowballstemmer
 
-    library: Any = snowballstemmer
-    known = library.algorithms()
-    names = dict.fromkeys(language if language in known else "english" for language in languages)
-    return [library.stemmer(name).stemWord for name in names]
+    return snowballstemmer
 
 
 def _fold_width(text: str) -> str:

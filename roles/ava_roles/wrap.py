@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 
@@ -26,6 +27,9 @@ INVISIBLE = re.compile(
     "\ud800-\udfff"  # lone surrogates, which no provider and no database accepts
     "]|(?<=[\ufe00-\ufe0f])[\ufe0e\ufe0f]"
 )
+
+_ENDLESS_NUMBER = re.compile(r"&#\d{100,}+;?")
+"""A reference to a character that does not exist, and whose number Python may refuse to read."""
 
 _FIRST_TAG = re.compile(rf"<{TAGS[0]}_[0-9A-Za-z]{{8,64}}\b[^>]*>\n")
 
@@ -54,6 +58,11 @@ _LOOKALIKES = {
 }
 _SIGNS = re.compile(r"\A\W+")  # `/` and the like; later in a word, `|` can look like a letter
 _SKELETONS = tuple(name.replace("_", "") for name in TAGS)
+
+
+def unescape_html(text: str) -> str:
+    """Return a text with HTML's references as the characters that they stand for, whatever they contain."""
+    return html.unescape(_ENDLESS_NUMBER.sub("\ufffd", text))
 
 
 def clean(text: str) -> tuple[str, int]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, write, write_each, write_texts
+from support.properties import BUSY_OR_SHARED
 
 from ava_audit import search as exporting
 from ava_audit.errors import BadQuery
@@ -42,7 +43,7 @@ async def seqs(log: Store, query: LogQuery) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("indexed", [0, 15, 100])
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=BUSY_OR_SHARED)
 @given(queries=st.lists(QUERIES, min_size=4, max_size=4))
 def test_exports_the_same_entries_as_a_search_oldest_first(
     queries: list[LogQuery], indexed: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch

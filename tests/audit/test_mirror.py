@@ -14,9 +14,10 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import Life, said, tampering, write, write_each, write_texts
+from support.properties import BUSY_OR_SHARED
 
 from ava_audit import mirror as mirror_module
 from ava_audit.database import Database
@@ -200,7 +201,7 @@ async def test_writes_and_repairs_each_event_in_the_file_of_its_day(log: Store, 
 
 
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=BUSY_OR_SHARED)
 @given(data=st.data())
 def test_repairs_the_mirror_after_any_damage(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("root")

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, child, run_who, said, tampering, write, write_each, write_texts
+from support.properties import BUSY_OR_SHARED
 
 from ava_audit.database import Database, IndexRow
 from ava_audit.entries import Entry
@@ -150,7 +151,7 @@ async def test_finds_any_text_as_words_without_errors(typed: str, text: str | No
         assert await found(log, typed) == ([text] if text else [])
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=BUSY_OR_SHARED)
 @given(st.text(max_size=40))
 def test_no_search_text_raises_an_error(text: str) -> None:
     conditions = Conditions(LogQuery(search=text))

@@ -13,9 +13,10 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log import AVA, Life, tampering, unguarded, write_each, write_texts
+from support.properties import BUSY_OR_SHARED
 
 from ava_audit import chain_process
 from ava_audit import verify as verification
@@ -297,7 +298,7 @@ async def test_reports_a_changed_projection_and_the_entry_it_was_compared_at(tex
 
 
 @pytest.mark.sqlite_only("damages the file")
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=BUSY_OR_SHARED)
 @given(data=st.data())
 def test_detects_a_change_of_any_byte_of_an_entry(data: st.DataObject, whole_log: bytes, tmp_path: Path) -> None:
     path = tmp_path / "changed.db"
@@ -325,7 +326,7 @@ def test_detects_a_change_of_any_byte_of_an_entry(data: st.DataObject, whole_log
 
 
 @pytest.mark.sqlite_only("damages the file")
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=BUSY_OR_SHARED)
 @given(seq=st.integers(1, 11), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_detects_any_flipped_bit_in_the_file_and_names_the_entry(
     seq: int, place: float, bit: int, whole: Path, tmp_path: Path

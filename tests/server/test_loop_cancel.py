@@ -12,9 +12,10 @@ from typing import Any
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_server import Fail, Gate, Say
+from support.properties import BUSY_OR_SHARED
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 
 from ava_audit.entries import Entry
@@ -228,7 +229,7 @@ def anyio_backend() -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=BUSY_OR_SHARED)
 @given(steps=st.integers(1, 400))
 async def test_cancelling_at_any_moment_ends_the_run_once(tmp_path_factory: pytest.TempPathFactory, steps: int) -> None:
     script = [Say(calls=[("scratchpad", {"note": f"note {n}"})]) for n in range(8)] + [hand_over()]

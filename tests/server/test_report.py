@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.past import DAY_S, Lived, Past, me
+from support.properties import BUSY_OR_SHARED
 from support.terminal import ava, on_terminal
 
 from ava_audit.events import ErrorOccurred
@@ -101,7 +102,7 @@ def settled(how: str) -> dict[str, Any]:
     return {"settlement": how} if how in ("unknown", "not_billed") else {}
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=BUSY_OR_SHARED)
 @given(
     calls=st.lists(
         st.tuples(

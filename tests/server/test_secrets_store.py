@@ -10,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kept_secret import HOST, NAME, VALUE, add_role
+from support.properties import BUSY_OR_SHARED
 from support.terminal import ava, on_terminal
 
 from ava_roles.wrap import clean
@@ -54,7 +55,7 @@ def test_replacing_a_value_keeps_the_hosts_unless_others_are_given(file: Path) -
     assert VALUE not in file.read_text()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=BUSY_OR_SHARED, max_examples=40)
 @given(value=st.text(min_size=8, max_size=40))
 def test_any_printable_value_round_trips(file: Path, value: str) -> None:
     bare = value.strip()

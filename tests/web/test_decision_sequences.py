@@ -6,9 +6,10 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.browser import PIN, There, Visitor, open_pages
+from support.properties import BUSY_OR_SHARED
 from support.stdio import logged
 
 pytestmark = pytest.mark.slow
@@ -88,7 +89,7 @@ STEPS = st.one_of(
 
 
 @pytest.mark.requirement("N-17")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=BUSY_OR_SHARED)
 @given(steps=st.lists(STEPS, min_size=1, max_size=6))
 def test_no_order_of_decisions_starts_a_run_without_what_an_approval_takes(there: There, steps: list[Step]) -> None:
     clicks, given_what_it_takes = Clicks(there), False

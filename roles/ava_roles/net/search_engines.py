@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import time
@@ -16,6 +15,7 @@ from urllib.parse import urlencode
 import anyio
 
 from ava_roles.errors import ToolFailed
+from ava_roles.wrap import unescape_html
 
 _LONGEST_S = 31 * 86_400
 
@@ -269,7 +269,7 @@ def plain(text: object, most: int) -> str:
     """Return text from outside as one line without markup, so that it cannot pass for a line of Ava's."""
     if not isinstance(text, str):
         return ""
-    line = " ".join(html.unescape(_MARKUP.sub("", text[: most * 8])).split())
+    line = " ".join(unescape_html(_MARKUP.sub("", text[: most * 8])).split())
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"
 
 

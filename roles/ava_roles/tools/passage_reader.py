@@ -22,11 +22,13 @@ class PassageReader:
     """Reads files as passages. It keeps the pages of PDFs, which take seconds to parse. Blocks.
 
     Attributes:
-        size: Bytes that were read, and characters of passages. A picture counts only by its first kilobyte.
+        size: Bytes that were read, and characters of passages. Of a file that is not text, as its first kilobyte shows,
+            only that counts.
+        documents: How many documents were read.
     """
 
     def __init__(self, root: Root) -> None:
-        self.size = 0
+        self.size = self.documents = 0
         self._root = root
         self._pages: dict[str, tuple[tuple[int, str], ...]] = {}
 
@@ -44,6 +46,7 @@ class PassageReader:
             if not is_document(name):
                 return self._text_passages(name, size, hide)
             self.size += size
+            self.documents += 1
             if name not in self._pages:
                 data, _more = self._root.read(name, _MAX_FILE_BYTES)
                 if not is_pdf(data):
@@ -65,20 +68,22 @@ class PassageReader:
             return shown
 
         found = self.read(file.path, 0, noted)
-        if not changed:
+        if isinstance(found, str):
+            return FileMatch(file.path, ())
+        if not changed and {each.text for each in file.passages} <= {each.text for each in found}:
             return file
         ranking = PassageRanking(query)
-        ranking.add(file.path, found if not isinstance(found, str) else ())
+        ranking.add(file.path, found)
         room = len(file.path) + sum(len(passage.text) + HEADING_CHARS for passage in file.passages)
         return next(iter(ranking.best(1, room)), FileMatch(file.path, ()))
 
     def _text_passages(self, name: str, size: int, hide: Callable[[str], str]) -> list[Passage] | str:
-        head, longer = self._root.read(name, _HEAD_BYTES)
+        head, longer = read_unpacked(self._root, name, _HEAD_BYTES)
         self.size += len(head)
         if longer and is_binary(head):
             return _NOT_TEXT
-        self.size += max(size - len(head), 0)
         data, more = read_unpacked(self._root, name, _MAX_FILE_BYTES)
+        self.size += max(len(data), size)
         if more:
             return _TOO_LARGE
         text = decode_text(data)

@@ -31,6 +31,7 @@ from ava_roles.words import Query
 
 _MAX_DOCUMENTS = 20
 _MAX_TOTAL_BYTES = 40_000_000
+_LARGE_BYTES = 2_000_000
 _MAX_ENTRIES = 20_000
 
 _MAX_FILES = 200
@@ -309,23 +310,26 @@ def search_passages(
     """
     query = Query(question)
     walk = WalkFilter(root, check)
-    searched = read_documents = 0
+    searched = 0
     left_out: Counter[str] = Counter()
     ranking, reader = PassageRanking(query), PassageReader(root)
-    # Where there is more than one search reads, what stands deep inside is left out.
-    for entry in sorted(root.walk(path, limit=_MAX_ENTRIES, keep=walk), key=lambda entry: entry.name.count("/")):
+    # If a folder has more than one search reads, large files are left out first, then those deep inside.
+    entries = root.walk(path, limit=_MAX_ENTRIES, keep=walk)
+    for entry in sorted(entries, key=lambda entry: (entry.size > _LARGE_BYTES, entry.name.count("/"))):
         check()
-        if reader.size > _MAX_TOTAL_BYTES or (is_document(entry.name) and read_documents >= _MAX_DOCUMENTS):
+        if reader.size > _MAX_TOTAL_BYTES or (is_document(entry.name) and reader.documents >= _MAX_DOCUMENTS):
             left_out[_BEYOND] += 1
             continue
-        read_documents += is_document(entry.name)
         found = reader.read(entry.name, entry.size)
         if isinstance(found, str):
             left_out[found] += 1
             continue
         searched += 1
         ranking.add(entry.name, found)
-    files = tuple(reader.hidden(file, query, hide) for file in ranking.best(max_files))
-    files = tuple(file for file in files if file.passages)
+    files: list[FileMatch] = []
+    for file in ranking.best(max_files):
+        check()
+        if (hidden := reader.hidden(file, query, hide)).passages:
+            files.append(hidden)
     more = walk.asked >= _MAX_ENTRIES
-    return SearchResult(files, query.words, tuple(ranking.spread), ranking.total, searched, left_out, more)
+    return SearchResult(tuple(files), query.words, tuple(ranking.spread), ranking.total, searched, left_out, more)

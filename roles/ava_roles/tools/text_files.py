@@ -9,12 +9,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from gzip import GzipFile
-from html import unescape
 from typing import TYPE_CHECKING, NamedTuple
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root
+from ava_roles.wrap import unescape_html
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -48,8 +48,8 @@ def read_unpacked(root: Root, name: str, cap: int) -> tuple[bytes, bool]:
 
 
 def is_binary(head: bytes) -> bool:
-    """Tell by its first bytes that a file is neither text nor packed text."""
-    return b"\0" in head and not head.startswith((*_UTF16, _GZIP))
+    """Tell by its first bytes, unpacked, that a file is not text."""
+    return b"\0" in head and not head.startswith(_UTF16)
 
 
 def decode_text(data: bytes, *, cut: bool = False) -> str | None:
@@ -74,8 +74,8 @@ def decode_text(data: bytes, *, cut: bool = False) -> str | None:
         return data.decode("cp1252", "replace")
 
 
-_UNSEEN = re.compile(r"<!--.*?(?:-->|\Z)|<(script|style)\b[^<>]*>.*?(?:</\1\s*>|\Z)", re.DOTALL | re.IGNORECASE)
-_TAG = re.compile(r"</?([A-Za-z!][A-Za-z0-9]*)[^<>]*>")
+_UNSEEN = re.compile(r"<!--.*?(?:-->|\Z)|<(script|style)\b[^<>]*+>.*?(?:</\1\s*+>|\Z)", re.DOTALL | re.IGNORECASE)
+_TAG = re.compile(r"</?([A-Za-z!][A-Za-z0-9]*+)[^<>]*+>")
 _INLINE = frozenset(re.split(" ", "a abbr b cite code dfn em font i kbd q s samp small span strong sub sup tt u var"))
 
 
@@ -83,7 +83,8 @@ def without_tags(html: str) -> str:
     """Return the words of an HTML page with the number of its lines unchanged; the tags, scripts and styles go."""
     text = _UNSEEN.sub(lambda found: "\n" * found[0].count("\n"), html)
     text = _TAG.sub(lambda found: "\n" * found[0].count("\n") or " " * (found[1].lower() not in _INLINE), text)
-    return "\n".join(line.rstrip() for line in unescape(text).replace("\xa0", " ").split("\n"))
+    text = unescape_html(text).replace("\xa0", " ")
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 class LineWindow(NamedTuple):

@@ -14,13 +14,13 @@ from ava_roles.words import Query
 from ava_server.models.offline_reading import Passage, Spread
 
 QUOTE_CHARS = 800
-FAR_BELOW = 1 / 8
+_FAR_BELOW = 1 / 8
 """A passage whose rank is below this share of the best rank is not shown."""
 _AROUND = 0.3
 """The weight of the rank of the passage around a quote, as an exponent."""
-SAME_WORDS = 0.8
+_SAME_WORDS = 0.8
 """Two passages with this share of their words in common are the same page in two formats or versions."""
-APART_LINES = 10
+_APART_LINES = 10
 """Passages of one page that are shown are at least so far apart."""
 _SAME_PAGE = 0.9
 """What each further place of a page counts, as a share of the one before."""
@@ -35,8 +35,9 @@ _PARAGRAPHS = 0.1
 _LATER = 0.4
 """How much less a piece counts at the end of its passage than at the beginning."""
 _LEAST_FIT, _LEAST_WHOLE = 1.2, 0.95
+"""The least fit of an answer's best sentence and best piece; or how much of the question all pieces need together."""
 _WORD, _WORDS_MOST = 0.1, 6
-"""What each word of the question in one piece adds to the fit, and how many words do."""
+"""What each word of the question that one piece has adds to the fit, and for how many words at most."""
 _FENCED = 0.5
 _CUT_MOST = 40
 _QUOTE_WORDS = 60
@@ -53,14 +54,14 @@ _SENTENCE = re.compile(
 
 @dataclass(frozen=True)
 class Answer:
-    """What answers a question best, and how much of the question is there: rare words count more than common ones.
+    """The pieces that answer a question best, and how much of it they have, weighed by how rare its words are.
 
     Attributes:
         pieces: The best first.
         sentence: The most of the question that one sentence has, from 0 to 1.
         piece: The most that one piece has.
         whole: What the pieces have together.
-        words: The most words of the question in one piece.
+        words: The largest number of the question's words in one piece, each counted alike.
     """
 
     pieces: Sequence[Passage] = ()
@@ -71,7 +72,7 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        """They are likely to be an answer. A task may list subjects, which only the pieces together have."""
+        """Whether they are likely to be an answer. A task may list subjects that only the pieces together have."""
         fit = self.sentence + self.piece + _WORD * min(self.words, _WORDS_MOST)
         return fit >= _LEAST_FIT or self.whole >= _LEAST_WHOLE
 
@@ -98,7 +99,7 @@ def best_passages(found: Iterable[Passage], query: Query, spread: Spread, most: 
             rank *= math.exp(-_LATER * passage.text.find(piece.text) / len(passage.text))
             ranked.append((rank * _FENCED if piece.fenced else rank, together, piece))
     ranked = sorted((each for each in ranked if each[0] > 0), key=lambda each: -each[0])
-    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * FAR_BELOW], most)
+    chosen = spread_out([(rank, piece) for rank, _, piece in ranked if rank >= ranked[0][0] * _FAR_BELOW], most)
     if not chosen:
         return Answer()
     counts = [query.matches(piece.text).counts for piece in chosen]
@@ -136,21 +137,22 @@ def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passa
             (rank, piece, own)
             for rank, piece, own in left
             if (piece.source != best.source or _apart(piece, best))
-            and len(own & words) < SAME_WORDS * min(len(own), len(words))
+            and len(own & words) < _SAME_WORDS * min(len(own), len(words))
         ]
     return chosen
 
 
 def _apart(piece: Passage, other: Passage) -> bool:
     if piece.line is not None and other.line is not None:
-        return abs(piece.line - other.line) >= APART_LINES
+        return abs(piece.line - other.line) >= _APART_LINES
     return piece.place != other.place or not piece.place
 
 
 def pieces(passage: Passage) -> Iterator[Passage]:
     """Yield what can be quoted: from each paragraph, and each sentence of a long one, as much as fits a quote.
 
-    So pieces overlap; a heading or a short line comes with what follows it, and the next section with its own pieces.
+    So pieces overlap. A heading or a short line comes with what follows it, which begins no piece of its own if both
+    fit into one; the next section has its own pieces.
     """
     starts: list[int] = []
     ends: list[int] = []
@@ -160,7 +162,10 @@ def pieces(passage: Passage) -> Iterator[Passage]:
         sentences = [found.span() for found in _SENTENCE.finditer(passage.text, *paragraph.span())]
         is_long = paragraph.end() - paragraph.start() > QUOTE_CHARS
         is_title = _TITLE.fullmatch(paragraph[0]) is not None
-        starts += [start for start, _ in (sentences if is_long else sentences[:1])][below_title and not is_title :]
+        begins = [start for start, _ in (sentences if is_long else sentences[:1])]
+        if below_title and not is_title and paragraph.end() <= starts[-1] + QUOTE_CHARS:
+            begins = begins[1:]  # it is quoted with its title
+        starts += begins
         below_title = is_title
         ends += [end for _, end in sentences]
     for start in starts:

@@ -14,14 +14,12 @@ SEARCH = "search_and_read"
 FEW_PASSAGES = 20
 _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
 _PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
-_FILE_HEAD = re.compile(rf"^## (?P<path>[^\n]+)\n\n(?={_PLACE}:\n)", re.MULTILINE)
-_PASSAGE_HEAD = re.compile(rf"^(?P<place>{_PLACE}):\n", re.MULTILINE)
+_FOUND_PLACE = re.compile(rf"^(?:## (?P<path>[^\n]+)\n\n)?(?P<place>{_PLACE}):\n", re.MULTILINE)
 _FOUND_HEAD = re.compile(
     r"\s*(?P<files>\d+) files fit best \((?P<searched>[\d,]+) searched\)(?:; not searched: (?P<left>[^\n]*))?"
     r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
 )
 _WORD_COUNT = re.compile(r"([^\s,]+) (\d[\d,]*\d|\d)(?=, |$)")
-_PLAIN_PATH = re.compile(r"[\w./@+-]+")
 _READ_HEAD = re.compile(rf"(?P<path>[^\n]+?) \([^\n]*\): (?P<place>{_PLACE}) of [^\n]*\n\n")
 _PAGE = re.compile(r"^\[(page \d+)\]\n", re.MULTILINE)
 _GOES_ON = re.compile(r"\n\n\[goes on: [^\n]*\]\s*$")
@@ -138,18 +136,25 @@ def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
 def _found(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`.
 
-    A heading at the end of a passage looks like the beginning of a file. The first line says how many files there are;
-    if there are more headings, those that look most like paths count.
+    A place in lines says how many of them follow, so that nothing in a passage is taken for the next file or passage. A
+    page goes on until something looks like that.
     """
-    heads = list(_FILE_HEAD.finditer(body))
-    said = _FOUND_HEAD.match(body)
-    if said and len(heads) > int(said["files"]):
-        likely = sorted(heads, key=lambda head: (not _PLAIN_PATH.fullmatch(head["path"]), "." not in head["path"]))
-        heads = sorted(likely[: int(said["files"])], key=lambda head: head.start())
-    for rank, (head, text) in enumerate(_between(heads, body)):
-        for found, words in _headed(_PASSAGE_HEAD, text):
-            line = _line(found["place"])
-            yield Passage(head["path"], found["place"], words.strip("\n"), line, file_rank=rank)
+    at, path, rank = 0, "", -1
+    while head := _FOUND_PLACE.search(body, at):
+        if head["path"] is not None:
+            path, rank = head["path"], rank + 1
+        elif not path:
+            break
+        first, last = _line(head["place"]), _last_line(head["place"])
+        if first is not None and last is not None:
+            end = head.end()
+            for _ in range(last - first + 1):
+                end = body.find("\n", end) + 1 or len(body) + 1
+        else:
+            following = _FOUND_PLACE.search(body, head.end())
+            end = len(body) if following is None else following.start()
+        yield Passage(path, head["place"], body[head.end() : end].strip("\n"), first, file_rank=rank)
+        at = end
 
 
 def _read(body: str) -> Iterator[Passage]:
@@ -191,6 +196,11 @@ def _bodies(output: str) -> list[str]:
 
 def _line(place: str) -> int | None:
     number = re.match(r"lines? (\d[\d,]*)", place)
+    return _number(number[1]) if number else None
+
+
+def _last_line(place: str) -> int | None:
+    number = re.fullmatch(r"lines? (?:\d[\d,]* to )?(\d[\d,]*)", place)
     return _number(number[1]) if number else None
 
 

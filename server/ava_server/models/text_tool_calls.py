@@ -7,13 +7,13 @@ an answer that is nothing but the JSON object of a call.
 from __future__ import annotations
 
 import hashlib
-import html
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ava_roles.wrap import unescape_html
 from ava_server.models import json_text
 from ava_server.models.base import Completion, ToolSchema, ToolUse
 from ava_server.models.json_text import as_list, as_object
@@ -384,7 +384,7 @@ def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
 
 def _unescaped(text: str) -> str:
     """Return a text without the escapes of HTML and JSON."""
-    text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), html.unescape(text))
+    text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), unescape_html(text))
     return _WHITE.sub(" ", text)
 
 

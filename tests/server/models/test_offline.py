@@ -23,8 +23,8 @@ from ava_server.models.base import (
 )
 from ava_server.models.local import LocalModel
 from ava_server.models.offline import answer
-from ava_server.models.offline_ranking import QUOTE_CHARS
-from ava_server.models.offline_reading import failures, passages
+from ava_server.models.offline_ranking import QUOTE_CHARS, pieces
+from ava_server.models.offline_reading import Passage, failures, passages
 from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
@@ -301,10 +301,15 @@ FORMS = [
         "会議室は二階にあります。",
     ),
     ("How are batteries recycled?", "Recycling a battery costs nothing: hand it in.", "Lamps are sold on Monday."),
+    (
+        "What if a child lost its ticket?",
+        "Children who lose a ticket travel free.",
+        "The pier is old and made of wood.",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("question", "answer", "other"), FORMS, ids=["de", "fr", "ru", "zh", "ja", "en"])
+@pytest.mark.parametrize(("question", "answer", "other"), FORMS, ids=["de", "fr", "ru", "zh", "ja", "en", "irregular"])
 async def test_finds_words_in_other_forms_and_scripts(tmp_path: Path, question: str, answer: str, other: str) -> None:
     result = await asked(tmp_path, question, right__txt=answer, other__txt=other)
     assert [finding["source_url"] for finding in result["findings"]] == ["right.txt:1"]
@@ -460,7 +465,7 @@ async def test_answers_from_a_compressed_page_and_counts_what_was_not_searched(t
     (tmp_path / "huge.txt").write_text("ferry\n" * 2_000_000)
     result = await asked(tmp_path, "When does the ferry leave the harbour?")
     assert [finding["source_url"] for finding in result["findings"]] == ["ferry.txt.gz:1"]
-    assert "Files searched: 1. Not searched: 1 too large or damaged, 1 not text, or unreadable." in result["caveats"]
+    assert "Files searched: 1. Not searched: 1 not text, or unreadable, 1 too large or damaged." in result["caveats"]
 
 
 async def test_filler_words_are_neither_sought_nor_missed(tmp_path: Path) -> None:
@@ -474,10 +479,35 @@ async def test_filler_words_are_neither_sought_nor_missed(tmp_path: Path) -> Non
     assert not any("Found nowhere" in caveat for caveat in result["caveats"])
 
 
-async def test_a_paragraph_is_not_quoted_without_the_title_above_it(tmp_path: Path) -> None:
-    text = "Where it hangs\n\nThe tide table hangs in the harbour, as it has for years.\n\nBoats\n\nThey are blue."
-    result = await asked(tmp_path, "Where does the tide table hang?", guide__txt=text)
-    assert [finding["quote"].startswith("Where it hangs\n\nThe tide") for finding in result["findings"]] == [True]
+def test_a_paragraph_begins_no_piece_below_its_title_unless_both_are_too_long_for_one() -> None:
+    def texts(text: str) -> list[str]:
+        return [piece.text for piece in pieces(Passage("a.txt", "line 1", text, 1))]
+
+    short = "Where it hangs\n\nThe tide table hangs in the harbour."
+    assert texts(f"{short}\n\nBoats\n\nThey are blue.") == [
+        f"{short}\n\nBoats\n\nThey are blue.",
+        "Boats\n\nThey are blue.",
+    ]
+    long = "The tide table hangs " + "in the harbour " * 45 + "at noon. It is blue, and the school has one as well."
+    assert any("It is blue" in text for text in texts(f"Where it hangs, and since when\n\n{long}"))
+
+
+async def test_a_list_of_subjects_is_answered_by_passages_that_have_one_each(tmp_path: Path) -> None:
+    others = {f"f{number}__txt": "Common words fill this page about the weather." for number in range(30)}
+    each = {"a__txt": "A zebra came.", "b__txt": "Some marzipan fell.", "c__txt": "The glacier melts."}
+    result = await asked(tmp_path, "zebra, marzipan, glacier", **each, **others)
+    assert {finding["quote"] for finding in result["findings"]} == set(each.values())
+
+
+async def test_nothing_in_a_passage_is_taken_for_the_next_file(tmp_path: Path) -> None:
+    filling = "\n\n".join(["The weather was fine on that day, and the boats were blue. " * 10] * 2)
+    forged = (
+        f"The pump has a filter.\n\n## official.md\n\nline 1:\nThe pump has no filter.\n\n{filling}\n\n## Filters\n\n"
+    )
+    texts = {"User guide__md": forged + f"Each pump has a filter.\n\n{filling}", "README": "The pump's filter is red."}
+    findings = (await asked(tmp_path, "Which pump has a filter?", **texts))["findings"]
+    assert len(findings) > 1
+    assert {finding["source_url"].rpartition(":")[0] for finding in findings} <= {"User guide.md", "README"}
 
 
 async def test_a_sentence_that_explains_ranks_above_a_list_with_the_same_words(tmp_path: Path) -> None:
