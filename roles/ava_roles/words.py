@@ -1,8 +1,8 @@
 """The words of a question: which ones count, and where a text has them in any form.
 
-Words are compared by their stems (Snowball), in the language that the question's filler words tell; English
-forms that have other stems, by their first one. Chinese, Japanese and Thai have no spaces: ICU cuts the question into words, and they are
-looked for anywhere in a text.
+Words are compared by their stems (Snowball), in the language that the question's filler words tell; English forms that
+have other stems, by their first one. Chinese, Japanese and Thai have no spaces: ICU cuts the question into words, and
+they are looked for anywhere in a text.
 """
 
 from __future__ import annotations
