@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ava_roles.wrap import clean, escape_result, wrap_tool_output
+from ava_roles.net.search_engines import plain
+from ava_roles.wrap import clean, escape_result, unescape_html, wrap_tool_output
 
 NONCE = "5f0c9a17b2d4e688"
 OPENING = f'<tool_output_{NONCE} tool="read_webpages">\n'
@@ -166,3 +167,9 @@ def test_hostile_text_takes_time_proportional_to_its_length() -> None:
     ):
         inside(text)
     assert time.perf_counter() - started < 5
+
+
+def test_references_of_html_become_characters_whatever_they_contain() -> None:
+    assert unescape_html("a &amp; b &#8211; &#x2013;") == "a & b \u2013 \u2013"
+    assert unescape_html(f"a&#{'9' * 5_000};b") == "a\ufffdb"
+    assert plain(f"cheap &#{'9' * 5_000};", 600) == "cheap \ufffd", "a hit of a search engine"

@@ -296,6 +296,7 @@ PIECES = st.sampled_from(
 @given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=12).map("".join), st.lists(PIECES, max_size=2))
 @example('<tool_call>{"name": "google", "arguments": {}}</tool_call>', [])
 @example('{"name": "read_file", "arguments": {"path": 1e999}}', ["read_file"])
+@example('<tool_call>{"name": "read_file", "arguments": {"path": "a"}}</tool_call>', [f"&#{'9' * 5_000};"])
 def test_no_text_raises_or_calls_a_tool_that_does_not_exist(text: str, seen: list[str]) -> None:
     printed = read(text, *seen)
     if printed is None:
