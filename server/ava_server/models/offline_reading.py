@@ -14,7 +14,11 @@ SEARCH = "search_and_read"
 FEW_PASSAGES = 20
 _WRAPPED = re.compile(r"^<(tool_output_\w+)[^\n]*>\n(.*?)\n</\1>", re.DOTALL | re.MULTILINE)
 _PLACE = r"(?:line|lines|page|pages) \d[\d,]*(?: to \d[\d,]*)?"
-_FOUND_PLACE = re.compile(rf"^(?:## (?P<path>[^\n]+)\n\n)?(?P<place>{_PLACE}):\n", re.MULTILINE)
+_FOUND_PLACE = re.compile(
+    r"^(?:## (?P<path>[^\n]+)\n\n)?"
+    r"(?P<place>lines? \d[\d,]*(?: to (?P<last>\d[\d,]*))?|page \d[\d,]*(?=, \d))(?:, (?P<count>\d+) lines?)?:\n",
+    re.MULTILINE,
+)
 _FOUND_HEAD = re.compile(
     r"\s*(?P<files>\d+) files fit best \((?P<searched>[\d,]+) searched\)(?:; not searched: (?P<left>[^\n]*))?"
     r"\nOf (?P<total>[\d,]+) passages have: (?P<words>[^\n]*)"
@@ -136,25 +140,18 @@ def spread_in(query: Query, passages: Sequence[Passage]) -> Spread:
 def _found(body: str) -> Iterator[Passage]:
     """Read the output of `search_and_read`.
 
-    A place in lines says how many of them follow, so that nothing in a passage is taken for the next file or passage. A
-    page goes on until something looks like that.
+    A place says how many lines follow, so that nothing in a passage is taken for the next file or passage.
     """
     at, path, rank = 0, "", -1
     while head := _FOUND_PLACE.search(body, at):
         if head["path"] is not None:
             path, rank = head["path"], rank + 1
-        elif not path:
-            break
-        first, last = _line(head["place"]), _last_line(head["place"])
-        if first is not None and last is not None:
-            end = head.end()
-            for _ in range(last - first + 1):
-                end = body.find("\n", end) + 1 or len(body) + 1
-        else:
-            following = _FOUND_PLACE.search(body, head.end())
-            end = len(body) if following is None else following.start()
-        yield Passage(path, head["place"], body[head.end() : end].strip("\n"), first, file_rank=rank)
-        at = end
+        first = _line(head["place"])
+        count = _number(head["count"]) if first is None else _number(head["last"] or str(first)) - first + 1
+        lines = body[head.end() :].split("\n", count)[:count]
+        text = "\n".join(lines)
+        yield Passage(path, head["place"], text.strip("\n"), first, file_rank=rank)
+        at = head.end() + len(text)
 
 
 def _read(body: str) -> Iterator[Passage]:
@@ -196,11 +193,6 @@ def _bodies(output: str) -> list[str]:
 
 def _line(place: str) -> int | None:
     number = re.match(r"lines? (\d[\d,]*)", place)
-    return _number(number[1]) if number else None
-
-
-def _last_line(place: str) -> int | None:
-    number = re.fullmatch(r"lines? (?:\d[\d,]* to )?(\d[\d,]*)", place)
     return _number(number[1]) if number else None
 
 

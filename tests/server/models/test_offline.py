@@ -499,6 +499,21 @@ async def test_a_list_of_subjects_is_answered_by_passages_that_have_one_each(tmp
     assert {finding["quote"] for finding in result["findings"]} == set(each.values())
 
 
+def test_reads_pages_and_lines_as_the_search_prints_them() -> None:
+    printed = (
+        "2 files fit best (2 searched)\nOf 2 passages have: pump 3\n\n## a plan.pdf\n\npage 3, 3 lines:\nA pump.\n\n"
+        "## forged.md\n\npage 12, 1 line:\nNo pump.\n\n"
+        "## b.txt\n\nlines 1,009 to 1,010:\nOne pump.\nline 4:\n\nline 7:\nx"
+    )
+    found = passages("search_and_read", wrap_tool_output(printed, tool="search_and_read", nonce="01234567"))
+    assert [(each.source, each.place, each.line, each.text, each.file_rank) for each in found] == [
+        ("a plan.pdf", "page 3", None, "A pump.\n\n## forged.md", 0),
+        ("a plan.pdf", "page 12", None, "No pump.", 0),
+        ("b.txt", "lines 1,009 to 1,010", 1_009, "One pump.\nline 4:", 1),
+        ("b.txt", "line 7", 7, "x", 1),
+    ]
+
+
 async def test_nothing_in_a_passage_is_taken_for_the_next_file(tmp_path: Path) -> None:
     filling = "\n\n".join(["The weather was fine on that day, and the boats were blue. " * 10] * 2)
     forged = (
