@@ -31,7 +31,7 @@ PICTURE = REPOSITORY / "examples" / "demo.svg"
 QUESTION = "What does each provider charge for a payment?"
 COMMAND = f'ava demo notes --task "{QUESTION}"'
 COLUMNS = 88
-EXCERPTS = (slice(0), slice(3), slice(4), slice(2), slice(6, 15), slice(-4, None), slice(2))
+EXCERPTS = (slice(0), slice(3), slice(4), slice(2), slice(7, 17), slice(-4, None), slice(2))
 """The lines shown of each section, from the command to the next steps."""
 _HEADING = re.compile(r"^(-- .+ --)$")
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
