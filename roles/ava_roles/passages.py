@@ -38,7 +38,7 @@ class Passage:
     """A piece of a file, verbatim.
 
     Attributes:
-        where: Its place, e.g. `lines 10 to 18` or `page 3`.
+        where: Its place, e.g. `lines 10 to 18` or `page 3, 9 lines`.
         text: The text there.
     """
 

@@ -53,7 +53,7 @@ class PassageReader:
                     return list(split_passages(parser_process.read_docx(data, hide)))
                 self._pages[name] = parser_process.read_pdf(data, count=100).pages
             pages = hide_pages(self._pages[name], hide)
-            return [Passage(f"page {page}", each.text) for page, text in pages for each in split_passages(text)]
+            return [_on_page(page, each.text) for page, text in pages for each in split_passages(text)]
         except ToolFailed:
             return _NOT_TEXT
 
@@ -92,6 +92,12 @@ class PassageReader:
         if PurePosixPath(name.removesuffix(".gz")).suffix.lower() in (".html", ".htm", ".xhtml"):
             text = without_tags(text)
         return list(split_passages(hide(text)))
+
+
+def _on_page(page: int, text: str) -> Passage:
+    """Return a passage of a page; as a place in lines does, its place says how many lines it has."""
+    count = text.count("\n") + 1
+    return Passage(f"page {page}, {count} line{'s' * (count > 1)}", text)
 
 
 def is_document(name: str) -> bool:

@@ -17,7 +17,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from pydantic import Field
 
 from ava_roles.errors import ToolFailed
-from ava_roles.passages import FileMatch, Passage, PassageRanking
+from ava_roles.passages import FileMatch, PassageRanking
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.sandbox.sandbox import child_environment
 from ava_roles.threads import run_sync
@@ -263,13 +263,7 @@ def _spread(found: SearchResult) -> str:
 
 
 def _quote(file: FileMatch) -> str:
-    return f"## {shown(file.path)}" + "".join(f"\n\n{_place(each)}:\n{each.text}" for each in file.passages)
-
-
-def _place(passage: Passage) -> str:
-    """Return where a passage is, and so, or beside that, of how many lines it consists."""
-    count = passage.text.count("\n") + 1
-    return passage.where if passage.where.startswith("line") else f"{passage.where}, {count} line{'s' * (count > 1)}"
+    return f"## {shown(file.path)}" + "".join(f"\n\n{each.where}:\n{each.text}" for each in file.passages)
 
 
 _BEYOND = "beyond the limits of one search: give a path"

@@ -106,14 +106,10 @@ class ClientApprovals(Operations):
         reply = await person.ask(question(checked))
         if reply.action != "accept":
             now = await self._checked(asked)  # somebody may have decided elsewhere while the question was open
-            return (
-                now
-                if isinstance(now, ConfirmOutcome)
-                else ConfirmOutcome(
-                    tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members),
-                    not_agreed=reply.action,
-                )
-            )
+            if isinstance(now, ConfirmOutcome):
+                return now
+            refused = tuple(member.refused(NOT_AGREED[reply.action]) for member in checked.members)
+            return ConfirmOutcome(refused, not_agreed=reply.action)
         if await self._access.needs_pin():  # it was set while the question was open
             return await self._on_page(asked, caller)
         agreed = apply_reply(checked, asked, reply)
