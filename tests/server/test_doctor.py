@@ -17,6 +17,7 @@ from support.terminal import COMMAND, ava, environment
 
 from ava_server.cli.app import main
 from ava_server.cli.doctor import checks
+from ava_server.core.data_root import os_user
 from ava_server.service.checks import Finding, Setup
 
 pytestmark = pytest.mark.slow
@@ -121,6 +122,14 @@ def test_reports_settings_that_limit_what_can_be_done(root: Path) -> None:
     assert findings["budget"]["what_to_do"] == "Raise limits.user_daily_cents in config.toml."
     screen = ava(root, "doctor", env={"AVA_LIMITS__RUNNING": "1"}).stdout
     assert "AVA_LIMITS__RUNNING" in screen
+
+
+def test_says_which_policy_holds_for_this_user(root: Path) -> None:
+    own = f'[users.{os_user()}] approval = "human"'
+    (root / "config.toml").write_text('approval = "auto"\n' + own.replace("] ", "]\n"))
+    assert doctor(root)["approval"]["text"] == f"{own}, and there is no approval PIN, so nothing can be approved"
+    (root / "config.toml").write_text('approval = "auto"\n[users.somebody-else]\napproval = "human"\n')
+    assert doctor(root)["approval"]["text"].startswith('approval = "auto"')
 
 
 def test_reports_a_used_up_daily_cap_with_the_setting_that_defines_it(root: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from support.terminal import ava, environment, on_terminal
 
 from ava_server.cli.app import main
 from ava_server.cli.doctor import online
+from ava_server.core.data_root import os_user
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +125,7 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_does_not_block(
         (f"{PRICED}[limits]\nuser_daily_cents = 0\n", "the daily budget of you is $0.00"),
         (f"{PRICED}[limits]\nspawns_per_hour = 0\n", "not asked: Not started"),
         (f'approval = "human"\n{PRICED}', "only a person with the approval PIN"),
+        (f'{PRICED}[users.{os_user()}]\napproval = "human"\n', "only a person with the approval PIN"),
         (f"enabled = false\n{PRICED}", "subagents are switched off"),
         (PRICED.replace("1.0", "100.0"), "a cost cap of $0.05 buys no useful work"),
         ("enabled = = true", "settings or keys are wrong"),

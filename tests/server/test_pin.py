@@ -18,8 +18,9 @@ import pytest
 import tomlkit
 from support.runtime import open_lab, settings_of
 
+from ava_server.budget.user_limits import policy_in_force
 from ava_server.config import pin as pin_module
-from ava_server.config.pin import LOCKED_S, TRIES, PinFile, policy_in_force
+from ava_server.config.pin import LOCKED_S, TRIES, PinFile
 from ava_server.core.errors import BadInput, ConfigError, Refused
 
 RIGHT, WRONG = "73-otter-91", "73-otter-92"
@@ -425,7 +426,7 @@ async def test_a_pin_forces_the_human_approval_policy(tmp_path: Path, config: st
 
 def test_the_pin_applies_to_a_process_that_loads_its_settings_later(tmp_path: Path, file: PinFile) -> None:
     settings = settings_of(tmp_path / "data", None, 'approval = "auto"\n')
-    assert (settings.approval, policy_in_force(settings)) == ("auto", "human")
+    assert (settings.approval, policy_in_force(settings)) == ("auto", ("human", "there is an approval PIN"))
 
 
 async def test_no_file_of_the_data_root_contains_the_pin(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from support.stdio import Logged, Wire, instance_locks, logged, made, serving, s
 from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, on_terminal
 
 from ava_server.config.pin import PinFile
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import Refused
 from ava_server.runs.manager import GRACE_S
 
@@ -552,6 +553,12 @@ async def test_changing_or_removing_the_pin_asks_for_the_old_one(tmp_path: Path)
         code, screen = at.typed("pin", "remove", answers=[(ASKS_PIN, new)])
         assert (code, at.pin.is_set) == (0, False)
         assert 'config.toml decides again who approves: approval = "ask".' in " ".join(screen.split())
+        at.pin.set(PIN)
+        config = at.root / "config.toml"
+        config.write_text(f'{config.read_text()}\n[users.{os_user()}]\napproval = "human"\n')
+        screen = at.typed("pin", "remove", answers=[(ASKS_PIN, PIN)])[1]
+        assert f'[users.{os_user()}] approval = "human", so nothing can be approved' in " ".join(screen.split())
+        config.write_text(config.read_text().partition("\n[users.")[0])
         proposal = await at.propose()
         assert "Started in the background" in await at.confirm(proposal)
         for command in ("change", "remove"):

@@ -16,6 +16,7 @@ from ava_audit.events import SettingsChanged
 from ava_audit.store.store import Store
 from ava_server.config.pin import PinFile
 from ava_server.config.role_folders import read_trusted
+from ava_server.core.data_root import os_user
 
 pytestmark = pytest.mark.slow
 
@@ -304,8 +305,9 @@ def test_asks_for_the_pin_before_trusting(root: Path, project: Path) -> None:
     assert "strict-reviewer" in names(root, project)
 
 
-def test_with_policy_human_nothing_can_be_trusted_without_a_pin(root: Path, project: Path) -> None:
-    (root / "config.toml").write_text('approval = "human"\n')
+@pytest.mark.parametrize("table", ["", f"[users.{os_user()}]\n"])
+def test_with_policy_human_nothing_can_be_trusted_without_a_pin(root: Path, project: Path, table: str) -> None:
+    (root / "config.toml").write_text(f'{table}approval = "human"\n')
     code, screen = typed(root, project, answers=[(QUESTION, "y")])
     assert (code, "ava pin set" in screen) == (10, True)
     assert "strict-reviewer" not in names(root, project)

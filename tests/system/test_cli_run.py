@@ -387,12 +387,13 @@ def test_serve_and_run_refuse_to_start_inside_a_run(root: Path, command: tuple[s
     assert not root.exists()
 
 
-def test_a_terminal_does_not_relax_policy_human(root: Path) -> None:
+@pytest.mark.parametrize("table", ["", f"[users.{os_user()}]\n"])
+def test_a_terminal_does_not_relax_policy_human(root: Path, table: str) -> None:
     root.mkdir()
-    (root / "config.toml").write_text('approval = "human"\n')
+    (root / "config.toml").write_text(f'{table}approval = "human"\n')
     done = ava(root, "run", "researcher", "x", "--yes", "--max-cost", "1")
     assert done.returncode == 10
-    assert 'approval = "human"' in done.stderr
+    assert f'{table}approval = "human"'.replace("\n", " ") in " ".join(done.stderr.split())
     assert not (root / "ava.db").exists()
 
 

@@ -35,16 +35,13 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
     settings = load_settings(tmp_path, env={})
     for user in ("lax", "nobody"):
         assert user_limits.day_cents(settings, user) == 100 and user_limits.running(settings, user) == 2
-        assert (
-            user_limits.stricter_policy(settings, user, "ask") == "ask"
-            and user_limits.stricter_policy(settings, user, "human") == "human"
-        )
+        assert user_limits.policy_in_force(settings, user, pin=False) == ("ask", 'approval = "ask"')
+        assert user_limits.policy_in_force(settings, user, pin=True) == ("human", "there is an approval PIN")
         assert user_limits.day_setting(settings, user) == "limits.user_daily_cents in config.toml"
-    assert user_limits.stricter_policy(settings, "lax", "auto") == "auto"
-    assert (
-        user_limits.day_cents(settings, "strict") == 7
-        and user_limits.stricter_policy(settings, "strict", "auto") == "human"
-    )
+    own = ("human", '[users.strict] approval = "human"')
+    assert user_limits.policy_in_force(settings, "strict", pin=False) == own
+    assert user_limits.policy_in_force(settings, "lax", "strict", pin=False) == own
+    assert user_limits.day_cents(settings, "strict") == 7
     assert user_limits.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
     assert "slots of strict" in (user_limits.slots(settings).full({}, "strict") or "")
     assert user_limits.slots(settings).full({"lax": 1}, "lax") is None

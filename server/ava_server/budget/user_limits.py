@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 from ava_audit.units import micros_from_cents
 from ava_server.budget.caps import DayCaps, Slots
+from ava_server.config.pin import PinFile
 from ava_server.config.settings import Policy, Settings, UserSettings
+from ava_server.config.users import with_shared_users
 
 STRICTEST_FIRST: tuple[Policy, ...] = ("human", "ask", "auto")
 
@@ -61,12 +63,28 @@ def slots(settings: Settings) -> Slots:
     return Slots(settings.limits.running_per_user, settings.limits.running, MappingProxyType(own))
 
 
-def stricter_policy(settings: Settings, user: str, policy: Policy) -> Policy:
-    """Return the policy for a user: the general one, or the user's own where that is stricter."""
-    own = user_settings(settings, user).approval
-    if own is None or STRICTEST_FIRST.index(policy) <= STRICTEST_FIRST.index(own):
-        return policy
-    return own
+def policy_in_force(settings: Settings, *users: str, pin: bool | None = None) -> tuple[Policy, str]:
+    """Return who may approve, and what says so, such as `approval = "human"`. Blocking.
+
+    That is the strictest of the general policy and these users' own, and `human` while there is a PIN. Nothing else
+    says who may approve. A decision about another user's run names both users.
+
+    Args:
+        settings: The settings.
+        users: Whose policies count.
+        pin: Whether there is a PIN, where the caller knows that and the limits of users; None looks both up.
+
+    Raises:
+        ConfigError: The PIN's file or the limits of users cannot be read.
+    """
+    if pin is None:
+        settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set
+    if pin:
+        return "human", "there is an approval PIN"
+    own = ((user_settings(settings, user).approval, f"[users.{user}] ") for user in users)
+    policies = [(settings.approval, ""), *((policy, table) for policy, table in own if policy is not None)]
+    policy, table = min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
+    return policy, f'{table}approval = "{policy}"'
 
 
 def workspace_roots(settings: Settings, user: str, *, owner: bool) -> tuple[Path, ...] | None:

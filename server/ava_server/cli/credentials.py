@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.completion import providers
 from ava_server.cli.log_access import checked_root, read_settings, record_setting
@@ -18,7 +19,7 @@ from ava_server.config import keys
 from ava_server.config.keys import SEARCHES, WELL_KNOWN, provider_name, why_unused
 from ava_server.config.pin import NONE_YET, SET_ALREADY, PinFile, refuse_weak
 from ava_server.config.secrets import Secret, hosts_of, read_secrets, remove_secret, secret_name, set_secret
-from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import nearest
 
@@ -264,11 +265,12 @@ async def change_pin_command() -> None:
 async def remove_pin_command() -> None:
     """Remove the approval PIN, which is asked for: from then on config.toml decides who approves."""
     root, file = _existing_pin()
-    policy = read_settings(root).approval  # a wrong setting is an error before anything is removed
+    settings = read_settings(root)  # a wrong setting is an error before anything is removed
     file.remove(await ask_hidden("Approval PIN"))
     await record_setting(root, "approval_pin", "set", None)
+    policy, why = policy_in_force(settings, os_user())
     after = ", so nothing can be approved until there is a PIN again" if policy == "human" else ""
-    say(f'The PIN is removed. config.toml decides again who approves: approval = "{policy}"{after}.')
+    say(f"The PIN is removed. config.toml decides again who approves: {why}{after}.")
 
 
 def _existing_pin() -> tuple[DataRoot, PinFile]:

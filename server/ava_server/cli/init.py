@@ -167,11 +167,12 @@ def _offer_tool_rules(host: Host, name: str, path: Path, allow: bool | None, onl
 
 def _warn_of_auto() -> None:
     """Say so if a setting lets a proposal start without a question: then the host's is the only one."""
-    from ava_server.config.pin import policy_in_force
+    from ava_server.budget.user_limits import policy_in_force
 
     with suppress(AvaError):  # the first call, or `ava doctor`, says what is wrong
-        if policy_in_force(read_settings()) == "auto":
-            say('But your setting approval = "auto" starts cheap proposals without a question.')
+        policy, setting = policy_in_force(read_settings(), os_user())
+        if policy == "auto":
+            say(f"But your setting {setting} starts cheap proposals without a question.")
 
 
 def _remove_tool_rules(host: Host, name: str, path: Path, only_print: bool) -> bool:

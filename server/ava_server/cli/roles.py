@@ -15,7 +15,7 @@ from ava_server.cli.completion import roles as role_names
 from ava_server.cli.log_access import checked_root, read_settings, record_setting
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import agrees, counted, heading, present, say, someone_there, tell
-from ava_server.core.data_root import DataRoot, find_data_root
+from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import AvaError, BadInput, ConfigError, Refused
 from ava_server.core.files import create_file
 
@@ -242,9 +242,10 @@ def trust_command(
 
 
 async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Settings) -> None:
+    from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.role_screens import tools_here, trust_lines
     from ava_server.cli.secret_input import ask_pin
-    from ava_server.config.pin import PinFile, policy_in_force
+    from ava_server.config.pin import PinFile
 
     catalog = places.load()
     for problem in catalog.problems:
@@ -265,7 +266,7 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
     files = "this role file as it is" if len(usable) == 1 else f"these {len(usable)} role files as they are"
     if not await agrees(f"Trust {files} now?"):
         raise Refused("Nothing was trusted.")
-    if policy_in_force(settings) == "human":
+    if policy_in_force(settings, os_user())[0] == "human":
         await ask_pin(PinFile(root.approval_file))
     before, after = _store(root, usable)
     await record_setting(root, "trusted_roles", before or None, after)

@@ -29,6 +29,7 @@ from ava_server.cli.results import check_folder
 from ava_server.cli.service_client import LocalApprovals, decide, open_service, propose, start
 from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused, ToolMissing
 from ava_server.core.shutdown import prepare_to_run
 
@@ -252,7 +253,7 @@ def _checked_settings(request: RunRequest) -> Settings:
         BadInput: The results cannot be delivered.
         Refused: Nobody can approve it here.
     """
-    from ava_server.config.pin import policy_in_force
+    from ava_server.budget.user_limits import policy_in_force
 
     if request.group and len(request.spawns) < 2:
         raise BadInput("--group-max and --group-timeout are for two or more together; give more tasks")
@@ -261,8 +262,8 @@ def _checked_settings(request: RunRequest) -> Settings:
     if request.artifacts is not None:
         check_folder(request.artifacts)
     settings = read_settings()
-    if request.yes and policy_in_force(settings) == "human":
-        why = 'approval = "human"' if settings.approval == "human" else "there is an approval PIN"
+    policy, why = policy_in_force(settings, os_user())
+    if request.yes and policy == "human":
         raise Refused(f"--yes: {why}, so only a person who knows the PIN starts anything; nothing was proposed")
     if not request.yes and not someone_there():
         raise Refused(

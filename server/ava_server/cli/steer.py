@@ -21,6 +21,7 @@ from ava_server.cli.secret_input import ask_pin
 from ava_server.cli.service_client import ignore_progress, open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label
 from ava_server.core.shutdown import prepare_to_run
@@ -205,14 +206,14 @@ async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
-    from ava_server.budget.user_limits import stricter_policy
-    from ava_server.config.pin import PinFile, policy_in_force
+    from ava_server.budget.user_limits import policy_in_force
+    from ava_server.config.pin import PinFile
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
         run = await find_run(log, given)
-    policy = stricter_policy(settings, run.user_id, await anyio.to_thread.run_sync(policy_in_force, settings))
+    policy, why = await anyio.to_thread.run_sync(policy_in_force, settings, os_user(), run.user_id)
     if policy == "human" and not someone_there():
-        raise Refused('approval = "human": only a person at a terminal, with the approval PIN, resumes a subagent')
+        raise Refused(f"{why}, so only a person at a terminal, with the approval PIN, resumes a subagent")
     if not as_json:
         heading(settings.paths)
     # Ask before this process has a runtime, which would take over interrupted runs while a person still types.

@@ -22,7 +22,6 @@ from ava_server.core.files import PrivateFile
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
 
-    from ava_server.config.settings import Policy, Settings
 
 SHORTEST, LONGEST = 6, 64
 TRIES = 5
@@ -189,15 +188,6 @@ class PinFile:
     def _stored(self) -> _Stored | None:
         self._file.check_folder()
         return _read(self._file.entries(), self._file)
-
-
-def policy_in_force(settings: Settings) -> Policy:
-    """Return who may approve now: `human` while there is a PIN, else what is configured. Blocking.
-
-    Raises:
-        ConfigError: The PIN's file cannot be read.
-    """
-    return "human" if PinFile(settings.paths.approval_file).is_set else settings.approval
 
 
 def _refuse_locked(left_s: float) -> None:

@@ -135,20 +135,20 @@ class Access:
             Refused: This session may not decide; the text is `why`.
             ConfigError: It is not known whether there is a PIN.
         """
-        for user in {self.session.user, of or self.session.user}:
-            if await self.needs_pin(user):
-                raise Refused(why)
+        if await self.needs_pin(of):
+            raise Refused(why)
 
-    async def needs_pin(self, user: str | None = None) -> bool:
-        """Tell whether only the approval PIN may decide on a user's runs and this session does not have it.
+    async def needs_pin(self, of: str | None = None) -> bool:
+        """Tell whether only the approval PIN may decide and this session does not have it.
 
         Args:
-            user: The user; None is the session's.
+            of: The user of the run; None is the session's.
 
         Raises:
             ConfigError: It is not known whether there is a PIN.
         """
-        return await self.runtime.policy(user or self.session.user) == "human" and not self.session.pin_given
+        users = self.session.user, of or self.session.user
+        return await self.runtime.policy(*users) == "human" and not self.session.pin_given
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
         """Refuse a call whose scope the session's token lacks; an auditor may read.

@@ -140,22 +140,21 @@ class Runtime(RunResources):
                 log.warning("the limits of users stay as they were: %s", error)
             await anyio.sleep(USERS_EVERY_S)
 
-    async def policy(self, user: str | None = None) -> Policy:
-        """Return the policy that is in force for a user; None is the operating system's user.
+    async def policy(self, *users: str) -> Policy:
+        """Return the policy that is in force for users; without any, for the operating system's user.
 
         Raises:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
         """
-        return await anyio.to_thread.run_sync(self.policy_now, user)
+        return await anyio.to_thread.run_sync(self.policy_now, *users)
 
-    def policy_now(self, user: str | None = None) -> Policy:
+    def policy_now(self, *users: str) -> Policy:
         """Return the same as `policy`. Blocking.
 
         Raises:
             ConfigError: As for `policy`.
         """
-        in_force: Policy = "human" if self._has_pin.current() else self.settings.approval
-        return user_limits.stricter_policy(self.settings, user or self.user, in_force)
+        return user_limits.policy_in_force(self.settings, *(users or (self.user,)), pin=self._has_pin.current())[0]
 
     def alive(self, instance: str) -> bool:
         """Tell whether a process on this log is alive; this one is. Blocking."""

@@ -20,7 +20,7 @@ from ava_server.budget import caps, user_limits
 from ava_server.config import tokens
 from ava_server.config.changing import Place
 from ava_server.config.passkeys import Passkey, Passkeys
-from ava_server.config.pin import policy_in_force
+from ava_server.config.pin import PinFile
 from ava_server.config.settings import Settings
 from ava_server.config.users import change_users, read_users
 from ava_server.core.data_root import DataRoot, os_user
@@ -97,8 +97,8 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
     known = await anyio.to_thread.run_sync(tokens.read_tokens, settings.paths.tokens_file)
     of_tokens = [token.user for token in known.values() if not token.expired(at_us)]
     names = {os_user(), *settings.users, *of_tokens}
-    in_force = await anyio.to_thread.run_sync(policy_in_force, settings)
-    policy = "human" if in_force == "human" else settings.approval
+    pin = PinFile(settings.paths.approval_file)
+    has_pin = await anyio.to_thread.run_sync(lambda: pin.is_set)
 
     def query(view: View) -> dict[str, tuple[float, int, int]]:
         rows = view.runs(states=(RUNNING, QUEUED, WAITING), limit=-1)
@@ -124,7 +124,7 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
             tokens=of_tokens.count(name),
             workspaces=list(map(str, user_limits.user_settings(settings, name).workspaces)),
             roles=None if (roles := user_limits.user_settings(settings, name).roles) is None else list(roles),
-            approval=user_limits.stricter_policy(settings, name, policy),
+            approval=user_limits.policy_in_force(settings, name, pin=has_pin)[0],
         )
         for name, (spent_cents, running, waiting) in sorted(figures.items())
     ]

@@ -95,7 +95,7 @@ class Authority:
             return proof
         if visitor.token is not None:
             return Means()
-        if "human" in [await self._app.runtime.policy(user) for user in {visitor.user, of or visitor.user}]:
+        if await self._app.runtime.policy(visitor.user, of or visitor.user) == "human":
             return Means(refusal=NO_MEANS)
         return Means() if visitor.session.terminal else Means(refusal=NOT_FROM_TERMINAL)
 

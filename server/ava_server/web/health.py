@@ -114,7 +114,7 @@ class Health:
     async def _findings(self, visitor: Visitor, now: LogState, sandbox: Sandbox | Unavailable) -> list[Finding]:
         """Return what the checks find."""
         runtime = self._context.runtime
-        setup = Setup(os.environ, runtime.settings.paths, runtime.settings)
+        setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
         found = [data.upkeep(now.lags), data.confinement(sandbox), self._budgets(visitor, now)]
         if (why := runtime.manager.out_of_reach) is not None:
             found.append(Finding("log", "fault", f"this server cannot use the log: {why}", "See the checks below."))

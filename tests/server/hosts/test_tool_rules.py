@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 from support.terminal import CONTROLLED, ava, on_terminal
 
+from ava_server.core.data_root import os_user
 from ava_server.core.errors import ConfigError
 from ava_server.hosts.change import QUIET_TOOLS, adding, allowing, apply, forgetting, removing
 from ava_server.hosts.known import HOSTS, Host, Launch, UserPlace
@@ -264,6 +265,8 @@ def test_warns_where_a_proposal_may_start_by_itself(home: Path) -> None:
     put(home / "data" / "config.toml", 'approval = "auto"\n')
     (home / "data").chmod(0o700)
     assert "starts cheap proposals without a question" in init(home, "gemini", "--allow-tools", "--print").stdout
+    put(home / "data" / "config.toml", f'approval = "auto"\n[users.{os_user()}]\napproval = "ask"\n')
+    assert "starts cheap proposals" not in init(home, "gemini", "--allow-tools", "--print").stdout
 
 
 @pytest.mark.slow

@@ -13,12 +13,12 @@ from ava_audit.rows import WAITING
 from ava_audit.units import format_usd, iso_second, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, texts_of
-from ava_server.budget.user_limits import stricter_policy
+from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
 from ava_server.cli.service_client import LocalApprovals, ignore_progress, open_service, unexpired
 from ava_server.cli.terminal import YES
-from ava_server.config.pin import PinFile, policy_in_force
+from ava_server.config.pin import PinFile
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label
 from ava_server.runs.extension_answer import PendingExtension, waiting_extension
@@ -96,7 +96,7 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
 def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> Decision:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
     shown, approves = _waiting(run, view), kind == "approve"
-    pin = approves and stricter_policy(settings, user, policy_in_force(settings)) == "human"
+    pin = approves and policy_in_force(settings, user)[0] == "human"
     if pin:
         PinFile(settings.paths.approval_file).ready()
     if isinstance(shown, Pending):

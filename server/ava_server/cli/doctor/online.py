@@ -17,11 +17,11 @@ from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine
 from ava_server.budget.caps import Slots
+from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import note_fetched
 from ava_server.cli.service_client import ignore_progress, open_session, propose, start
 from ava_server.cli.terminal import ReaderGone, counted, someone_there
-from ava_server.config.pin import policy_in_force
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
@@ -104,11 +104,11 @@ def _refusal(setup: Setup) -> Finding | None:
     if setup.settings is None or models_of(setup) is None:
         return Finding(name, "warning", f"{refused}: settings or keys are wrong", _AGAIN)
     try:
-        policy = policy_in_force(setup.settings)
+        policy, why = policy_in_force(setup.settings, setup.user)
     except ConfigError as error:
         return Finding(name, "warning", f"{refused}: {error}", "Correct or remove that file.")
     if policy == "human":
-        text = f"{refused}: the policy is human, so only a person with the approval PIN approves"
+        text = f"{refused}: {why}, so only a person with the approval PIN approves"
         return Finding(name, "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
     if setup.usable_root is None:
         return Finding(name, "warning", f"{refused}: the data root cannot hold the log", _AGAIN)

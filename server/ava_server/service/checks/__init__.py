@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from ava_server.config.settings import Settings, load_settings
-from ava_server.core.data_root import DataRoot, find_data_root, has_log
+from ava_server.core.data_root import DataRoot, find_data_root, has_log, os_user
 from ava_server.core.errors import AvaError, ConfigError
 
 State = Literal["ok", "note", "warning", "fault"]
@@ -47,6 +47,7 @@ class Setup:
         env: The environment.
         root: The data root; None if it is unknown.
         settings: The settings; None if they are wrong.
+        user: Whose rules are shown.
         root_error: Why the data root is unknown.
         settings_error: What is wrong with the settings.
     """
@@ -54,6 +55,7 @@ class Setup:
     env: Mapping[str, str]
     root: DataRoot | None = None
     settings: Settings | None = None
+    user: str = field(default_factory=os_user)
     root_error: str = ""
     settings_error: str = ""
 

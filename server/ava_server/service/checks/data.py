@@ -16,8 +16,9 @@ from pathlib import Path
 from ava_audit.store.locks import is_held, network_file_system
 from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
+from ava_server.budget.user_limits import policy_in_force
 from ava_server.config.checks import variable
-from ava_server.config.pin import PinFile, policy_in_force
+from ava_server.config.pin import PinFile
 from ava_server.core.data_root import has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
@@ -122,7 +123,7 @@ def approval(setup: Setup) -> Iterator[Finding]:
         return
     exists = os.path.isdir(settings.data_root)  # noqa: PTH112 - false also for a data root that cannot be looked at
     try:
-        policy = policy_in_force(settings) if exists else settings.approval
+        policy, why = policy_in_force(settings, setup.user, pin=None if exists else False)
     except ConfigError as error:
         text = f"nothing is approved, because the approval PIN cannot be read: {error}"
         yield from_error(name, text, "Correct or remove that file.")
@@ -138,8 +139,8 @@ def approval(setup: Setup) -> Iterator[Finding]:
     )
     each, day = settings.auto_approve_cents, settings.auto_approve_daily_cents
     file = PinFile(settings.paths.approval_file)
-    if policy == "human" and settings.approval == "human" and not (exists and file.is_set):
-        text = 'approval = "human", and there is no approval PIN, so nothing can be approved'
+    if policy == "human" and not (exists and file.is_set):
+        text = f"{why}, and there is no approval PIN, so nothing can be approved"
         yield Finding(name, "warning", text, "Set one in a terminal: ava pin set")
     elif policy == "human":
         text = (
@@ -148,14 +149,14 @@ def approval(setup: Setup) -> Iterator[Finding]:
         )
         yield Finding(name, "ok", text)
     elif policy == "ask":
-        yield Finding(name, "note", f'approval = "ask": {ask}', advice)
+        yield Finding(name, "note", f"{why}: {ask}", advice)
     elif not each or not day:
-        text = 'approval = "auto", and one of its ceilings is 0, so nothing starts by itself'
+        text = f"{why}, and one of its ceilings is 0, so nothing starts by itself"
         yield Finding(name, "warning", text, "Set auto_approve_cents and auto_approve_daily_cents, or ask.")
     else:
         run_usd, day_usd = format_usd(each * MICROS_PER_CENT), format_usd(day * MICROS_PER_CENT)
         text = (
-            f'approval = "auto": runs that cost at most {run_usd}, and only read, start without a question, up to'
+            f"{why}: runs that cost at most {run_usd}, and only read, start without a question, up to"
             f" {day_usd} per user and day; for all others, {ask}"
         )
         yield Finding(name, "note", text, advice)
