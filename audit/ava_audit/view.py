@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ava_audit.database import ALL_ROWS, Database, IndexQuery
 from ava_audit.entries import ENTRY_COLUMNS, LINE_COLUMNS, Entry, entry_of
-from ava_audit.events import Event
+from ava_audit.events import Event, SessionStart
 from ava_audit.projections import RUNS, Projections
 from ava_audit.rows import RUNNING, UNENDED, Bucket, GroupRow, ProposalRow, RunRow
 
@@ -331,6 +331,11 @@ class View:
             "SELECT min(seq), max(seq) FROM events WHERE ts_us >= ? AND ts_us < ?", since_us, until_us
         )
         return (0, -1) if low is None else (int(low), int(high))
+
+    def session_start(self, session_id: str) -> SessionStart | None:
+        """Return what a host connection began with, or None."""
+        entry = next(self._entries("type = 'SessionStart' AND session_id = ? LIMIT 1", session_id), None)
+        return entry.fact if entry is not None and isinstance(entry.fact, SessionStart) else None
 
     def span(self, agent_id: str) -> tuple[int, int]:
         """Return the first and last `seq` of an agent's entries, (0, -1) without one."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.log import Life
 
+from ava_audit.decisions import Period, decision_page, decision_sums
 from ava_audit.projections import Projections
 from ava_audit.reducers import Header, reduce
 from ava_audit.store.connection import SqliteDatabase
@@ -140,6 +141,24 @@ def test_a_report_reads_only_the_settlements_of_its_period(db: SqliteDatabase) -
     assert "SEARCH e USING INDEX events_type (type=? AND rowid>?)" in looks
     assert "SEARCH b USING INDEX events_run (run_id=? AND rowid<?)" in looks
     assert "SEARCH events USING INDEX events_type (type=? AND rowid>?)" in looks
+
+
+@pytest.mark.parametrize(("user", "index"), [(None, "events_decided"), ("ben", "events_decided_by")])
+def test_decisions_come_sorted_from_their_own_index(db: SqliteDatabase, user: str | None, index: str) -> None:
+    plans = Plans(db)
+    view, period = View(db), Period(5, 9, user)
+    decision_page(view, period, None, 50)
+    decision_page(view, period, (7, 3), 50)
+    decision_sums(view, period)
+    view.session_start("sess-1")
+    looks = plans.all()
+    assert not [look for look in looks if look.startswith("SCAN")], looks
+    of_user = "user_id=? AND " if user else ""
+    assert (
+        sum(look.startswith(f"SEARCH events USING INDEX {index} ({of_user}ts_us>? AND ts_us<?)") for look in looks) == 3
+    )
+    sorting = [look for look in looks if "TEMP B-TREE FOR ORDER" in look and "type = 'RunResumed'" not in look]
+    assert not sorting and [look for look in looks if "INDEX events_session (session_id=?)" in look]
 
 
 class _NotEmpty(View):

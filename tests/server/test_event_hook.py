@@ -51,7 +51,7 @@ with open(sys.argv[1], "a") as file:
 print("may the model be told of this?")
 sys.exit(7)
 """
-FIELDS = ["event", "pending_id", "subagent_id", "role", "task", "estimated_minutes", "max_cost_cents", "status"]
+FIELDS = ["event", "pending_id", "subagent_id", "user", "role", "task", "estimated_minutes", "max_cost_cents", "status"]
 
 
 class Ears:
@@ -132,6 +132,7 @@ async def test_reports_a_waiting_proposal_and_the_end_of_its_run(tmp_path: Path,
             "event": "awaiting_approval",
             "pending_id": proposal.pending_id,
             "subagent_id": proposal.subagent_id,
+            "user": lab.runtime.user,
             "role": "researcher",
             "task": ("What does it cost? In dollars " + "x" * 200)[:120] + "…",
             "estimated_minutes": {

@@ -115,6 +115,7 @@ async def test_the_address_may_stand_before_or_after_the_command_or_in_a_variabl
             (("show", there.ended), "The answer is 42."),
             (("wait", there.ended), "The answer is 42."),
             (("report",), "of ana"),
+            (("report", "approvals"), "of ana: "),
             (("send", there.works, "hello"), "reads it before its next turn"),
         ):
             for words, env in (
@@ -188,19 +189,41 @@ async def test_runs_of_others_are_as_unknown_as_runs_that_never_were(tmp_path: P
                 assert done.returncode == 2, (command, done.stdout)
                 said.append(done.stderr.replace(run, "ID"))
             assert said[0] == said[1] and "There is no subagent ID of ana" in said[0], command
-        for args in (("status",), ("logs", "--all"), ("logs", "--search", "secret"), ("report",), ("status", "--json")):
+        for args in (("status",), ("logs", "--all"), ("logs", "--search", "secret"), ("report",), ("status", "--json"),
+                     ("report", "approvals"), ("report", "approvals", "--csv")):  # fmt: skip
             done = await there.there(*args)
             assert done.returncode == 0 and "secret" not in done.stdout and there.bens not in done.stdout, args
             assert "ben" not in done.stdout, args
-        for args in (("status", "--all"), ("report", "--all"), ("logs", "--user", "ben")):
-            refused = await there.there(*args)
-            assert refused.returncode == 10 and "scope audit" in refused.stderr, args
+        for words in (("status", "--all"), ("report", "--all"), ("logs", "--user", "ben"),
+                     ("report", "approvals", "--all"), ("report", "approvals", "--user", "ben")):  # fmt: skip
+            refused = await there.there(*words)
+            assert refused.returncode == 10 and "scope audit" in refused.stderr, words
         auditor = token(there.root, "zoe", "audit")
-        for args in (("status", "--all"), ("logs", "--search", "secret"), ("show", there.bens), ("report", "--all")):
-            done = await there.there(*args, text=auditor)
-            assert done.returncode == 0 and ("secret" in done.stdout or "all users" in done.stdout), (args, done.stderr)
+        for words in (("status", "--all"), ("logs", "--search", "secret"), ("show", there.bens), ("report", "--all"),
+                     ("report", "approvals", "--all"), ("report", "approvals", "--user", "ben")):  # fmt: skip
+            done = await there.there(*words, text=auditor)
+            assert done.returncode == 0 and ("secret" in done.stdout or "all users" in done.stdout), (
+                words,
+                done.stderr,
+            )
         assert (await there.there("cancel", there.works, text=auditor)).returncode == 10
         assert state_of(there.root, there.works) == "running"
+
+
+async def test_the_report_of_approvals_is_the_same_there_and_here(tmp_path: Path) -> None:
+    async with shared(tmp_path) as there:
+        for form in ("--csv", "--json"):
+            span = ("--since", "1h", "--until", "2099-01-01T00:00Z")
+            remote = await there.there("report", "approvals", form, *span)
+            here = await anyio.to_thread.run_sync(ava, there.root, "report", "approvals", form, "--user", "ana", *span)
+            assert (remote.returncode, here.returncode, remote.stderr) == (0, 0, "")
+            if form == "--csv":
+                assert remote.stdout == here.stdout and there.ended in remote.stdout
+            else:
+                shown, expected = json.loads(remote.stdout), json.loads(here.stdout)
+                assert shown["decisions"] == expected["decisions"] and shown["total"] == expected["total"]
+        by = {row["subagent_id"]: row["decided_by"] for row in shown["decisions"]}[there.ended]
+        assert (by["user"], by["kind"], by["channel"]) == ("ana", "host", "host_call") and by["token"]
 
 
 async def test_a_group_is_named_by_its_id_and_only_for_its_user(tmp_path: Path) -> None:
@@ -253,7 +276,7 @@ async def test_a_shown_result_counts_as_fetched_and_a_look_does_not(tmp_path: Pa
             found = [entry for entry in logged(there.root, "ToolResult") if "carried" in entry.content["output"]]
             return sum(run in entry.content["output"] for entry in found)
 
-        for args in (("status",), ("show", run, "--cost"), ("logs", run), ("report",)):
+        for args in (("status",), ("show", run, "--cost"), ("logs", run), ("report",), ("report", "approvals")):
             assert (await there.there(*args)).returncode == 0
         assert fetched() == 0
         assert (await there.there("show", run, text=token(there.root, "zoe", "audit"))).returncode == 0
@@ -400,6 +423,9 @@ async def test_programs_get_sentences_for_what_the_paths_do_not_do(tmp_path: Pat
             ('/log?query={"limit":"many"}', 400), ("/report", 400), ("/report?first=x&last=1", 400),
             (f"/report?first={'9' * 40}&last=1", 400), ("/report?group=x", 400), (f"/runs/{there.ended}/diff", 409),
             ("/runs?all=1", 403), ("/report?all=1&first=1&last=2", 403), ('/log?query={"users":["ben"]}', 403),
+            ("/report/approvals", 400), (f"/report/approvals?since=0&until={'9' * 40}", 400),
+            ("/report/approvals?since=0&until=9&before_us=1&before_seq=x", 400), ("/report/x", 404),
+            ("/report/approvals?since=0&until=9&all=1", 403), ("/report/approvals?since=0&until=9&user=ben", 403),
             ("/runsx", 404), ("/tokens", 404),
         ):  # fmt: skip
             answer = await get(path, there.text)

@@ -73,6 +73,10 @@ def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path
     assert f"can read {workspace}" in done.stderr
     decided = events(root, "--type", "SpawnDecided")
     assert [event["content"]["channel"] for event in decided] == ["host_call"]
+    [row] = json.loads(ava(root, "report", "approvals", "--json").stdout)["decisions"]
+    by = row["decided_by"]
+    assert (by["kind"], by["user"], row["ending"], row["cap"]) == ("script", os_user(), "success", "free")
+    assert by["how"].startswith(f"by a script as {os_user()}: the flag --yes of `ava run`")
     assert [event["content"]["transport"] for event in events(root, "--type", "SessionStart")] == ["terminal"]
     said = [event["content"] for event in events(root, "--type", "UserMessage")]
     assert [message["kind"] for message in said] == ["task"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.http_server import serving_http, token
+from support.past import Lived, Past
 from support.terminal import ava
+
+from ava_audit.store.store import Store
 
 
 def user(root: Path, *args: str, code: int = 0) -> str:
@@ -42,6 +46,24 @@ def test_limits_are_set_kept_and_removed_with_the_tokens(tmp_path: Path, name: s
     assert said.count("is revoked") == 2 and f"The limits of {name} are removed" in said
     assert name not in tomllib.loads((tmp_path / "config.toml").read_text()).get("users", {})
     assert "ben" in user(tmp_path, "list") and name not in user(tmp_path, "list")
+
+
+async def test_removing_a_user_says_which_runs_go_on_spending_and_how_to_end_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = Past(monkeypatch)
+    async with Store.open(tmp_path) as store:
+        await past.lived(store, Lived("S-000001", user="ana"), 1_700_000_000, costs=(3_000,))
+        await past.lived(store, Lived("S-000002", user="ana"), 1_700_000_100, costs=(20_000,), ending=None)
+        queued, waits = Lived("S-000003", user="ana", max_cost=325_000), Lived("S-000004", user="ana")
+        await past.at(store, 1_700_000_200, *queued.begun()[:3], waits.proposed(), waits.task())
+        await past.lived(store, Lived("S-000005", user="ben"), 1_700_000_300, ending=None)
+    token(tmp_path, "ana", "spawn")
+    said = user(tmp_path, "remove", "ana")
+    assert "S-000002 running, $0.02 of at most $2.00" in said and "S-000003 queued, $0.00 of at most $0.325" in said
+    assert not [run for run in ("S-000001", "S-000004", "S-000005") if run in said]
+    words = shlex.split(said.partition("To end them: `")[2].partition("`")[0])
+    assert words == ["ava", "cancel", "S-000002", "S-000003"]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import pytest
 from mcp import Client
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.stdio import AVA, environment, logged, made, told, until, using
+from support.stdio import AVA, environment, logged, made, state_of, told, until, using
 
 from ava_audit.store.store import Store
 from ava_server.config.passkeys import Passkeys, new_passkey
@@ -290,7 +291,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         code, out, err = await there("user", "add", "dora", "--daily", "1.00", "-q")
         assert code == 0 and len(out.splitlines()) == 1, err
         async with all_of.server.client(out.strip()) as dora:
-            await all_of.start(dora)
+            run = await all_of.start(dora)
         code, out, err = await there("user", "limit", "dora", "--running", "0", "--approval", "human")
         assert code == 0 and "0 running" in out and "approval human" in out, err
         code, out, err = await there("user", "list", "--json")
@@ -302,12 +303,19 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         for words in (("limit", "dora", "--approval", "ask"), ("remove", "dora"), ("remove", "eve")):
             code, _out, err = await there("user", *words)
             assert code == 2 and "only in a terminal on the server" in err, err  # given by the owner
-        assert (await all_of.ava("user", "remove", "dora"))[0] == 0
+        code, out, err = await all_of.ava("user", "remove", "dora")
+        assert code == 0 and f"To end them: `ava cancel {run}`" in " ".join(out.split()), (out, err)
         code, _out, err = await there("user", "add", "dora", "--running", "1", "-q")
         assert code == 2 and "dora has runs in the log" in err, "another person would see them"
-        assert (await there("user", "add", "dora2", "--running", "1", "-q"))[0] == 0
+        code, text, err = await there("user", "add", "dora2", "--daily", "1.00", "-q")
+        async with all_of.server.client(text.strip()) as dora:
+            run = await all_of.start(dora)
         code, out, err = await there("user", "remove", "dora2")
         assert code == 0 and "is revoked" in out and "limits of dora2 are removed" in out, err
+        ends = shlex.split(" ".join(out.split()).partition("To end them: `")[2].partition("`")[0])
+        assert ends == ["ava", "--url", all_of.server.base, "cancel", run]
+        assert (await there(*ends[1:]))[0] == 0
+        await until(lambda: state_of(all_of.root, run) == "cancelled")
         for text, scope in ((token(all_of.root, "eve", "audit", name="a2"), "admin"), ("avatok_wrong", "token")):
             code, out, err = await there("user", "list", AVA_TOKEN=text)
             assert code == 10 and scope in err and not out, err

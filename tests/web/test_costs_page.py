@@ -246,3 +246,43 @@ def test_a_run_is_counted_when_it_has_ended(team: There) -> None:
     page = visitor.get("/costs?days=7").text
     assert facts(page)["Spent"] == usd(cost)
     assert f"{usd(cost)} of $" in page  # of today's budget
+
+
+def decisions(page: str) -> list[list[str]]:
+    """The cells of each row of the table of approvals."""
+    rows = re.findall(r"<tr>(<th scope=\"row\">.*?)</tr>", page, re.DOTALL)
+    cells = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL) for row in rows)
+    return [[" ".join(words(cell).split()) for cell in row] for row in cells]
+
+
+@pytest.mark.parametrize("everybody", [False, True])
+def test_the_page_of_approvals_has_what_the_report_has(
+    team: There, ana: Visitor, auditor: Visitor, everybody: bool
+) -> None:
+    page = (auditor if everybody else ana).get(f"/costs/approvals?{WEEK}{'&all' if everybody else ''}").text
+    span = ("--since", "2025-12-28T00:00Z", "--until", "2026-01-04T00:00Z")
+    done = ava(team.root, "report", "approvals", "--json", *span, *(["--all"] if everybody else ["--user", "ana"]))
+    expected = json.loads(done.stdout)
+    assert f"The approved runs have cost {expected['total']['cost_cents'] / 100:.6f} so far" in words(page)
+    rows = decisions(page)
+    assert len(rows) == len(expected["decisions"]) == (4 if everybody else 3)
+    for row, one in zip(rows, expected["decisions"], strict=True):
+        assert row[1].startswith(f"{one['decision']} {one['decided_by']['user']}: {one['decided_by']['how']}")
+        assert one["subagent_id"] in row[2] and row[3:6] == [one["cap"], usd(one["cost_cents"]), one["ending"] or "–"]
+        assert one["digest"][:12] == row[6]
+    assert "<script>alert" not in page and "\u202e" not in page
+
+
+@pytest.mark.parametrize("query", [WEEK, f"{WEEK}&all", f"{WEEK}&user=ben", f"{WEEK}&user=ben&all"])
+def test_a_user_sees_no_approvals_of_others(ana: Visitor, auditor: Visitor, query: str) -> None:
+    page = ana.get(f"/costs/approvals?{query}").text
+    assert "S-000002" in page and not any(secret in page for secret in (OF_BEN, "S-000003", "Of all users"))
+    assert ("S-000003" in auditor.get(f"/costs/approvals?{query}").text) == (query != WEEK)
+
+
+def test_the_page_of_approvals_is_read_page_by_page(ana: Visitor) -> None:
+    seen = [row[2] for row in decisions(ana.get(f"/costs/approvals?{WEEK}").text)]
+    page = ana.get(f"/costs/approvals?{WEEK}&before={(START_S + 5 * DAY_S) * 1_000_000}.0").text
+    assert [row[2] for row in decisions(page)] == seen[1:] and "Newest decisions" in page
+    assert ana.get(f"/costs/approvals?{WEEK}&before=x").status_code == 200
+    assert ana.get("/costs/approvals?from=never").status_code == 400

@@ -121,7 +121,7 @@ def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) ->
             assert page.locator("iframe, object, embed, img, style, base, main script, main meta").count() == 0
             assert page.locator("main a[href^='javascript:'], main a[href^='data:'], [onerror], [onload]").count() == 0
             assert page.locator("main a[href*='evil.example']:not([rel~='noreferrer'])").count() == 0
-        for path in ("/", "/subagents", "/costs", "/events", "/events?q=script", "/health"):
+        for path in ("/", "/subagents", "/costs", "/costs/approvals", "/events", "/events?q=script", "/health"):
             seen.open(path)
         page.wait_for_timeout(300)
         seen.assert_clean(but="the server responded with a status of 404")

@@ -16,7 +16,7 @@ from ava_audit.store.connection import SqliteDatabase
 
 log = logging.getLogger("ava.store")
 
-INDEXES = (
+_RUN_INDEXES = (
     "CREATE INDEX runs_ended ON runs (ended_us) WHERE ended_us IS NOT NULL",
     "CREATE INDEX runs_role ON runs (role, ended_us) WHERE state = 'success'",
     "CREATE INDEX runs_owners ON runs (user_id, instance) WHERE state = 'running'",
@@ -24,6 +24,15 @@ INDEXES = (
 )
 """Runs by when they ended, by role, by owner, and by group, so that a long history makes no call slower. Postgres
 always had the last one."""
+_DECISION_INDEXES = (
+    "CREATE INDEX events_decided ON events (ts_us, seq)"
+    " WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed')",
+    "CREATE INDEX events_decided_by ON events (user_id, ts_us, seq)"
+    " WHERE +type IN ('SpawnDecided', 'ExtensionDecided', 'RunResumed')",
+    "CREATE INDEX events_session ON events (session_id) WHERE type = 'SessionStart'",
+)
+"""Decisions by time, of all users and of one, and the start of the session that decided."""
+INDEXES = (*_RUN_INDEXES, *_DECISION_INDEXES)
 
 
 def _first(db: Database) -> None:
@@ -45,7 +54,13 @@ def _question(db: Database) -> None:
 
 def _indexes(db: Database) -> None:
     """Version 4: further indexes of runs."""
-    for statement in INDEXES:
+    for statement in _RUN_INDEXES:
+        db.execute(statement)
+
+
+def _decisions(db: Database) -> None:
+    """Version 5: indexes of decisions."""
+    for statement in _DECISION_INDEXES:
         db.execute(statement)
 
 
@@ -53,7 +68,7 @@ def reducers_changed(_db: Database) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first, _extension, _question, _indexes)
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first, _extension, _question, _indexes, _decisions)
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

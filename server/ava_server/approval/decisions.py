@@ -305,10 +305,11 @@ def hourly_refusal(
 def _counted_starts(view: View, user: str, since_us: int) -> list[int]:
     """Return when this user's paid runs were started without a person's answer, oldest first."""
     runs = [run for channel in COUNTED_CHANNELS for run in view.approved_over(channel, user, since_us)]
-    return sorted(run.queued_us or 0 for run in runs if not _is_free(run))
+    return sorted(run.queued_us or 0 for run in runs if not is_free(run))
 
 
-def _is_free(run: RunRow) -> bool:
+def is_free(run: RunRow) -> bool:
+    """Tell whether nothing that a run does is expected to be billed."""
     try:
         return config_of(run.config).free
     except ValueError:  # a newer Ava wrote it

@@ -42,6 +42,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "logs": ("logs", "The log of your last run, of one, or of all; -f follows it."),
         "logs export": ("logs", "Entries as a file of JSON lines, which can be verified by itself."),
         "report": ("report", "What was spent, by day, role, model and ending, and what failed."),
+        "report approvals": ("report", "Who approved what, over which way, and what it cost."),
         "verify": ("verify", "Check the log's hash chain and rebuild its state."),
         "erase": ("erase", "Erase a finished run's content; keep its metadata and cost."),
         "backup": ("backup", "Copy the data root, also while servers run."),
@@ -73,7 +74,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
 }
 """The commands by what they are for, each with its module, which has it as `NAME_command`, and its line in the help."""
-TWO_WORDS = ("logs export",)
+TWO_WORDS = ("logs export", "report approvals")
 """Commands of two words whose first word is also a command."""
 COMMANDS: Mapping[str, str] = {
     name: f"ava_server.cli.{module}"
@@ -84,7 +85,8 @@ COMMANDS: Mapping[str, str] = {
 """Each first word, and its module."""
 
 REMOTE_COMMANDS = (
-    "approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "resume", "report", "user"
+    "approve", "reject", "status", "logs", "show", "wait", "cancel", "send", "resume", "report", "report approvals",
+    "user",
 )  # fmt: skip
 """Commands that `--url` and AVA_URL send to another server."""
 URL_VARIABLE = "AVA_URL"

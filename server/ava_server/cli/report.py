@@ -1,12 +1,16 @@
-"""`ava report`: what was spent, by day, role, model and ending, and what failed; or the runs of one group."""
+"""`ava report`: what was spent, by day, role, model and ending, and what failed; or the runs of one group.
+
+`ava report approvals`: who approved what.
+"""
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -40,6 +44,7 @@ from ava_server.service.report import NOT_FAILED, Report, Sum, fold_empty, month
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.totals import GroupSum, Spending
+    from ava_server.service.approvals import Decisions, MadeDecision
 
 T = TypeVar("T")
 
@@ -103,13 +108,13 @@ def _spending(
     return root, read_log(root, find, older=True), user
 
 
-def _ask(server: RemoteServer, kind: type[T], **given: Any) -> T:
+def _ask(server: RemoteServer, kind: type[T], path: str = "/report", **given: Any) -> T:
     """Return what the server of `--url` answers to a question about money."""
     import anyio
 
     from ava_server.cli.records import ask_server
 
-    return anyio.run(partial(ask_server, server, kind, "/report", **given))
+    return anyio.run(partial(ask_server, server, kind, path, **given))
 
 
 def days_of(since: str | None, until: str | None, now_us: int) -> tuple[int, int]:
@@ -344,3 +349,113 @@ def _took_us(found: GroupSum, now_us: int) -> int | None:
         return None
     ends = [run.ended_us if run.ended_us is not None else now_us for run in found.runs]
     return max(0, max(ends, default=now_us) - found.group.started_us)
+
+
+# -- approvals --------------------------------------------------------------------------------------------------------
+
+
+def report_approvals_command(
+    context: typer.Context,
+    since: Annotated[
+        str | None, typer.Option(metavar="TIME", help=f"Only from this time on; {DAYS} days ago by default.")
+    ] = None,
+    until: Until = None,
+    user: Annotated[str | None, typer.Option(metavar="USER", help="The runs of this user; default: yours.")] = None,
+    everybody: Annotated[bool, typer.Option("--all", help="The runs of all users, not only yours.")] = False,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="As a CSV file, for a spreadsheet.")] = False,
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Show who approved what, over which way, and what it cost; also rejections, raised caps and resumptions.
+
+    The screen shows the newest ones; --json and --csv have all of the time.
+    """
+    server = chosen_server(context, url, token_file)
+    if as_json and as_csv:
+        raise BadInput("--csv: leave out --json; the answer has one of the two forms")
+    if user is not None and everybody:
+        raise BadInput("--user: leave out --all, which shows all users")
+    now_us = time.time_ns() // 1000
+    until_us = parse_time_option("--until", until, now_us)
+    since_us = parse_time_option("--since", since, now_us)
+    until_us = now_us + 1 if until_us is None else until_us
+    since_us = max(0, until_us - DAYS * DAY_US) if since_us is None else since_us
+    if since_us >= until_us:
+        raise BadInput("no time lies between: --since is later than --until, or than now")
+    place: Place = find_data_root() if server is None else server.address
+    found = _decisions(server, (since_us, until_us), user, everybody, whole=as_json or as_csv)
+    if as_csv:
+        return _write_csv(found)
+    if as_json:
+        from ava_server.service.approvals import decisions_json
+
+        return say_json({**place_json(place), **decisions_json(found, since_us, until_us)})
+    heading(place)
+    return _decisions_screen(found, since_us, until_us)
+
+
+def _decisions(
+    server: RemoteServer | None, span: tuple[int, int], user: str | None, everybody: bool, *, whole: bool
+) -> Decisions:
+    """Return the newest decisions of a time, or with `whole` all of them."""
+    from ava_audit.decisions import Period
+    from ava_server.service.approvals import NOTHING, Decisions, decisions_of
+
+    def collected(page: Callable[[tuple[int, int] | None], Decisions]) -> Decisions:
+        found = page(None)
+        rows, at = [*found.rows], found.next
+        while whole and at is not None:
+            more = page(at)
+            rows += more.rows
+            at = more.next
+        return replace(found, rows=tuple(rows), next=at)
+
+    if server is None:
+        period = Period(*span, None if everybody else user or os_user())
+        read = read_log(
+            find_data_root(), lambda log: collected(lambda at: decisions_of(log.view, period, at)), older=True
+        )
+        return read if read is not None else NOTHING
+    asked: dict[str, Any] = {"since": span[0], "until": span[1], "all": everybody}
+    asked |= {} if user is None else {"user": user}
+
+    def ask(at: tuple[int, int] | None) -> Decisions:
+        before = {} if at is None else {"before_us": at[0], "before_seq": at[1]}
+        return _ask(server, Decisions, "/report/approvals", **asked, **before)
+
+    return collected(ask)
+
+
+def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:
+    from ava_server.service.approvals import ERASED, totals_line
+
+    whose = "all users" if found.user is None else found.user
+    say(f"{format_ts(since_us)} to {format_ts(until_us)}, of {one_line(whose)}: {totals_line(found.sums)}")
+    for one in found.rows:
+        cost = "" if one.cost_micros is None else f", cost {format_usd(one.cost_micros)}"
+        cap = f", {one.cap}" if one.cap else ""
+        what = f"{one.run_id} {one_line(one.name or one.role)}"
+        say(f"\n{format_ts(one.at_us)}  {one.decision}{cap}{cost}; {one.state.replace('_', ' ')}: {what}")
+        whose = f", for {one_line(one.user)}" if one.by != one.user else ""
+        through = "".join(f", {what} {one_line(value)}" for what, value in _through(one) if value)
+        say(f"  {one_line(one.by)}{whose}: {one.how}{through}; digest {one.digest[:12]}")
+        say(f"  {ERASED if one.task is None else one_line(one.task)}")
+    if found.next is not None:
+        say(f"\nOlder ones: --until {shlex.quote(iso_utc(found.rows[-1].at_us))}, or all of them with --json or --csv.")
+
+
+def _through(one: MadeDecision) -> Iterator[tuple[str, str | None]]:
+    yield "client", one.client
+    yield "token", one.token
+
+
+def _write_csv(found: Decisions) -> None:
+    import csv
+    import io
+
+    from ava_server.service.approvals import COLUMNS, csv_cells
+
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(csv_cells, found.rows)])
+    write(file.getvalue().rstrip("\n"))

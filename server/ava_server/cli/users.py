@@ -5,6 +5,7 @@ Tokens for `ava serve --http`, each user's spending, runs and limits, and the pa
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,7 @@ from ava_server.core.data_root import DataRoot, find_data_root, os_user
 from ava_server.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from ava_server.service.users import UserFacts
+    from ava_server.service.users import UnendedRun, UserFacts
 
 token_command = typer.Typer(no_args_is_help=True)
 user_command = typer.Typer(no_args_is_help=True)
@@ -278,15 +279,16 @@ async def remove_user_command(
 ) -> None:
     """Revoke all tokens of a user, and remove their passkeys and their table from config.toml.
 
-    Their runs and log stay. For a user with passkeys it takes a terminal, and the approval PIN if one is set.
+    Their runs and log stay; what goes on spending is listed. For a user with passkeys it takes a terminal, and the
+    approval PIN if one is set.
     """
     from ava_server.cli.records import ask_server
-    from ava_server.service.users import RemovedUser, remove_user
+    from ava_server.service.users import RemovedUser, remove_user, unended_runs
 
     name = tokens.user_name(user)
     if (server := chosen_server(context, url, token_file)) is not None:
         done = await ask_server(server, RemovedUser, f"/users/{name}", "DELETE")
-        revoked, passkeys, limited = done.revoked, list[str](), done.limited
+        revoked, passkeys, limited, unended = done.revoked, list[str](), done.limited, done.unended
     else:
         root = checked_root("ava user remove")
         if Passkeys(root.passkeys).of(name):
@@ -294,12 +296,26 @@ async def remove_user_command(
         removed = await remove_user(root, name, partial(record_setting, root))
         limited = removed.limited
         revoked, passkeys = [one.name for one in removed.tokens], [one.name for one in removed.passkeys]
+        async with open_log(root) as store:
+            unended = [] if store is None else await store.read(lambda view: unended_runs(view, name))
     for token in revoked:
         say(f"Token {token} of {name} is revoked: its next request is refused.")
     for passkey in passkeys:
         say(f"Passkey {passkey} of {name} is removed.")
     if limited:
         say(f"The limits of {name} are removed.")
+    if unended:
+        _say_unended(name, unended, "" if server is None else f"--url {shlex.quote(server.address)} ")
+
+
+def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
+    """Say which runs of a removed user go on, what they may still spend, and how to end them."""
+    say(f"These subagents of {name} go on, and may spend what was approved:")
+    for run in unended:
+        spent, most = format_usd(micros_from_cents(run.cost_cents)), run.max_cost_cents
+        cap = "free" if most is None else f"{spent} of at most {format_usd(micros_from_cents(most), exact=True)}"
+        say(f"  {run.subagent_id} {run.state}, {cap}")
+    say(f"To end them: `ava {there}cancel {' '.join(run.subagent_id for run in unended)}`")
 
 
 async def _read_users() -> list[UserFacts]:

@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ava_audit.decisions import Period
 from ava_audit.errors import AuditError, BadQuery
 from ava_audit.rows import UNENDED, RunRow
 from ava_audit.search import LogQuery
@@ -34,6 +35,7 @@ from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.service import log_lines, records
 from ava_server.service.access import Access
+from ava_server.service.approvals import decisions_of
 from ava_server.service.run_view import carried, view_run
 
 if TYPE_CHECKING:
@@ -117,6 +119,8 @@ class _Reader:
                 return await self._log()
             case ["report"]:
                 return await self._report()
+            case ["report", "approvals"]:
+                return await self._decisions()
             case _:
                 return error_response(404, "Not found. See docs/http.md for the paths.", error="not found")
 
@@ -230,6 +234,16 @@ class _Reader:
         found = await self._store.read(lambda view: spending(view, first * DAY_US, (last + 1) * DAY_US, user))
         return _json(UserSpending(user, found))
 
+    async def _decisions(self) -> Response:
+        since_us, until_us = (_number(self._asked.get(name, "")) for name in ("since", "until"))
+        user, before = self._asked.get("user", self._whose()), None
+        if user not in (None, self._token.user) and not self._session.audits:
+            raise _NeedsAudit("it is not your own")
+        period = Period(since_us, until_us, user)
+        if "before_us" in self._asked:
+            before = _number(self._asked["before_us"]), _number(self._asked.get("before_seq", ""))
+        return _json(await self._store.read(lambda view: decisions_of(view, period, before)))
+
 
 def _facts(token: Token) -> records.TokenFacts:
     return records.TokenFacts(token.user, tuple(token.scopes), version("ava-subagents"))
@@ -239,6 +253,12 @@ def _day(given: str) -> int:
     if not given.isdecimal() or len(given) > len(str(sys.maxsize // DAY_US)):
         raise BadInput(f"{given[:40]!r} is not a day; give days since 1970")
     return min(int(given), sys.maxsize // DAY_US - 1)
+
+
+def _number(given: str) -> int:
+    if not given.isdecimal() or len(given) >= len(str(sys.maxsize)):
+        raise BadInput(f"{given[:40]!r} is not a number of microseconds since 1970, or of an entry")
+    return int(given)
 
 
 def _json(value: object) -> Response:

@@ -36,6 +36,7 @@ from ava_server.service.users import (
     limit_user,
     list_users,
     remove_user,
+    unended_runs,
 )
 from ava_server.web.requests import read_body
 
@@ -93,7 +94,9 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
     if request.method == "DELETE":
         await anyio.to_thread.run_sync(_refuse_removal, root, user)
         removed = await remove_user(root, user, changed)
-        return _json(RemovedUser(revoked=[one.name for one in removed.tokens], limited=removed.limited))
+        unended = await app.runtime.store.read(lambda view: unended_runs(view, user))
+        revoked = [one.name for one in removed.tokens]
+        return _json(RemovedUser(revoked=revoked, limited=removed.limited, unended=unended))
     given = await _body(request)
     limits = given.model_dump(exclude={"expires"}, exclude_none=True)
     if request.method == "POST":

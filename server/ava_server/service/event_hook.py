@@ -118,6 +118,7 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
         "event": event,
         "pending_id": run.pending_id,
         "subagent_id": run.id,
+        "user": run.user_id,
         "role": run.role,
         "task": task_excerpt(texts.task) if texts is not None else "",
         "estimated_minutes": {"min": config.estimated_minutes[0], "max": config.estimated_minutes[1]},

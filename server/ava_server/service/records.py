@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
-from ava_audit.events import ExtensionDecided, SpawnDecided
+from ava_audit.events import ExtensionDecided, SessionStart, SpawnDecided
 from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, format_usd, now_us
 from ava_audit.view import View
@@ -270,6 +270,14 @@ CHANNELS: Mapping[str, str] = {
 """How a decision came, by its channel."""
 
 
+def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
+    """Return who decided, over which channel; a script's flag is told from a host's call by the session it began."""
+    if channel != "host_call" or began is None or began.transport != "terminal":
+        return CHANNELS[channel]
+    flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
+    return f"by a script as {user}: {flag} (host_call); no person was asked"
+
+
 @dataclass(frozen=True)
 class Decision:
     """A decision about a run.
@@ -297,17 +305,17 @@ def decisions_in(entries: Iterable[Entry]) -> list[Decision]:
     raised: list[Decision] = []
     for entry in entries:
         if isinstance(fact := entry.fact, ExtensionDecided):
-            how, changes = CHANNELS[fact.channel], _changes(fact.changes)
+            how, changes = CHANNELS[fact.channel], changed_words(fact.changes)
             raised.append(Decision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
         elif isinstance(fact, SpawnDecided):
             alone = "by itself: nobody decided in time" if fact.decision == "expired" else ""
             how = CHANNELS.get(fact.channel or "", alone)
             what = fact.decision.capitalize()
-            first.append(Decision(entry.ts_us, what, how, _changes(fact.changes), fact.group_id))
+            first.append(Decision(entry.ts_us, what, how, changed_words(fact.changes), fact.group_id))
     return first + raised
 
 
-def _changes(changes: dict[str, Any]) -> str:
+def changed_words(changes: dict[str, Any]) -> str:
     """Return what a decision has changed."""
     texts: dict[str, Callable[[Any], str]] = {
         "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +15,9 @@ from pydantic import BaseModel
 
 from ava_audit.rows import QUEUED, RUNNING, WAITING
 from ava_audit.store.store import Store
-from ava_audit.units import micros_from_cents, now_us
+from ava_audit.units import cents, micros_from_cents, now_us
 from ava_audit.view import View
+from ava_server.approval.decisions import is_free
 from ava_server.budget import caps, user_limits
 from ava_server.config import tokens
 from ava_server.config.changing import Place
@@ -66,11 +68,21 @@ class AddedUser(BaseModel):
     expires: str | None = None
 
 
+class UnendedRun(BaseModel):
+    """A run of a removed user that goes on; `max_cost_cents` is None for a free one."""
+
+    subagent_id: str
+    state: str
+    cost_cents: float
+    max_cost_cents: float | None
+
+
 class RemovedUser(BaseModel):
-    """The answer to DELETE /users/NAME: the names of the revoked tokens, and whether there were limits."""
+    """The answer to DELETE /users/NAME: the revoked tokens, whether there were limits, and the runs that go on."""
 
     revoked: list[str]
     limited: bool
+    unended: list[UnendedRun] = []
 
 
 @dataclass(frozen=True)
@@ -127,6 +139,19 @@ async def list_users(settings: Settings, store: Store | None) -> list[UserFacts]
             approval=user_limits.policy_in_force(settings, name, pin=has_pin)[0],
         )
         for name, (spent_cents, running, waiting) in sorted(figures.items())
+    ]
+
+
+def unended_runs(view: View, user: str) -> list[UnendedRun]:
+    """Return the approved runs of a user that have not ended: they spend what was approved, also without the user."""
+    return [
+        UnendedRun(
+            subagent_id=run.id,
+            state=run.state,
+            cost_cents=cents(run.cost_micros),
+            max_cost_cents=None if is_free(run) else cents(json.loads(run.config).get("max_cost_micros", 0)),
+        )
+        for run in view.runs(user=user, states=(RUNNING, QUEUED), limit=-1)
     ]
 
 

@@ -1,8 +1,12 @@
-"""The page of costs: what was spent by day, role, model and user, today's budgets, and what failed."""
+"""The page of costs: what was spent by day, role, model and user, today's budgets, and what failed.
+
+Below it, the page of approvals: who approved what.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any
@@ -13,11 +17,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ava_audit.decisions import Period
 from ava_audit.totals import spending
 from ava_audit.units import DAY_US, EPOCH, day_of, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
+from ava_server.service.approvals import decisions_of, totals_line
 from ava_server.service.records import Budget
 from ava_server.service.report import Report, Share, Sum, fold_empty, months_of, report_of, shares_of
 from ava_server.web.context import PageContext, reader_of
@@ -30,6 +36,9 @@ MANY_DAYS = 92
 MOST_SHARES = 7
 """Parts of a bar: more colours cannot be told apart."""
 MOST_REASONS = 8
+APPROVALS = "/costs/approvals"
+_CURSOR = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")
+_NOTHING: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,11 @@ class Asked:
     by: str
     everybody: bool
 
-    def address(self, **changed: Any) -> str:
+    def address(self, path: str = "/costs", more: Mapping[str, str] = _NOTHING, **changed: Any) -> str:
         """Return the address of the page with something else asked for."""
         asked = replace(self, **changed)
         when = {"days": asked.span} if asked.span is not None else {"from": asked.since, "to": asked.through}
-        return "/costs?" + urlencode({**when, "by": asked.by, **({"all": ""} if asked.everybody else {})})
+        return f"{path}?" + urlencode({**when, "by": asked.by, **({"all": ""} if asked.everybody else {}), **more})
 
     @property
     def since(self) -> str:
@@ -110,17 +119,16 @@ class Costs:
         self._context = context
 
     def routes(self) -> list[Route]:
-        """Return the path."""
-        return [Route("/costs", self.show, methods=["GET"])]
+        """Return the paths."""
+        return [
+            Route("/costs", self.show, methods=["GET"]),
+            Route(APPROVALS, self.approvals, methods=["GET"]),
+        ]
 
     async def show(self, request: Request) -> Response:
         """Show the costs of some days; of everybody, with `all` and the right to."""
         visitor = reader_of(request)
-        today, problem = now_us() // DAY_US, ""
-        try:
-            asked = asked_of(request.query_params, today, visitor)
-        except BadInput as error:
-            asked, problem = Asked(today - USUAL + 1, today, USUAL, "role", everybody_of(request, visitor)), str(error)
+        asked, problem = lenient(request, visitor)
         found = await self._context.store.read(lambda view: self._found(view, asked, visitor))
         values = {
             "asked": asked,
@@ -137,6 +145,30 @@ class Costs:
         }
         return self._context.show(request, "costs.html", values, 400 if problem else 200)
 
+    async def approvals(self, request: Request) -> Response:
+        """Show who decided what in some days; of another user or of everybody, with the right to."""
+        visitor, query = reader_of(request), request.query_params
+        asked, problem = lenient(request, visitor)
+        user = query.get("user", "").strip() if visitor.reads_all else ""
+        whose = user or (None if asked.everybody else visitor.user)
+        period, before = Period(asked.first * DAY_US, (asked.last + 1) * DAY_US, whose), None
+        if match := _CURSOR.fullmatch(query.get("before", "")):
+            before = int(match[1]), int(match[2])
+        found = await self._context.store.read(lambda view: decisions_of(view, period, before))
+        more = {"user": user} if user else {}
+        older = {**more, "before": "{}.{}".format(*found.next)} if found.next is not None else None
+        values = {
+            "asked": asked,
+            "problem": problem,
+            "user": user,
+            "found": found,
+            "total": "" if before else totals_line(found.sums),
+            "before": before,
+            "here": asked.address(APPROVALS, more),
+            "older": "" if older is None else asked.address(APPROVALS, older),
+        }
+        return self._context.show(request, "approvals.html", values, 400 if problem else 200)
+
     def _found(self, view: View, asked: Asked, visitor: Visitor) -> Found:
         user = None if asked.everybody else visitor.user
         found = spending(view, asked.first * DAY_US, (asked.last + 1) * DAY_US, user)
@@ -150,6 +182,15 @@ class Costs:
 def everybody_of(request: Request, visitor: Visitor) -> bool:
     """Tell whether everybody's are asked for by somebody who may see them."""
     return "all" in request.query_params and visitor.reads_all
+
+
+def lenient(request: Request, visitor: Visitor) -> tuple[Asked, str]:
+    """Return what the address asks for; what cannot be understood is the usual time, with the problem."""
+    today = now_us() // DAY_US
+    try:
+        return asked_of(request.query_params, today, visitor), ""
+    except BadInput as error:
+        return Asked(today - USUAL + 1, today, USUAL, "role", everybody_of(request, visitor)), str(error)
 
 
 def asked_of(query: QueryParams, today: int, visitor: Visitor) -> Asked:

@@ -1,0 +1,246 @@
+"""Who approved what and what it cost, for `ava report approvals` and the page `/costs/approvals`.
+
+A decision is an approval or rejection of a proposal, a person's answer to a run that asked for more, or a resumption.
+The cost is the run's so far, and belongs to its approval, so that the sum counts no run twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ava_audit.decisions import DecisionSums, FoundDecision, Period, decision_page, decision_sums
+from ava_audit.events import ExtensionDecided, RunResumed, SessionStart, SpawnDecided, SpawnProposed
+from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc
+from ava_audit.view import View
+from ava_roles.wrap import one_line
+from ava_server.approval.decisions import PERSON_CHANNELS, is_free
+from ava_server.approval.proposals import texts_of
+from ava_server.approval.summary import task_excerpt
+from ava_server.service.records import CHANNELS, changed_words, how_decided
+
+PAGE = 200
+"""Decisions on a page."""
+ORDER = ("approved", "rejected", "raised", "declined", "resumed")
+ERASED = "(erased)"
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
+"""What makes a spreadsheet read a cell as a formula, in both widths."""
+
+
+@dataclass(frozen=True)
+class MadeDecision:
+    """A decision and what came of it; money in micro-USD.
+
+    Attributes:
+        seq: Its entry in the log.
+        at_us: When it was made.
+        decision: `approved`, `rejected`, `raised`, `declined` or `resumed`.
+        by: The user in whose name it was made.
+        kind: `person`, `host` (a call by a model), `script` or `policy`.
+        channel: How it came.
+        how: The same in words.
+        client: The program that it came through, if the log has it.
+        token: The name of its token, over HTTP.
+        run_id: The run.
+        pending_id: Its proposal.
+        group_id: The group that was approved together.
+        user: Whose run it is.
+        role: Its role.
+        name: Its label.
+        task: The beginning of its task; None where that was erased.
+        cap: What was allowed, in words.
+        cap_micros: The cost cap that was allowed; None where it is free, or no cost cap was decided.
+        digest: The digest of what was shown.
+        cost_micros: What the run has cost so far; None for all but the approval.
+        state: The run's ending, or its state now.
+        ended: Whether it has ended.
+    """
+
+    seq: int
+    at_us: int
+    decision: str
+    by: str
+    kind: str
+    channel: str
+    how: str
+    client: str | None
+    token: str | None
+    run_id: str
+    pending_id: str
+    group_id: str | None
+    user: str
+    role: str
+    name: str | None
+    task: str | None
+    cap: str
+    cap_micros: int | None
+    digest: str
+    cost_micros: int | None
+    state: str
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """A page of the decisions of a period, newest first; `sums` are those of the whole period.
+
+    `next` is where the next page begins, None after the last. `user` is None where it covers all users.
+    """
+
+    user: str | None
+    sums: DecisionSums
+    rows: tuple[MadeDecision, ...]
+    next: tuple[int, int] | None
+
+
+NOTHING = Decisions(None, DecisionSums({}, 0, 0), (), None)
+
+
+def decisions_of(view: View, period: Period, before: tuple[int, int] | None = None, limit: int = PAGE) -> Decisions:
+    """Return a page of the decisions of a period."""
+    found = decision_page(view, period, before, limit)
+    last = found[-1].entry if len(found) == limit else None
+    return Decisions(
+        period.user,
+        decision_sums(view, period) if before is None else DecisionSums({}, 0, 0),
+        tuple(_made(view, each) for each in found),
+        None if last is None else (last.ts_us, last.seq),
+    )
+
+
+def _made(view: View, found: FoundDecision) -> MadeDecision:
+    entry, run, began = found.entry, found.run, found.began
+    fact = entry.fact
+    assert isinstance(fact, SpawnDecided | ExtensionDecided | RunResumed)
+    channel, how = str(fact.channel), how_decided(str(fact.channel), began, entry.user_id)
+    texts, proposal = texts_of(view, run), view.proposal(run.pending_id)
+    decision, cap, cap_micros = _decided(fact, found)
+    digest = None if isinstance(fact, RunResumed) else fact.digest
+    return MadeDecision(
+        seq=entry.seq,
+        at_us=entry.ts_us,
+        decision=decision,
+        by=entry.user_id,
+        kind=_kind(channel, how),
+        channel=channel,
+        how=how,
+        client=_client(began),
+        token=began.token if began is not None else None,
+        run_id=run.id,
+        pending_id=run.pending_id,
+        group_id=run.group_id,
+        user=run.user_id,
+        role=run.role,
+        name=run.name,
+        task=None if texts is None else task_excerpt(texts.task),
+        cap=cap,
+        cap_micros=cap_micros,
+        digest=digest or (proposal.digest if proposal is not None else ""),
+        cost_micros=run.cost_micros if decision == "approved" else None,
+        state=run.state,
+        ended=run.ended,
+    )
+
+
+def _decided(fact: SpawnDecided | ExtensionDecided | RunResumed, found: FoundDecision) -> tuple[str, str, int | None]:
+    """Return what was decided, what was allowed in words, and the cost cap that was allowed."""
+    if isinstance(fact, RunResumed):
+        return "resumed", "as approved before", None
+    if isinstance(fact, ExtensionDecided):
+        cost = fact.changes.get("max_cost_micros")
+        return ("raised" if fact.decision == "approved" else "declined"), changed_words(fact.changes), cost
+    if is_free(found.run):
+        return fact.decision, "free", None
+    proposed = found.proposed.fact
+    config = proposed.config if isinstance(proposed, SpawnProposed) else {}  # a newer Ava wrote another
+    cap = {**config, **fact.changes}.get("max_cost_micros")
+    return fact.decision, "" if cap is None else f"at most {format_usd(cap, exact=True)}", cap
+
+
+def _kind(channel: str, how: str) -> str:
+    if channel == "auto":
+        return "policy"
+    return "person" if channel in PERSON_CHANNELS else "host" if how == CHANNELS[channel] else "script"
+
+
+def _client(began: SessionStart | None) -> str | None:
+    return None if began is None else " ".join(filter(None, (began.client, began.client_version))) or None
+
+
+def totals_line(sums: DecisionSums) -> str:
+    """Return the sums of a period as a sentence."""
+    counts = ", ".join(f"{sums.counts[name]:,} {name}" for name in ORDER if sums.counts.get(name))
+    worst = f", {format_usd(sums.uncosted_micros)} of it booked at the worst case" if sums.uncosted_micros else ""
+    return f"{counts or 'nothing decided'}. The approved runs have cost {usd(sums.cost_micros)} so far{worst}."
+
+
+def usd(micros: int) -> str:
+    """Return micro-USD with all six decimals: `0.012345`."""
+    return f"{micros // MICROS_PER_USD}.{micros % MICROS_PER_USD:06}"
+
+
+def decisions_json(found: Decisions, since_us: int, until_us: int) -> dict[str, Any]:
+    """Return the decisions of a time as a plain object; money in US cents."""
+    return {
+        "user": found.user,
+        "since": iso_utc(since_us),
+        "until": iso_utc(until_us),
+        "total": {
+            **{name: found.sums.counts.get(name, 0) for name in ORDER},
+            "cost_cents": cents(found.sums.cost_micros),
+            "uncosted_cents": cents(found.sums.uncosted_micros),
+        },
+        "decisions": [_json(each) for each in found.rows],
+    }
+
+
+def _json(one: MadeDecision) -> dict[str, Any]:
+    return {
+        "at": iso_utc(one.at_us),
+        "decision": one.decision,
+        "decided_by": {
+            "user": one.by,
+            "kind": one.kind,
+            "channel": one.channel,
+            "how": one.how,
+            "client": one.client,
+            "token": one.token,
+        },
+        "user": one.user,
+        "role": one.role,
+        "name": one.name,
+        "task": one.task,
+        "cap": one.cap,
+        "cap_cents": None if one.cap_micros is None else cents(one.cap_micros),
+        "digest": one.digest,
+        "cost_cents": None if one.cost_micros is None else cents(one.cost_micros),
+        "ending": one.state if one.ended else None,
+        "state": one.state,
+        "subagent_id": one.run_id,
+        "pending_id": one.pending_id,
+        "group_id": one.group_id,
+        "entry": one.seq,
+    }
+
+
+COLUMNS = (
+    "time", "decision", "decided_by", "kind", "channel", "how", "client", "token", "user", "role", "name", "task",
+    "cap", "cap_usd", "cost_usd", "ending", "digest", "subagent_id", "pending_id", "group_id", "entry",
+)  # fmt: skip
+"""The columns of the CSV file."""
+
+
+def csv_cells(one: MadeDecision) -> list[str]:
+    """Return a decision as the cells of `COLUMNS`; no text is a formula for a spreadsheet."""
+    texts = (
+        one.decision, one.by, one.kind, one.channel, one.how, one.client, one.token, one.user, one.role, one.name,
+        ERASED if one.task is None else one.task, one.cap,
+    )  # fmt: skip
+    money = ("" if each is None else usd(each) for each in (one.cap_micros, one.cost_micros))
+    more = (one.state if one.ended else "", one.digest, one.run_id, one.pending_id, one.group_id, str(one.seq))
+    return [iso_utc(one.at_us), *map(_cell, texts), *money, *map(_cell, more)]
+
+
+def _cell(text: str | None) -> str:
+    plain = one_line(text or "")
+    return f"'{plain}" if plain.startswith(FORMULAS) else plain

@@ -1,0 +1,247 @@
+"""`ava report approvals`: who approved what, over which way, and what it cost, to the micro-dollar."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.log import write
+from support.past import DAY_S, Lived, Past, me
+from support.terminal import ava, on_terminal
+
+from ava_audit.decisions import Period
+from ava_audit.events import Event, RunResumed, SessionStart, SpawnDecided, Who
+from ava_audit.store.store import Store
+from ava_server.service import approvals
+from ava_server.service.approvals import MadeDecision, decisions_of
+
+START_S = 20_450 * DAY_S
+"""2025-12-28."""
+STEERS = "\x1b[2J\x1b]0;owned\x07ok"
+SINCE = ("--since", "2025-12-28T00:00Z", "--until", "2026-01-10T00:00Z")
+
+
+def report(root: Path, *args: str) -> Mapping[str, Any]:
+    done = ava(root, "report", "approvals", *SINCE, "--json", *args)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown: Mapping[str, Any] = json.loads(done.stdout)
+    return shown
+
+
+def raw_sum(root: Path, runs: set[str]) -> int:
+    """What the settlements of some runs add up to, read from the entries alone."""
+    log = sqlite3.connect(root / "ava.db")
+    try:
+        rows = log.execute("SELECT run_id, cost_micros FROM events WHERE type = 'CostUpdate'").fetchall()
+    finally:
+        log.close()
+    return sum(cost or 0 for run_id, cost in rows if run_id in runs)
+
+
+def decides(life: Lived, decision: str, session: str, channel: str | None, by: str = "") -> Event:
+    fact = SpawnDecided.model_validate(
+        {"pending_id": life.pending_id, "decision": decision, "channel": channel, "digest": "d" * 64}
+    )
+    return Event(Who(session, "ava", by or life.user), fact, run_id=life.run_id)
+
+
+def begins(session: str, user: str, transport: str, client: str, token: str | None = None) -> Event:
+    fact = SessionStart(client=client, client_version="1.2", transport=transport, token=token)
+    return Event(Who(session, "ava", user), fact)
+
+
+async def lived(
+    past: Past, store: Store, life: Lived, at_s: float, how: tuple[str, str], *costs: int, task: str = "Look it up"
+) -> None:
+    """Write a run that was approved in a session over a channel, and has paid for some calls."""
+    await past.at(store, at_s, life.proposed(role=life.role, model=life.model, max_cost_micros=life.max_cost))
+    await write(store, life.task(task), decides(life, "approved", *how), life.claimed())
+    for turn, cost in enumerate(costs, 1):
+        await past.at(store, at_s + turn, partial(life.asks, turn), partial(life.pays, cost))
+
+
+async def days(root: Path, past: Past) -> None:
+    """Decisions over each channel, by two users and an administrator."""
+    async with Store.open(root) as store:
+        past.at_s = START_S
+        await write(
+            store,
+            begins("sess-host", me(), "stdio", "claude-code"),
+            begins("sess-yes", me(), "terminal", "ava run"),
+            begins("sess-http", "ana", "http", "ava", "ana-laptop"),
+        )
+        await lived(past, store, Lived("S-000001", user=me()), START_S + 10, ("sess-host", "host_call"), 3_000, 4_001)
+        await lived(past, store, Lived("S-000002", user=me()), START_S + 20, ("sess-yes", "host_call"), 17)
+        asks = Lived("S-000003", user=me())
+        await lived(past, store, asks, START_S + 30, ("sess-gone", "terminal"), 20_000)
+        await past.at(store, START_S + 40, asks.asked(), asks.answered_request(700_000), asks.claimed())
+        await past.at(
+            store, START_S + 41, partial(asks.asks, 2), partial(asks.pays, 100_001), *asks.ends("timeout", "")
+        )
+        no = Lived("S-000004", user=me())
+        await past.at(
+            store, START_S + 50, no.proposed(max_cost_micros=9), no.task(), decides(no, "rejected", "x", "http")
+        )
+        for number, decision in ((5, "expired"), (6, "superseded")):  # nobody's decision
+            none = Lived(f"S-00000{number}", user=me())
+            await past.at(store, START_S + 60, none.proposed(), none.task(), decides(none, decision, "x", None))
+        hers = Lived("S-000007", user="ana")
+        await lived(past, store, hers, START_S + 70, ("sess-http", "http"), 500_000)
+        resumed = Event(Who("sess-gone", "ava", me()), RunResumed(channel="terminal"), run_id=hers.run_id)
+        await past.at(store, START_S + 80, resumed)
+
+
+async def test_says_who_decided_over_which_way_and_what_it_cost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await days(tmp_path, Past(monkeypatch))
+    shown = report(tmp_path)
+    rows = [
+        (each["subagent_id"], each["decision"], each["cap_cents"], each["cost_cents"]) for each in shown["decisions"]
+    ]
+    assert rows == [
+        ("S-000004", "rejected", 0.0009, None),
+        ("S-000003", "raised", 70.0, None),
+        ("S-000003", "approved", 200.0, 12.0001),
+        ("S-000002", "approved", 200.0, 0.0017),
+        ("S-000001", "approved", 200.0, 0.7001),
+    ]
+    by = {each["subagent_id"]: each["decided_by"] for each in shown["decisions"]}
+    assert {run: (how["kind"], how["channel"], how["client"]) for run, how in by.items()} == {
+        "S-000001": ("host", "host_call", "claude-code 1.2"),
+        "S-000002": ("script", "host_call", "ava run 1.2"),
+        "S-000003": ("person", "terminal", None),
+        "S-000004": ("person", "http", None),
+    }
+    assert by["S-000002"]["how"].startswith(f"by a script as {me()}: the flag --yes of `ava run`")
+    first = shown["decisions"][-1]
+    assert (first["at"], first["user"], first["digest"]) == ("2025-12-28T00:00:10.000000Z", me(), "d" * 64)
+    assert (first["task"], first["ending"], first["state"]) == ("Look it up", None, "running")
+    assert shown["decisions"][2]["ending"] == "timeout"
+
+
+@pytest.mark.parametrize("users", [(), ("--user", "ana"), ("--all",)])
+async def test_sums_agree_with_the_raw_entries_to_the_micro_dollar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, users: tuple[str, ...]
+) -> None:
+    await days(tmp_path, Past(monkeypatch))
+    shown = report(tmp_path, *users)
+    costs = {each["subagent_id"]: each["cost_cents"] for each in shown["decisions"] if each["decision"] == "approved"}
+    for run, cost in costs.items():
+        assert round(cost * 10_000) == raw_sum(tmp_path, {run})
+    assert round(shown["total"]["cost_cents"] * 10_000) == raw_sum(tmp_path, set(costs)) > 0
+    counted = {name: shown["total"][name] for name in ("approved", "rejected", "raised", "declined", "resumed")}
+    assert counted == {name: sum(each["decision"] == name for each in shown["decisions"]) for name in counted}
+
+
+async def test_a_user_sees_decisions_about_the_own_runs_also_those_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await days(tmp_path, Past(monkeypatch))
+    hers = report(tmp_path, "--user", "ana")["decisions"]
+    assert [(each["subagent_id"], each["decision"], each["decided_by"]["user"]) for each in hers] == [
+        ("S-000007", "resumed", me()),
+        ("S-000007", "approved", "ana"),
+    ]
+    assert hers[1]["decided_by"]["token"] == "ana-laptop"
+    assert len(report(tmp_path, "--all")["decisions"]) == 7
+    assert report(tmp_path, "--user", "nobody")["decisions"] == []
+
+
+async def test_pages_skip_and_repeat_nothing_also_in_one_microsecond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past = Past(monkeypatch)
+    async with Store.open(tmp_path) as store:
+        past.at_s = START_S
+        for number in range(230):
+            life = Lived(f"S-{number:06}", user=me() if number % 3 else "ana")
+            await write(store, life.proposed(), life.task(), decides(life, "approved", "x", "terminal"))
+            past.at_s += number % 4 == 0
+        for user in (None, me(), "ana"):
+            period = Period(0, 2**60, user)
+            whole = await store.read(lambda view, period=period: decisions_of(view, period, limit=1_000))  # type: ignore[misc]
+            rows: list[MadeDecision] = []
+            at: tuple[int, int] | None = None
+            while True:
+                page = await store.read(
+                    lambda view, period=period, at=at: decisions_of(view, period, at, 37)  # type: ignore[misc]
+                )
+                rows += page.rows
+                if (at := page.next) is None:
+                    break
+            assert tuple(rows) == whole.rows and len(rows) == sum(whole.sums.counts.values())
+    assert len(report(tmp_path, "--all")["decisions"]) == 230
+    assert "Older ones: --until 20" in ava(tmp_path, "report", "approvals", *SINCE, "--all").stdout
+
+
+async def test_texts_cannot_be_formulas_or_steer_the_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    past = Past(monkeypatch)
+    tasks = [
+        '=HYPERLINK("http://evil")',
+        "+1",
+        "-1",
+        "@SUM(1)",
+        "\t=1",
+        "\r\n=1",
+        "＝1",
+        '","=1',
+        "\x1b[2J\x1b]0;x\x07ok",
+    ]
+    async with Store.open(tmp_path) as store:
+        for number, task in enumerate(tasks):
+            life = Lived(f"S-00000{number}", user=me(), role="=role()")
+            await lived(past, store, life, START_S + number, ("x", "terminal"), task=task)
+    done = ava(tmp_path, "report", "approvals", *SINCE, "--csv")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert len(rows) == len(tasks) and all(None not in row for row in rows)
+    assert not [cell for row in rows for cell in row.values() if cell.lstrip().startswith(approvals.FORMULAS)]
+    assert {row["role"] for row in rows} == {"'=role()"}
+    with on_terminal(tmp_path, "report", "approvals", *SINCE) as screen:
+        assert screen.ended() == 0
+    for text in (done.stdout, screen.text, ava(tmp_path, "report", "approvals", *SINCE).stdout):
+        assert not any(steering in text for steering in ("\x1b]", "\x1b[2J", "\x07", "\x9b"))
+
+
+async def test_an_erased_run_stays_in_the_report_without_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    past, life = Past(monkeypatch), Lived("S-000001", user=me())
+    async with Store.open(tmp_path) as store:
+        await lived(past, store, life, START_S, ("x", "terminal"), 3_000, task="the secret plan")
+        await past.at(store, START_S + 9, *life.ends("success", "it is done"))
+    assert ava(tmp_path, "erase", "S-000001", "--yes").returncode == 0
+    [row] = report(tmp_path)["decisions"]
+    assert (row["task"], row["cost_cents"], row["ending"], row["role"]) == (None, 0.3, "success", "researcher")
+    screen = ava(tmp_path, "report", "approvals", *SINCE).stdout
+    assert "(erased)" in screen and "secret plan" not in screen
+    assert "(erased)" in ava(tmp_path, "report", "approvals", *SINCE, "--csv").stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--json", "--csv"), "--csv: leave out --json"),
+        (("--user", "ana", "--all"), "--user: leave out --all"),
+        (("--since", "2026-01-10", "--until", "2025-12-28"), "--since is later than --until"),
+        (("--since", "never"), "--since: "),
+    ],
+)
+def test_refuses_what_cannot_be_meant(tmp_path: Path, given: tuple[str, ...], says: str) -> None:
+    done = ava(tmp_path / "data", "report", "approvals", *given)
+    assert (done.returncode, says in done.stderr, done.stdout) == (2, True, "")
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_empty_report_creates_nothing(tmp_path: Path) -> None:
+    assert report(tmp_path / "data")["decisions"] == []
+    assert "nothing decided" in ava(tmp_path / "data", "report", "approvals").stdout
+    assert not (tmp_path / "data").exists()
