@@ -17,6 +17,7 @@ from ava_audit.text_index import SHORT_TYPES
 from ava_server.cli.app import COMMANDS
 from ava_server.cli.completion import EVENT_TYPES
 from ava_server.cli.completion import TIERS as OFFERED_TIERS
+from ava_server.config.settings import PriceSettings
 from ava_server.models.selection import TIERS
 
 pytestmark = pytest.mark.slow
@@ -94,6 +95,12 @@ async def test_offers_matching_completions_at_each_position(tmp_path: Path, monk
     assert set(offered(root, "report", "--group", "")) == {"G-4e1b2c3"}
     assert set(offered(root, "key", "")) == {"set", "list", "remove"}
     assert set(offered(root, "run", "--out", "")) == set(), "the shell completes files by itself"
+    (root / "config.toml").write_text(
+        '[prices]\ngpt-5 = {input = 1, output = 2}\n"gpt-4.1" = {input = 1, output = 2}\n'
+    )
+    assert set(offered(root, "config", "get", "prices.")) == {
+        f"prices.gpt-5.{field}" for field in PriceSettings.model_fields
+    }, "names of this file, but none that a shell would take the quotes from"
 
 
 def test_the_offered_event_types_and_tiers_are_complete() -> None:

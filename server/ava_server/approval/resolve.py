@@ -54,7 +54,16 @@ from ava_server.config.search_engines import provider_engine, without_search
 from ava_server.config.secrets import Secret
 from ava_server.core.errors import BadInput, Refused, ToolMissing
 from ava_server.models.factory import how_it_thinks
-from ava_server.models.selection import OFFLINE, Choice, ModelSettings, Thinking, choose, is_configured
+from ava_server.models.prices import FROM_SETTINGS, unknown_price_words
+from ava_server.models.selection import (
+    OFFLINE,
+    Choice,
+    ModelSettings,
+    Thinking,
+    choose,
+    is_configured,
+    unknown_prices,
+)
 from ava_server.models.web_search import ProviderSearch
 
 if TYPE_CHECKING:
@@ -355,9 +364,18 @@ def _assemble(
         task_id=args.task_id,
         output_schema=args.output_schema,
         clamped=clamped,
+        price_note=_price_note(choice, around),
         asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}),
         **caps,
     )
+
+
+def _price_note(choice: Choice, around: ResolveContext) -> str:
+    """Return which of the user's prices are of no known model: one may be meant for this one."""
+    if choice.base_url is None or choice.price.source.startswith(FROM_SETTINGS):
+        return ""
+    strays = unknown_prices(around.models, [choice.name, *(role.model for role in around.catalog.roles)])
+    return " ".join(unknown_price_words(key, near) for key, near in strays.items())
 
 
 def _refuse_offline(

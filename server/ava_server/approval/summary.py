@@ -361,8 +361,11 @@ def _limit_lines(config: RunConfig) -> list[str]:
 
 
 def _clamped_lines(config: RunConfig) -> list[str]:
-    """Return what was asked above a hard cap."""
-    return [f"{note[0].upper()}{note[1:]}." for note in config.clamped]
+    """Return what was asked above a hard cap, and which prices may be meant for its model."""
+    return [
+        *(f"{note[0].upper()}{note[1:]}." for note in config.clamped),
+        *((config.price_note,) if config.price_note else ()),
+    ]
 
 
 def why_unavailable(spec: ToolSpec, *, commands: bool) -> str:

@@ -218,6 +218,7 @@ class RunConfig(BaseModel):
         reach: What the run may read, reach and change, in a few words.
         background: It continues when its host is closed.
         clamped: What was asked above a hard cap, as text.
+        price_note: Prices in the settings that are of no known model, where its own is not from there; else empty.
         asked: The arguments of the call without the texts: the defaults of a retry or a fresh proposal.
     """
 
@@ -276,6 +277,7 @@ class RunConfig(BaseModel):
     task_id: str | None = None
     output_schema: dict[str, Any] | None = None
     clamped: tuple[str, ...] = ()
+    price_note: str = ""
     asked: dict[str, Any] = {}
 
     @property

@@ -162,9 +162,13 @@ def _roles() -> Iterator[Offer]:
 
 def _settings() -> Iterator[Offer]:
     from ava_server.config.changing import known_settings
-    from ava_server.config.settings import Configured
+    from ava_server.config.checks import setting_name
+    from ava_server.config.settings import Configured, read_config
 
-    return ((name, "") for name in known_settings(Configured()))
+    here = Configured()
+    with contextlib.suppress(Exception):  # a file with an error: the defaults are offered
+        here = Configured.model_validate(read_config(find_data_root().config))
+    return ((setting_name(place), "") for place in known_settings(here))
 
 
 def _hosts() -> Iterator[Offer]:

@@ -13,41 +13,57 @@ from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import Json
 from ava_server.cli.terminal import aligned, heading, present, say, say_json
 from ava_server.core.data_root import find_data_root
-from ava_server.core.errors import BadInput
-from ava_server.core.ids import did_you_mean
 
 if TYPE_CHECKING:
-    from ava_server.config.settings import Settings
+    from ava_server.config.checks import Place
+    from ava_server.config.settings import Configured, Settings
     from ava_server.core.data_root import DataRoot
 
 config_command = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="As in config.toml: limits.running.", autocompletion=setting_names)
+    str,
+    typer.Argument(
+        metavar="NAME",
+        help="""As in config.toml: limits.running, or 'prices."local:qwen3"'.""",
+        autocompletion=setting_names,
+    ),
 ]
 
 
 @config_command.command("list", short_help="All settings, their values, and where each comes from.")
 def list_command(as_json: Json = False) -> None:
     """Show all settings, their values as this process would use them, and where each comes from."""
+    from ava_server.config.changing import known_settings
+    from ava_server.config.checks import setting_name
+
     root, settings = find_data_root(), read_settings()
-    values = _values(settings)
-    rows = [(name, json.dumps(value, ensure_ascii=False), _origin(settings, name)) for name, value in values.items()]
-    shown = [{"name": name, "value": values[name], "from": origin} for name, _text, origin in rows]
+    rows: list[tuple[str, str, str]] = []
+    shown: list[dict[str, Any]] = []
+    for place, value in known_settings(_configured(settings)).items():
+        name, origin = setting_name(place), _origin(settings, place)
+        rows.append((name, json.dumps(value, ensure_ascii=False), origin))
+        shown.append({"name": name, "value": value, "from": origin})
     present(root, as_json, {"settings": shown}, aligned(rows))
 
 
 @config_command.command("get", short_help="The value of one setting.")
 def get_command(name: Name, as_json: Json = False) -> None:
-    """Show the value of one setting, as JSON."""
+    """Show the value of one setting, or of a table of settings, as JSON."""
+    from ava_server.config.changing import no_setting, parse_name
+    from ava_server.config.checks import setting_name
+
     settings = read_settings()
-    values = _values(settings)
-    if name not in values:
-        raise BadInput(f"{name} is not a setting; {did_you_mean(name, values)}`ava config list` has all of them")
+    place = parse_name(name)
+    value: Any = _configured(settings).model_dump(mode="json")
+    for part in place:
+        if not isinstance(value, dict) or part not in value:
+            raise no_setting(setting_name(place))
+        value = cast("dict[str, Any]", value)[part]
     if as_json:
-        say_json({"name": name, "value": values[name], "from": _origin(settings, name)})
+        say_json({"name": setting_name(place), "value": value, "from": _origin(settings, place)})
     else:
-        say(json.dumps(values[name], ensure_ascii=False))
+        say(json.dumps(value, ensure_ascii=False))
 
 
 @config_command.command("set", short_help="Change one setting; comments in the file stay.")
@@ -71,18 +87,22 @@ def unset_command(name: Name) -> None:
 
 
 def _change(name: str, value: Any) -> None:
-    from ava_server.config.changing import change_settings
+    from ava_server.config.changing import change_settings, known_settings, no_setting, parse_name
+    from ava_server.config.checks import setting_name
+    from ava_server.config.settings import Configured
 
     refuse_in_subagent("ava config")
-    root = find_data_root()
-    [before] = change_settings(root.config, {tuple(name.split(".")): value})
+    root, place = find_data_root(), parse_name(name)
+    name = setting_name(place)
+    if value is None and not _in_file(root, place) and place not in known_settings(Configured()):
+        raise no_setting(name)
+    [before] = change_settings(root.config, {place: value})
     heading(root)
     now = "its default" if value is None else json.dumps(value, ensure_ascii=False)
     was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
     say(f"{name} is now {now} in {root.config}; before, it was {was}.")
-    settings = read_settings()
-    if (place := _origin(settings, name)).startswith("AVA_"):
-        say(f"In this shell {place} overrides it.")
+    if (origin := _origin(read_settings(), place)).startswith("AVA_"):
+        say(f"In this shell {origin} overrides it.")
     say_restart(root)
 
 
@@ -94,25 +114,20 @@ def say_restart(root: DataRoot) -> None:
         say("Ava processes are running with the old value: restart the hosts, or `ava serve`.")
 
 
-def _values(settings: Settings) -> dict[str, Any]:
-    from ava_server.config.changing import known_settings
+def _configured(settings: Settings) -> Configured:
     from ava_server.config.settings import Configured
 
-    fields = {name: getattr(settings, name) for name in Configured.model_fields}
-    return known_settings(Configured.model_construct(**fields))
+    return Configured.model_construct(**{name: getattr(settings, name) for name in Configured.model_fields})
 
 
-def _origin(settings: Settings, name: str) -> str:
+def _origin(settings: Settings, path: Place) -> str:
     """Return where a setting's value comes from: a variable, the file, or the default."""
-    from ava_server.config import checks
-
-    path = tuple(name.split("."))
     if path in settings.from_environment:
-        return checks.variable(path)
+        return settings.from_environment[path]
     return "config.toml" if _in_file(settings.paths, path) else "default"
 
 
-def _in_file(root: DataRoot, path: tuple[str, ...]) -> bool:
+def _in_file(root: DataRoot, path: Place) -> bool:
     from ava_server.config.settings import read_config
 
     value: object = read_config(root.config)

@@ -98,6 +98,8 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         error = f"Error: {one_line(result.error_text)}"
     if result is not None and run.error and run.error.get("what_to_do"):
         first.append(f"What to do: {_next_step(run, run.error)}")
+    if run.advice:
+        first.append(f"What to do: {run.advice}")
     parts = [Part("", tuple(first), words=(error,) if error else ())] if first or error else []
     if result is None:
         return parts
@@ -165,7 +167,7 @@ def cost_text(run: RunAnswer) -> str:
         text += f" ({', '.join(parts)})"
     if run.uncosted:
         text += ", part of it booked at its worst case because the provider did not say"
-    if run.overrun:
+    if run.overrun and not run.advice:
         text += "; a call cost more than the provider's own limits allow"
     return text
 

@@ -15,7 +15,7 @@ from ava_roles.wrap import add_bars
 from ava_server.budget.run_config import Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped_lines
 from ava_server.core.ids import label
-from ava_server.models.prices import Price
+from ava_server.models.prices import Price, billed_words
 from ava_server.service.log_lines import arguments_text, entry_line, is_trouble
 from ava_server.service.records import Decision, decisions_in, limits_text
 from ava_server.service.responses import RunAnswer
@@ -76,7 +76,7 @@ def decided_lines(run: RunRow, state: str, entries: Iterable[Entry], utc: bool) 
         if one.more:
             how = f"{one.what} {format_ts(one.at_us, utc)} {one.how}"
             lines.append(f"{how}: {one.changes}" if one.changes else how)
-    return [*lines, f"Caps: {limits_text(config)}", f"Model: {config.model}. It {config.reach}."]
+    return [*lines, f"Caps: {limits_text(config, run)}", f"Model: {config.model}. It {config.reach}."]
 
 
 def _decided(one: Decision, utc: bool) -> Iterable[str]:
@@ -96,8 +96,10 @@ def cost_screen(run: RunRow, answer: RunAnswer, costs: Costs, utc: bool) -> list
     lines = [cut(f"{label(run)}: {answer.state}", _COST_COLUMNS)]
     if run.task_id:
         lines.append(cut(f"task_id: {run.task_id}", _COST_COLUMNS))
-    lines += wrapped_lines(f"Model: {config.model}, {_price_text(config.price)}", _COST_COLUMNS)
-    lines += [*wrapped_lines(f"Caps: {limits_text(config)}", _COST_COLUMNS), ""]
+    billed = costs.micros - costs.cost_by.get("search", 0) if config.price.free else 0
+    model = billed_words(config.model, billed) if billed else f"{config.model}, {_price_text(config.price)}"
+    lines += wrapped_lines(f"Model: {model}", _COST_COLUMNS)
+    lines += [*wrapped_lines(f"Caps: {limits_text(config, run)}", _COST_COLUMNS), ""]
     if not costs.attempts:
         return [*lines, "No model call was made, so nothing was spent.", *_cap_changes(costs, utc)]
     return [*lines, *_table(costs), *_outputs(costs), *_sums(run, costs), *_cap_changes(costs, utc)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import BaseModel, ValidationError
 
 from ava_server.config import checks
+from ava_server.config.checks import Place, parse_setting_name, setting_name
 from ava_server.config.settings import Configured
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.files import reason, replace_file
@@ -22,16 +24,16 @@ if TYPE_CHECKING:
 LOCK_S = 10.0
 
 
-def known_settings(configured: Configured) -> dict[str, Any]:
-    """Return every setting by its name in `config.toml`, such as `limits.running`, with its value as JSON."""
-    found: dict[str, Any] = {}
+def known_settings(configured: Configured) -> dict[Place, Any]:
+    """Return every setting with its value as JSON."""
+    found: dict[Place, Any] = {}
 
     def add(value: object, path: tuple[str, ...]) -> None:
         if isinstance(value, Mapping) and (value or not path):
             for name, inner in cast("Mapping[str, object]", value).items():
                 add(inner, (*path, name))
         else:
-            found[".".join(path)] = value
+            found[path] = value
 
     add(configured.model_dump(mode="json"), ())
     return found
@@ -45,8 +47,39 @@ def parse_value(text: str) -> Any:
         return text
 
 
-Place = tuple[str, ...]
-"""Where a setting stands: `("limits", "running")`."""
+def parse_name(name: str) -> Place:
+    """Return where the setting stands that a person names.
+
+    Raises:
+        BadInput: It is not a key as TOML allows it; the text has the right spelling where that can be told.
+    """
+    place = parse_setting_name(name)
+    if place is None:
+        better = "" if {'"', "'"} & set(name) else _with_quotes(name)
+        raise BadInput(
+            f"{name[:200]!r} is not a setting's name: as in TOML, a part with other characters than letters,"
+            f" digits, _ and - is in quotes{f': {shlex.quote(better)}' if better else ''}"
+        )
+    return place
+
+
+def _with_quotes(name: str) -> str:
+    """Return a name with quotes around the key of an entry, such as a model's id; empty for what has no entries."""
+    head, _, rest = name.partition(".")
+    if not (rest and isinstance(getattr(Configured(), head, None), dict)):
+        return ""
+    key, _, last = rest.rpartition(".")
+    return setting_name(
+        (head, key, last) if key and last in checks.fields_at(Configured, (head, key)) else (head, rest)
+    )
+
+
+def no_setting(name: str) -> BadInput:
+    """Return the error about a name that no setting has."""
+    known = [setting_name(place) for place in known_settings(Configured())]
+    better = "" if '"' in name else _with_quotes(name)
+    hint = did_you_mean(name, known) if better in ("", name) else f"did you mean {shlex.quote(better)}? "
+    return BadInput(f"{name} is not a setting; {hint}`ava config list` has all of them")
 
 
 def change_settings(path: Path, changes: Mapping[Place, Any]) -> list[Any]:
@@ -116,7 +149,7 @@ def _put(document: TOMLDocument, names: Place, value: Any) -> Any:
             table[each] = tomlkit.table()
         table = table[each]
         if not hasattr(table, "keys"):
-            raise BadInput(f"{'.'.join(names)} is not a setting: {each} has no settings below it")
+            raise BadInput(f"{setting_name(names)} is not a setting: {each} has no settings below it")
     before: Any = table.get(names[-1])
     before = before.unwrap() if hasattr(before, "unwrap") else before
     if value is not None:
@@ -137,9 +170,9 @@ def _check(values: dict[str, Any], path: Path, places: Iterable[Place]) -> None:
     try:
         Configured.model_validate(values)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        if wrong["type"] == "extra_forbidden" and tuple(map(str, wrong["loc"])) in places:
-            name = ".".join(map(str, wrong["loc"]))
-            hint = did_you_mean(name, known_settings(Configured()))
-            raise BadInput(f"{name} is not a setting; {hint}`ava config list` has all of them") from None
+        for wrong in error.errors(include_url=False):
+            unknown = tuple(map(str, wrong["loc"])) if wrong["type"] == "extra_forbidden" else None
+            for place in places:
+                if unknown and place[: len(unknown)] == unknown:
+                    raise no_setting(setting_name(place)) from None
         raise checks.explained(error, cast("type[BaseModel]", Configured), str(path)) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any, cast, get_args
 
@@ -54,24 +55,57 @@ _SECRET_NAME = re.compile(
 )
 _DOLLARS = re.compile(r"([0-9]{1,9})(?:\.([0-9]{1,2}))?")
 
+Place = tuple[str, ...]
+"""Where a setting stands: `("limits", "running")`."""
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_QUOTED = r"""\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'"""
+_NAME = re.compile(rf"(?:{_BARE.pattern}|{_QUOTED})(?:\.(?:{_BARE.pattern}|{_QUOTED}))*")
+_VARIABLE_PART = re.compile(rf"({_QUOTED}|(?:(?!__)[^\"'])+)(?:__|\Z)")
 
-def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str, Any]:
-    """Return the settings that `AVA_A__B` variables hold, as nested tables of text and JSON lists.
 
-    Empty variables count as unset: install dialogs pass them for blank fields. Unknown ones are ignored, unless they
-    look like a misspelt setting.
+def setting_name(path: Place) -> str:
+    """Return a setting's name as TOML writes a dotted key: `prices."local:qwen3".input`."""
+    return ".".join(part if _BARE.fullmatch(part) else _quoted(part) for part in path)
+
+
+def _quoted(part: str) -> str:
+    return json.dumps(part, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def parse_setting_name(name: str) -> Place | None:
+    """Return where a setting stands, from its name as TOML writes a dotted key; None where TOML allows no such key."""
+    if not _NAME.fullmatch(name.strip()):
+        return None
+    try:
+        value: Any = tomllib.loads(f"{name} = 0")
+    except tomllib.TOMLDecodeError:
+        return None
+    path: list[str] = []
+    while isinstance(value, dict):
+        [(part, value)] = cast("dict[str, Any]", value).items()
+        path.append(part)
+    return tuple(path)
+
+
+def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> tuple[dict[str, Any], dict[Place, str]]:
+    """Return the settings that `AVA_A__B` variables hold, as nested tables of text and JSON lists, and where each is.
+
+    A part of a variable's name is a key in lower case, or in quotes one as it is written. Empty variables count as
+    unset: install dialogs pass them for blank fields. Unknown ones are ignored, unless they look like a misspelt
+    setting.
 
     Raises:
         ConfigError: A variable looks like a misspelt setting, or holds broken JSON or an unfilled placeholder.
     """
     _refuse_unfilled("AVA_WORKSPACE", env.get("AVA_WORKSPACE", ""))
     tree: dict[str, Any] = {}
+    variables: dict[Place, str] = {}
     for name in sorted(env):
         rest = name.removeprefix(PREFIX)
         if rest == name or rest in OWN_NAMES or rest.startswith("KEY_") or not env[name].strip():
             continue
-        path = rest.lower().split("__")
-        if path[0] not in model.model_fields:
+        path = _variable_path(rest)
+        if path is None or path[0] not in model.model_fields:
             _refuse_misspelt(name, rest, model)
             continue
         table = tree
@@ -81,7 +115,19 @@ def environment_tree(env: Mapping[str, str], model: type[BaseModel]) -> dict[str
                 raise ConfigError(f"{name}: {part} is set as a single value as well; unset one of them.")
             table = cast("dict[str, Any]", below)
         table[path[-1]] = _read(name, env[name].strip())
-    return tree
+        variables[path] = name
+    return tree, variables
+
+
+def _variable_path(rest: str) -> Place | None:
+    """Return the setting that a variable's name after `AVA_` means; None where its quotes do not match."""
+    if '"' not in rest and "'" not in rest:
+        return tuple(rest.lower().split("__"))
+    parts = _VARIABLE_PART.findall(rest)
+    paths = [parse_setting_name(part) if part[0] in "\"'" else (part.lower(),) for part in parts]
+    if "__".join(parts) != rest or None in paths:
+        return None
+    return tuple(part for path in paths for part in path or ())
 
 
 def _refuse_unfilled(name: str, given: str) -> None:
@@ -136,7 +182,7 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
         last = path[len(path) - 1]
         if PLACEHOLDER.search(str(value)):
             continue
-        name = ".".join(path)
+        name = setting_name(path)
         if path[0] == "mcp_servers":
             if _SECRET_NAME.search(last) or _is_key(value):
                 raise ConfigError(
@@ -176,21 +222,24 @@ def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[t
                 yield (*path, key), item
 
 
-def refuse_looser(given: Mapping[str, Any], before: BaseModel, after: BaseModel, config: str) -> None:
+def refuse_looser(
+    given: Mapping[str, Any], variables: Mapping[Place, str], before: BaseModel, after: BaseModel, config: str
+) -> None:
     """Refuse variables that would loosen a limit for all users; they may tighten it.
 
     Raises:
         ConfigError: A variable is looser than `config.toml` (or the default), or is only allowed there.
     """
     for path in dict.fromkeys(path for path, _ in leaves(given)):
-        name = variable(path)
+        name = variable_of(path, variables)
         if path[0] in FILE_ONLY:
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
         old, new = _at(before, path), _at(after, path)
         if _looser(path, old, new):
+            what = name if path in variables else f"{name}: {setting_name(path)}"
             raise ConfigError(
-                f"{name} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
-                f"The environment may only tighten it; to loosen it, set {'.'.join(path)} in {config}."
+                f"{what} is {shown(new)}, looser than the {shown(old)} that applies to everybody. "
+                f"The environment may only tighten it; to loosen it, set {setting_name(path)} in {config}."
             )
 
 
@@ -212,21 +261,32 @@ def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
     return value
 
 
-def variable(path: tuple[str, ...]) -> str:
+def variable(path: Place) -> str:
     """Return the environment variable of a setting."""
-    return PREFIX + "__".join(part.upper() for part in path)
+    plain = (_BARE.fullmatch(part) and part == part.lower() and "__" not in part for part in path)
+    return PREFIX + "__".join(part.upper() if fits else _quoted(part) for part, fits in zip(path, plain, strict=True))
 
 
-def explained(error: ValidationError, model: type[BaseModel], origin: str | None) -> ConfigError:
-    """Return the error for an invalid setting; no origin means the environment."""
+def variable_of(path: Place, variables: Mapping[Place, str]) -> str:
+    """Return the variable that holds a setting, or that holds its table as JSON, or else that could hold it."""
+    prefixes = (path[:end] for end in range(len(path), 0, -1))
+    return next((variables[each] for each in prefixes if each in variables), variable(path))
+
+
+def explained(
+    error: ValidationError, model: type[BaseModel], origin: str | None, variables: Mapping[Place, str] | None = None
+) -> ConfigError:
+    """Return the error for an invalid setting; no origin means the environment, with its `variables`."""
     wrong = error.errors(include_url=False)
     first = wrong[0]
     path = tuple(str(part) for part in first["loc"])
-    place = f"{origin}: {'.'.join(path)}" if origin else variable(path)
+    if variables and variable_of(path[:-1], variables) in variables.values():  # a variable has the table as JSON
+        origin = variable_of(path, variables)
+    place = f"{origin}: {setting_name(path)}" if origin else variable(path)
     if not path:
         text = f"{origin or 'The environment'} does not fit; needed is {_allowed(dict(first))}."
     elif first["type"] == "extra_forbidden":
-        fields = sorted(_fields_at(model, path[:-1]))
+        fields = sorted(fields_at(model, path[:-1]))
         known = {name: name if origin else variable((*path[:-1], name)) for name in fields}
         near = difflib.get_close_matches(path[-1], fields, n=1, cutoff=0.5)
         hint = f"did you mean {known[near[0]]}?" if near else f"known there: {', '.join(known.values())}."
@@ -240,7 +300,8 @@ def explained(error: ValidationError, model: type[BaseModel], origin: str | None
     return ConfigError(text + more)
 
 
-def _fields_at(model: type[BaseModel], path: tuple[str, ...]) -> list[str]:
+def fields_at(model: type[BaseModel], path: Place) -> list[str]:
+    """Return the settings below a place of a model; none where the place has a value."""
     current: Any = model
     for part in path:
         if isinstance(current, type) and issubclass(current, BaseModel):

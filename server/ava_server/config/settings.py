@@ -314,7 +314,7 @@ class Settings(Configured):
         daily_cents: AVA_DAILY_USD in cents; `limits.user_daily_cents` is tightened already.
         user_limit_cents: `limits.user_daily_cents` before that; None without AVA_DAILY_USD.
         roots_in_file: `workspace.roots` of `config.toml`, before a variable tightens it.
-        from_environment: The paths of the settings that this process's variables set.
+        from_environment: The settings that this process's variables set, each with its variable.
         for_everybody: The limits for all users in the data root, before any variable tightened them.
     """
 
@@ -326,7 +326,7 @@ class Settings(Configured):
     daily_cents: Count | None = None
     user_limit_cents: Count | None = None
     roots_in_file: tuple[Path, ...] = ()
-    from_environment: frozenset[tuple[str, ...]] = frozenset()
+    from_environment: dict[checks.Place, str] = Field(default_factory=dict)
     for_everybody: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -372,8 +372,8 @@ class Settings(Configured):
     def where(self, *path: str, file: str = "config.toml") -> str:
         """Return a setting with the place in which to change it: a variable overrides the file."""
         if path in self.from_environment:
-            return f"{checks.variable(path)} {_IN_ENVIRONMENT}"
-        return f"{'.'.join(path)} in {file}"
+            return f"{self.from_environment[path]} {_IN_ENVIRONMENT}"
+        return f"{checks.setting_name(path)} in {file}"
 
 
 def limits_of(configured: Configured) -> dict[str, Any]:
@@ -402,13 +402,13 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
     root = find_data_root(data_root, env)
     in_file = read_config(root.config)
     checks.refuse_secrets(in_file, str(root.config))
-    in_env = checks.environment_tree(env, Configured)
+    in_env, variables = checks.environment_tree(env, Configured)
     own: dict[str, Any] = {
         "model_base_url": env.get("AVA_MODEL_BASE_URL", "").strip() or None,
         "model_api_key": env.get("AVA_MODEL_API_KEY", "").strip() or None,
         "model": env.get("AVA_MODEL", "").strip() or None,
         "default_workspace": env.get("AVA_WORKSPACE", "").strip() or None,
-        "from_environment": frozenset(path for path, _value in checks.leaves(in_env)),
+        "from_environment": {path: checks.variable_of(path, variables) for path, _value in checks.leaves(in_env)},
     }
     daily = env.get("AVA_DAILY_USD", "").strip() or (BUNDLE_DAILY_USD if env.get("AVA_HOST") == BUNDLE else "")
     daily_cents = checks.cents("AVA_DAILY_USD", daily) if daily else None
@@ -420,8 +420,8 @@ def load_settings(data_root: Path | None = None, env: Mapping[str, str] | None =
         own |= {"data_root": root.path, "for_everybody": limits_of(base), "roots_in_file": base.workspace.roots}
         settings = Settings.model_validate({**merged(in_file, in_env), **own})
     except ValidationError as wrong:
-        raise checks.explained(wrong, Configured, None) from None
-    checks.refuse_looser(in_env, base, settings, str(root.config))
+        raise checks.explained(wrong, Configured, None, variables) from None
+    checks.refuse_looser(in_env, variables, base, settings, str(root.config))
     if daily_cents is None:
         return settings
     limit = settings.limits.user_daily_cents

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 from pydantic import ValidationError
 
 from ava_server.config import checks
-from ava_server.config.changing import Place, change_document, change_settings
+from ava_server.config.changing import change_document, change_settings
+from ava_server.config.checks import Place
 from ava_server.config.settings import Configured, UserSettings, merged, read_config
 from ava_server.core.documents import shared_document
 from ava_server.core.errors import ConfigError

@@ -6,6 +6,7 @@ micro-USD, rounded up once.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -148,6 +149,8 @@ def _dearest(candidates: list[_Rates], model: ModelInfo, source: str) -> Price:
 
 COST_PARTS = ("input", "cache", "output", "thinking", "retries", "plan", "search", "uncosted")
 """What money was spent on, in the order of display."""
+FROM_SETTINGS = "settings "
+"""How the source of a user's own price begins."""
 OUTPUT_SLACK = 16
 """Tokens that some providers were seen to write beyond their limit."""
 
@@ -254,9 +257,36 @@ def find_price(provider: str, model_id: str, *, base_url: str | None, overrides:
         return found
     raise Unpriced(
         f"No price is known for {name} ({found}), so its cost cannot be capped. Choose another model, or add "
-        f"the provider's prices to config.toml, in USD per million tokens (0 for what costs nothing):\n"
-        f'[prices."{name}"]\ninput = …\noutput = …'
+        f"{_lines_to_add(name, ' (0 for what costs nothing)')}"
     )
+
+
+def _lines_to_add(name: str, more: str = "") -> str:
+    return (
+        f"the provider's prices to config.toml, in USD per million tokens{more}:\n"
+        f"{price_table(name)}\ninput = …\noutput = …"
+    )
+
+
+def price_table(key: str) -> str:
+    """Return the head of a price's table in the settings."""
+    return f"[prices.{json.dumps(key, ensure_ascii=False)}]"
+
+
+def unknown_price_words(key: str, near: str) -> str:
+    """Return the sentence about a price in the settings that is of no known model, with the most similar name."""
+    hint = f"; did you mean {price_table(near)}?" if near else "."
+    return f"{price_table(key)} in config.toml is the price of no known model{hint}"
+
+
+def billed_words(name: str, micros: int) -> str:
+    """Return what happened where a free model was billed."""
+    return f"{name} counts as free, but its endpoint billed {format_usd(micros)}"
+
+
+def billed_advice(name: str, micros: int) -> str:
+    """Return what to do where a free model was billed, with the lines to add to the settings."""
+    return f"{billed_words(name, micros)}: add {_lines_to_add(name)}"
 
 
 def cost_micros(price: Price, usage: Usage) -> int:
@@ -306,7 +336,7 @@ def _user_price(key: str, price: UserPrice) -> Price:
         cache_read=nanos(price.input if price.cache_read is None else price.cache_read),
         cache_write=nanos(price.input if price.cache_write is None else price.cache_write),
         per_request=per_request,
-        source=f'settings [prices."{key}"]',
+        source=f"{FROM_SETTINGS}{price_table(key)}",
     )
     free = not (found.input or found.output or found.cache_read or found.cache_write or per_request)
     return replace(found, free=free)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cache, lru_cache
@@ -12,6 +12,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from ava_server.core.errors import BadInput, ConfigError
+from ava_server.core.ids import nearest
 from ava_server.models.prices import Price, UserPrice, find_price, known_ids, look_up, marked_price
 from ava_server.models.providers import PROVIDERS, is_local
 
@@ -343,6 +344,34 @@ def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings
     address = provider.base_url or KNOWN_URLS.get(name)
     priced = isinstance(look_up(name, model_id, base_url=address), Price)
     return priced or model_id.lower() in known_ids(name, address)
+
+
+def unknown_prices(settings: ModelSettings, named: Iterable[str]) -> dict[str, str]:
+    """Return the user's prices that are of no known model, each with the most similar name, or empty text.
+
+    Known are the models in the price table, and those that settings, roles and calls name.
+
+    Args:
+        settings: What is configured.
+        named: The models that roles and calls name.
+    """
+    providers = configured(settings)
+    own = f"{CUSTOM}:{settings.model}" if settings.base_url else settings.model or ""
+    names = {own, *named, *settings.tiers.values()} - {*TIERS, ""}
+    addresses = {**KNOWN_URLS, **{name: one.base_url for name, one in providers.items() if one.base_url}}
+    known = set(names)
+    for prefix, colon, model_id in (name.partition(":") for name in names):
+        if colon and prefix in addresses:
+            known.add(model_id)
+        else:
+            known.update(f"{provider}:{prefix}{colon}{model_id}" for provider in providers)
+
+    def priced(key: str) -> bool:
+        prefix, colon, model_id = key.partition(":")
+        pairs = [(prefix, model_id)] if colon and prefix in addresses else [(name, key) for name in addresses]
+        return any(isinstance(look_up(name, one, base_url=addresses[name]), Price) for name, one in pairs)
+
+    return {key: nearest(key, names) or "" for key in settings.prices if key not in known and not priced(key)}
 
 
 def check_address(name: str, base_url: str, api_key: str | None) -> None:

@@ -22,7 +22,7 @@ from ava_server.budget.caps import (
 )
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Completion, Request
-from ava_server.models.prices import reserve_micros
+from ava_server.models.prices import billed_words, reserve_micros
 from ava_server.runs import prompts
 from ava_server.runs.context import RunContext
 from ava_server.runs.extension import CapExtensions
@@ -223,7 +223,7 @@ class Reservations:
             if shape is None:
                 if (waits := await self.extensions.more_of(answer, asked, self.active_s)) is not None:
                     return waits
-                self.cap = LastTurn(status=answer.status, reason=_cap_words(answer, asked))
+                self.cap = LastTurn(status=answer.status, reason=self._cap_words(answer, asked))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
                     return await self.next()
 
@@ -456,6 +456,27 @@ class Reservations:
         shown = _largest(showing_fits, LEAST_SHOWN, longest)
         return replace(bare, most_shown=shown) if shown is not None else None
 
+    def _cap_words(self, reached: CapReached, asked: CapRequest) -> str:
+        """Return which cap the next call does not fit, its worst case, and what is left."""
+        if reached.cap == "overrun":
+            billed = sum(micros for part, micros in self._history.cost_by.items() if part != "search")
+            if self._price.free and billed:
+                return billed_words(self._config.model, billed)
+            return "a call cost more than it could by the provider's own limits"
+        caps = {
+            "max_cost_cents": "the run's max_cost_cents",
+            "max_tokens": "the run's max_tokens",
+            "group_max_cost": "the group's group_max_cost_cents",
+            "user_daily_cents": "the user's budget of the day",
+            "installation_daily_cents": "the installation's budget of the day",
+        }
+        if reached.cap == "max_tokens":
+            need, left = f"{asked.tokens + asked.wrap_tokens:,} tokens", f"{reached.left:,} are"
+        else:
+            need = format_usd(asked.fact.micros + asked.fact.wrap_micros)
+            left = f"{format_usd(reached.left)} is"
+        return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"
+
     def _byte_tokens(self) -> float | None:
         """Return what a byte counts as where one token is too much: the measured ratio with a margin; None if none."""
         ratios = [ratio for ratio in (self._history.tokens_per_byte, self._ratio) if ratio is not None]
@@ -486,22 +507,3 @@ def _last_words(cap: LastTurn) -> str:
         f"This is the last turn: {cap.reason} is reached. Only submit_result is accepted now. Call it with what you"
         " have, and say in caveats what is missing."
     )
-
-
-def _cap_words(reached: CapReached, asked: CapRequest) -> str:
-    """Return which cap the next call does not fit, its worst case, and what is left."""
-    if reached.cap == "overrun":
-        return "a call cost more than it could by the provider's own limits"
-    caps = {
-        "max_cost_cents": "the run's max_cost_cents",
-        "max_tokens": "the run's max_tokens",
-        "group_max_cost": "the group's group_max_cost_cents",
-        "user_daily_cents": "the user's budget of the day",
-        "installation_daily_cents": "the installation's budget of the day",
-    }
-    if reached.cap == "max_tokens":
-        need, left = f"{asked.tokens + asked.wrap_tokens:,} tokens", f"{reached.left:,} are"
-    else:
-        need = format_usd(asked.fact.micros + asked.fact.wrap_micros)
-        left = f"{format_usd(reached.left)} is"
-    return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"

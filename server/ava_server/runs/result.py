@@ -17,7 +17,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents
 from ava_roles.tool import WEB_SEARCH
 from ava_server.budget.run_config import config_of
-from ava_server.models.prices import COST_PARTS
+from ava_server.models.prices import COST_PARTS, billed_advice
 from ava_server.runs.changes import KeptChanges, build_changes
 from ava_server.runs.submit import NAME as SUBMIT
 from ava_server.runs.submit import Finding, Hide, SubmitArgs, accept, cut, findings_in, hide_shapes
@@ -241,12 +241,15 @@ def build_result(
         untrusted["error_text"] = hide(ended.error_message)
         error = {"kind": ended.error_kind, "message": f"see untrusted_result.error_text ({ended.error_kind})",
                  "what_to_do": ended.what_to_do}  # fmt: skip
-    coding, changes = config_of(run.config).coding, None
+    config = config_of(run.config)
+    coding, changes = config.coding, None
     if coding is not None:
         verified = ended.status == "success"
         changes, theirs = build_changes(coding, history.worktree, history.last_check, kept, verified=verified)
         untrusted["changed"] = hide(theirs)
     calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
+    costs = _cost_by(run, history)
+    billed = run.cost_micros - costs.get("search", 0) if config.price.free else 0
     return {
         "status": ended.status,
         "stop_reason": ended.stop_reason,
@@ -263,9 +266,10 @@ def build_result(
         "iterations": run.turns,
         "error": error,
         "tool_receipts": calls,
-        "cost_by": {name: cents(micros) for name, micros in _cost_by(run, history).items()},
+        "cost_by": {name: cents(micros) for name, micros in costs.items()},
         "uncosted": run.uncosted_micros > 0,
         "overrun": bool(run.overrun),
+        **({"advice": billed_advice(config.model, billed)} if billed else {}),
         "quotes_checked": quotes,
         **({"changes": changes} if changes is not None else {}),
         "untrusted_result": untrusted,

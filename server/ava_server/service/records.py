@@ -325,9 +325,11 @@ def changed_words(changes: dict[str, Any]) -> str:
     return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
 
 
-def limits_text(config: RunConfig) -> str:
+def limits_text(config: RunConfig, run: RunRow) -> str:
     """Return the caps of a run on one line."""
-    money = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    money = (
+        "free" if config.free and not run.cost_micros else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    )
     return (
         f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
         f"{config.max_tool_calls} tool calls"

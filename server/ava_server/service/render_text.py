@@ -75,7 +75,9 @@ def run_text(run: RunAnswer) -> str:
         lines.append(f"Cost: {', '.join(parts)}")
     if run.uncosted:
         lines.append("Part of the cost is unknown and was booked at its worst case.")
-    if run.overrun:
+    if run.advice:
+        lines.append(f"What to do: {run.advice}")
+    elif run.overrun:
         lines.append("A call cost more than the provider's own limits allow; it was booked in full.")
     if run.group_id:
         lines.append(f"group_id: {run.group_id}")

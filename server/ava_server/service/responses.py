@@ -133,6 +133,7 @@ class RunAnswer(BaseModel):
     cost_by: dict[str, float] | None = None
     uncosted: bool | None = None
     overrun: bool | None = None
+    advice: str | None = None
     quotes_checked: list[dict[str, Any]] | None = None
     changes: Any = None
     untrusted_result: Untrusted | None = None

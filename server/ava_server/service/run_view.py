@@ -61,7 +61,7 @@ def add_result(answer: RunAnswer, result: dict[str, Any], offset: int, room: int
         offset: Where the output begins, in characters.
         room: Characters, as JSON, that the result may take; None includes all of it.
     """
-    fields = "status tokens_used iterations confidence duration_seconds error uncosted overrun cancel_reason"
+    fields = "status tokens_used iterations confidence duration_seconds error uncosted overrun advice cancel_reason"
     for field in fields.split():
         value = result.get(field)
         setattr(answer, field, None if value is False else value)  # 0 is a figure, and equal to False
@@ -269,7 +269,7 @@ class RunView:
         state: Its state; `interrupted`, `expired`, `awaiting_extension`, `awaiting_answer` and `held` are not stored.
         at_us: Up to when its clock counts.
         caps: Time, turns, tool calls, tokens and cost; empty where a newer Ava wrote the configuration.
-        free: Its model costs nothing.
+        free: Its model costs nothing, and nothing was billed.
         wait: Why it does not progress; None for one that runs or has ended.
         activity: What it does; at most 80 characters of the subagent's, without control characters.
         last_tool: Its last tool call.
@@ -510,7 +510,7 @@ def _caps(view: View, run: RunRow, at_us: int) -> tuple[tuple[Cap, ...], bool]:
         config = config_of(run.config)
     except ValueError:  # a newer Ava wrote it; everything else is shown
         return (), False
-    free = config.free
+    free = config.free and not run.cost_micros
     held = view.bucket(run.id).held_micros
     return (
         Cap("seconds", elapsed_s(run, at_us), config.timeout_s),

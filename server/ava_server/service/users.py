@@ -20,7 +20,7 @@ from ava_audit.view import View
 from ava_server.approval.decisions import is_free
 from ava_server.budget import caps, user_limits
 from ava_server.config import tokens
-from ava_server.config.changing import Place
+from ava_server.config.checks import Place
 from ava_server.config.passkeys import Passkey, Passkeys
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Settings

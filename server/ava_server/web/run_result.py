@@ -53,6 +53,7 @@ def result_values(shown: RunView, answer: RunAnswer) -> dict[str, Any] | None:
     return {
         "ended": "" if answer.state == "success" else answer.stop_reason or "no reason is known",
         "what_to_do": (answer.error or {}).get("what_to_do", ""),
+        "advice": answer.advice,
         "error": result.error_text or "",
         "summary": html(result.summary) if result.summary else "",
         "output": html(as_markdown(result.output)) if own else "",
@@ -69,7 +70,7 @@ def result_values(shown: RunView, answer: RunAnswer) -> dict[str, Any] | None:
         "tools": receipts_text(answer.tool_receipts) if answer.tool_receipts is not None else "",
         "spent_on": [] if shown.free else spent_on(micros_by_part(answer)),
         "uncosted": answer.uncosted,
-        "overrun": answer.overrun,
+        "overrun": answer.overrun and not answer.advice,
         "is_web_address": is_web_address,
     }
 

@@ -30,6 +30,7 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("secrets", roles.secrets),
     ("providers", models.providers),
     ("models", models.tiers),
+    ("prices", roles.prices),
     ("search", models.search),
     ("network", models.network),
     ("MCP servers", roles.servers),

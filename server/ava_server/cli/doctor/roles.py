@@ -1,7 +1,8 @@
-"""Checks of roles and what they need: role files, secrets, and other MCP servers."""
+"""Checks of roles and what they need: role files, prices, secrets, and other MCP servers."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
@@ -20,12 +21,14 @@ from ava_server.approval.coding import lacks_model
 from ava_server.approval.scope import usable_here
 from ava_server.budget.run_config import RUN_TOOLS
 from ava_server.cli.doctor.machine import sandbox
+from ava_server.config.checks import setting_name
 from ava_server.config.role_folders import places_here
 from ava_server.config.search_engines import without_search
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.listing import resolve_models
-from ava_server.models.selection import Choice
+from ava_server.models.prices import unknown_price_words
+from ava_server.models.selection import Choice, unknown_prices
 from ava_server.models.web_search import ProviderSearch
 from ava_server.service.checks import Finding, Setup, from_error
 from ava_server.service.checks.models import models_of, search_engine
@@ -127,6 +130,24 @@ def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
         return {role.name: None for role in catalog.roles}
     means = resolve_models((role.model for role in catalog.roles), models, setup.settings.where)
     return {role.name: meant.choice for role, meant in zip(catalog.roles, means, strict=True)}
+
+
+def prices(setup: Setup) -> Iterator[Finding]:
+    """Report prices in the settings that are of no known model."""
+    models = models_of(setup)
+    if models is None or not models.prices:
+        return
+    named = (role.model for role in places_here(setup.usable_root, setup.settings).load().roles)
+    try:
+        unknown = unknown_prices(models, named)
+    except AvaError:  # the check of providers reports this
+        return
+    for key, near in unknown.items():
+        step = (
+            f"Correct its name, or remove it: ava config unset {shlex.quote(setting_name(('prices', key)))}."
+            " A model that only calls name (`--model`) can have its price here."
+        )
+        yield Finding("prices", "warning", unknown_price_words(key, near).removesuffix("."), step)
 
 
 # -- secrets ----------------------------------------------------------------------------------------------------------

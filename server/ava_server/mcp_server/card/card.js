@@ -202,7 +202,8 @@
     const facts = [PERSON.has(run.state) && "Waits for a person. Decide in your host or a terminal; this page cannot.",
       !PERSON.has(run.state) && line(run.waits_for),
       !ENDED.has(run.state) && run.untrusted_activity && `Now: ${line(run.untrusted_activity)}`,
-      run.stop_reason && `Ended because: ${line(run.stop_reason)}`, run.error && line(run.error.what_to_do)];
+      run.stop_reason && `Ended because: ${line(run.stop_reason)}`, run.error && line(run.error.what_to_do),
+      run.advice && line(run.advice)];
     return element("div", "", "", ...facts.filter(Boolean).map((fact) => element("p", "", fact)), asked);
   }
 

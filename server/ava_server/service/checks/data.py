@@ -17,7 +17,6 @@ from ava_audit.store.locks import is_held, network_file_system
 from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_server.budget.user_limits import policy_in_force
-from ava_server.config.checks import variable
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import has_log
 from ava_server.core.errors import ConfigError
@@ -107,7 +106,7 @@ def settings(setup: Setup) -> Iterator[Finding]:
         return
     file = setup.root.config
     text = f"{file} is valid" if file.exists() else f"there is no {file.name}; the defaults apply"
-    names = sorted(variable(path) for path in setup.settings.from_environment)
+    names = sorted(set(setup.settings.from_environment.values()))
     if names:
         text += f"; this process's environment tightens: {', '.join(names)}"
     yield Finding(name, "ok", text)
