@@ -30,7 +30,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def copied(
-    folder: Path, tmp_path: Path, carry: tuple[str, ...] = (), home: Path | None = None
+    folder: Path, tmp_path: Path, carry: tuple[str, ...] = (), home: Path | None = None, git_folder: str = ""
 ) -> tuple[Path, CopyReport]:
     """Copy a folder; return where to, and what came of it."""
     into = tmp_path / "bench" / "copy"
@@ -39,7 +39,8 @@ def copied(
     root = Root.open(folder)
     try:
         repository = repository_of(folder, home)
-        return into, copy_workspace(root, into, repository=repository, home=home, carry=carry)
+        done = copy_workspace(root, into, repository=repository, home=home, carry=carry, git_folder=git_folder)
+        return into, done
     finally:
         root.close()
 
@@ -104,7 +105,7 @@ def test_the_copy_of_a_checkout_with_only_ignored_files_is_empty(project: Path, 
 def test_copies_a_worktree_like_any_checkout(project: Path, tmp_path: Path) -> None:
     git(project, "worktree", "add", "-q", str(tmp_path / "second"))
     (tmp_path / "second" / "x.log").write_text("ignored\n")
-    into, _done = copied(tmp_path / "second", tmp_path)
+    into, _done = copied(tmp_path / "second", tmp_path, git_folder=str(project / ".git"))
     assert names(into) == {"src/main.py", "run.sh", ".gitignore"}
 
 

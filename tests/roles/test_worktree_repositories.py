@@ -15,6 +15,7 @@ from support.projects import checkout, git, write
 from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
 
 from ava_roles.errors import NoRepository, WorktreeFailed
+from ava_roles.sandbox.git_folder import find_git_folders, only
 from ava_roles.worktree.git import UserRepository
 from ava_roles.worktree.inspect import inspect_checkout
 from ava_roles.worktree.session import branch_diff, publish_leftover, remove_worktree
@@ -134,6 +135,8 @@ def _shallow(folder: Path, _mark: Path) -> Path:
 def _alternates(folder: Path, _mark: Path) -> Path:
     main = project(folder.parent / "main")
     git(folder.parent, "clone", "-q", "--shared", str(main), str(folder))
+    main.rename(folder / ".git" / "main")
+    (folder / ".git/objects/info/alternates").write_text("../main/.git/objects\n")
     return folder
 
 
@@ -221,6 +224,14 @@ def _odd_folder(folder: Path, _mark: Path) -> Path:
     return project(folder.parent / '"odd" #\n: \\folder')
 
 
+def _separate(folder: Path, _mark: Path) -> Path:
+    folder.mkdir()
+    (folder.parent / "main").mkdir()
+    git(folder, "init", "-q", f"--separate-git-dir={folder.parent / 'main' / '.git'}")
+    git(folder, "config", "core.worktree", str(folder))
+    return project(folder)
+
+
 REPOSITORIES: Mapping[str, Builder] = {
     "odd folder": _odd_folder,
     "plain": lambda folder, _mark: project(folder),
@@ -234,6 +245,7 @@ REPOSITORIES: Mapping[str, Builder] = {
     "sparse": _sparse,
     "sha256": _sha256,
     "linked worktree": _linked,
+    "separate git folder": _separate,
     "shallow": _shallow,
     "alternates": _alternates,
     "packed": _packed,
@@ -252,6 +264,10 @@ def _common(repository: Path) -> Path:
     return repository.parent / "main" if (repository / ".git").is_file() else repository
 
 
+def _outside(repository: Path) -> str:
+    return find_git_folders(repository, lambda _folder: None).outside
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REPOSITORIES)
 async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str, tmp_path: Path) -> None:
@@ -260,8 +276,9 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
     repository = REPOSITORIES[name](tmp_path / "project", mark)
     mark.unlink(missing_ok=True)
     everywhere = {each: sealed(each) for each in {repository, _common(repository)}}
-    state = inspect_checkout(repository, tmp_path / "home")
-    all_of_it = {"namespace": (".",)}
+    outside = _outside(repository)
+    state = inspect_checkout(repository, tmp_path / "home", only(outside))
+    all_of_it = {"namespace": (".",), "git_folder": outside}
     async with working("bubblewrap", tmp_path, order(repository, **all_of_it)) as shop:
         assert shop.keep("nothing") is None, "nothing differs yet"
         assert await shop.bench.after_command() == ""
@@ -271,7 +288,8 @@ async def test_runs_nothing_from_a_repository_and_only_adds_one_branch(name: str
         branch = shop.keep("Mend add")
     assert branch is not None and branch.base == state.head
     assert [each.path for each in branch.changed] == ["calc.py"]
-    assert "+    return a + b" in branch_diff(repository, branch.base, branch.head, tmp_path / "home")
+    shown = branch_diff(repository, branch.base, branch.head, tmp_path / "home", git_folder=outside)
+    assert "+    return a + b" in shown
     assert {each: sealed(each) for each in everywhere} == everywhere
     assert not mark.exists()
     for lock in (repository / ".git").glob("*.lock"):
@@ -408,7 +426,7 @@ def test_work_in_a_linked_worktree_starts_at_its_own_commit(tmp_path: Path, ref_
     git(main, "worktree", "add", "-q", "-b", "side", str(linked))
     git(linked, "commit", "-q", "--allow-empty", "-m", "second")
     for folder, branch in ((main, git(main, "branch", "--show-current").strip()), (linked, "side")):
-        repository = UserRepository.at(folder, tmp_path)
+        repository = UserRepository.at(folder, tmp_path, accept=only(_outside(folder)))
         with repository.joined() as joined:
             assert repository.head(joined) == (git(folder, "rev-parse", "HEAD").strip(), branch)
 
@@ -426,7 +444,8 @@ async def test_creates_a_branch_in_a_reftable_repository(tmp_path: Path, linked:
     if linked:
         repository = tmp_path / "linked"
         git(folder, "worktree", "add", "-q", "-b", "side", str(repository))
-    async with working("bubblewrap", tmp_path, order(repository), baseline=False) as shop:
+    given = order(repository, git_folder=_outside(repository))
+    async with working("bubblewrap", tmp_path, given, baseline=False) as shop:
         shop.files.replace("calc.py", FIXED.encode())
         branch = shop.keep("Mend add")
     assert branch is not None and git(folder, "show", f"{branch.name}:calc.py") == FIXED

@@ -89,6 +89,50 @@ async def test_refuses_a_folder_that_is_not_a_repository_root_with_a_commit(tmp_
         assert (await lab.call("spawn_subagent", **{**below, "workspace": str(lab.workspace)})).status != "failed"
 
 
+async def test_a_git_folder_elsewhere_is_named_if_the_rules_for_workspaces_allow_it(tmp_path: Path) -> None:
+    main = project(tmp_path)
+    linked = tmp_path / "elsewhere" / "linked"
+    git(main, "worktree", "add", "-q", "-b", "side", str(linked))
+    coder, reviewer = asked(workspace=str(linked)), {"role": "code_reviewer", "workspace": str(linked)}
+    async with open_lab(tmp_path, config=PRICED, beneath=tmp_path) as lab:
+        for given in (coder, reviewer):
+            made = await lab.propose(**given)
+            assert f"read {linked} (git folder {main}/.git)" in made.message
+            assert f"(git folder {main}/.git)" in made.approval_line
+            assert config_of((await lab.run(made.subagent_id)).config).git_folder == f"{main}/.git"
+        assert "(git folder" not in (await lab.propose(workspace=str(linked))).message, "reading uses no git folder"
+    async with open_lab(tmp_path, beneath=linked.parent) as lab:
+        for given in (coder, {**reviewer, "task": "Look."}):
+            answer = await lab.call("spawn_subagent", **given)
+            assert (
+                answer.status == "failed"
+                and f"{main}/.git/worktrees/linked is outside the allowed folders" in answer.message
+            )
+            assert await lab.store.read(lambda view: len(view.runs())) == 3
+
+
+@pytest.mark.parametrize("place", ["home/.hidden/main", "data/main", "home/main/.git"])
+async def test_a_git_folder_that_may_be_no_workspace_is_refused(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "data").mkdir(mode=0o700)
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    common = tmp_path / place
+    common.parent.mkdir(parents=True, exist_ok=True)
+    git(folder, "init", "-q", f"--separate-git-dir={common}")
+    git(folder, "config", "core.worktree", str(folder))
+    project(tmp_path)
+    async with open_lab(tmp_path, beneath=tmp_path) as lab:
+        answer = await lab.call("spawn_subagent", **asked(workspace=str(folder)))
+        if place == "home/main/.git":  # a folder of a project, like any other
+            assert answer.status == "awaiting_approval" and f"(git folder {common})" in answer.message
+        else:
+            assert answer.status == "failed" and str(common) in answer.message, answer
+
+
 async def test_without_a_sandbox_no_files_may_be_changed(tmp_path: Path) -> None:
     project(tmp_path)
     why = await refused(tmp_path, config='[sandbox]\nmode = "none"\n')

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.doctor import KEY, doctor, faults, files, owner, read, used
 from support.model_server import Say, running_model_server
+from support.projects import checkout, write
 from support.runtime import PRICED
 from support.stdio import until
 from support.terminal import COMMAND, ava, environment
@@ -162,12 +163,23 @@ def test_a_user_without_a_name_gets_the_same_budget_as_on_the_server(root: Path)
     assert (findings["budget"]["state"], faults(findings)) == ("ok", set())
 
 
-def test_missing_git_ripgrep_and_bubblewrap_are_not_faults(root: Path) -> None:
+def test_missing_git_is_no_fault(root: Path) -> None:
     findings = doctor(root, PATH=str(root))
     assert findings["git"]["state"] == "note" and "not found" in findings["git"]["text"]
-    assert findings["ripgrep"]["state"] == "ok"
-    assert "bubblewrap is not installed" in findings["confinement"]["text"]
     assert not faults(findings)
+
+
+@pytest.mark.parametrize("first", ["bin", ".", "link"])
+def test_runs_no_program_of_the_project_that_the_path_names(root: Path, tmp_path: Path, first: str) -> None:
+    folder = checkout(tmp_path / "project", {"README.md": "x\n", "deep/a.txt": "x\n"})
+    place = folder / "deep" if first == "." else folder / "bin"
+    write(place, dict.fromkeys(("git", "rg", "bwrap", "ava", "uname"), f"#!/bin/sh\ntouch '{tmp_path}/ran'\n"))
+    (tmp_path / "link").symlink_to(folder / "bin")
+    named = {"bin": str(folder / "bin"), ".": ".", "link": str(tmp_path / "link")}[first]
+    env = {"PATH": f"{named}{os.pathsep}{os.environ['PATH']}"}
+    findings = read(ava(root, "doctor", "--json", cwd=folder / "deep", env=env))
+    assert not (tmp_path / "ran").exists()
+    assert findings["git"]["state"] == "ok"
 
 
 def test_reports_the_sandbox_and_warns_if_there_is_none(root: Path) -> None:

@@ -207,6 +207,68 @@ async def test_a_repository_replaced_during_the_work_gets_no_branch(tmp_path: Pa
     assert list((lab.root / "worktrees").glob("S-*")), "the work is kept until it is on its branch"
 
 
+def point_elsewhere(repository: Path, other: Path) -> None:
+    (repository / ".git").rename(repository / "git-away")
+    (repository / ".git").write_text(f"gitdir: {other / '.git'}\n")
+
+
+def share_everything(repository: Path, other: Path) -> None:
+    (repository / ".git" / "commondir").write_text(f"{other / '.git'}\n")
+
+
+def link_objects(repository: Path, other: Path) -> None:
+    (repository / ".git" / "objects").rename(repository / ".git" / "objects-away")
+    (repository / ".git" / "objects").symlink_to(other / ".git" / "objects")
+
+
+def link_branches(repository: Path, other: Path) -> None:
+    (repository / ".git" / "refs" / "heads").rename(repository / ".git" / "heads-away")
+    (repository / ".git" / "refs" / "heads").symlink_to(other / ".git" / "refs" / "heads")
+
+
+def add_alternates(repository: Path, other: Path) -> None:
+    (repository / ".git" / "objects" / "info" / "alternates").write_text(f"{other / '.git' / 'objects'}\n")
+
+
+LEADING = [point_elsewhere, share_everything, link_objects, link_branches, add_alternates]
+REVIEW = Say(calls=[("run_bash", {"command": "cat *"})])
+
+
+@pytest.mark.usefixtures("_confined")
+@pytest.mark.requirement("N-23")
+@pytest.mark.parametrize("lead", LEADING)
+@pytest.mark.parametrize("role", ["coder", "code_reviewer"])
+async def test_a_git_folder_that_leads_elsewhere_since_the_approval_is_not_used(
+    tmp_path: Path, role: str, lead: Way
+) -> None:
+    repository = project(tmp_path)
+    other = another_checkout(tmp_path, repository)
+    given = asked() if role == "coder" else {"role": role}
+    async with open_lab(tmp_path, says(RIGHT) if role == "coder" else [REVIEW, hand_over()]) as lab:
+        proposed = await lab.propose(**given)
+        lead(repository, other)
+        await lab.approve(proposed)
+        result = await check_ended(lab, proposed.subagent_id)
+        assert ".git" in result["untrusted_result"]["error_text"] and lab.server.requests == []
+    assert branches(other) == {}
+
+
+@pytest.mark.usefixtures("_confined")
+@pytest.mark.parametrize("lead", [point_elsewhere, link_objects])
+async def test_a_git_folder_that_leads_elsewhere_since_an_interruption_is_not_used(tmp_path: Path, lead: Way) -> None:
+    repository = project(tmp_path)
+    other = another_checkout(tmp_path, repository)
+    gate = Gate()
+    with running_model_server([REVIEW, Say("lost", gate=gate), REVIEW, hand_over()]) as server:
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            run_id = await lab.start(role="code_reviewer")
+            await arrived(gate.arrived, 30)
+        lead(repository, other)
+        async with open_lab(tmp_path, server=server, check=False) as lab:
+            await check_ended(lab, run_id)
+            assert len(await lab.facts(run_id, ToolResult)) == 1
+
+
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 

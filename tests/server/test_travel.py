@@ -191,7 +191,7 @@ async def test_a_copy_of_another_commit_is_refused_though_its_digest_was_approve
     git(machines.repository, "commit", "-qam", "evil")
     second = git(machines.repository, "rev-parse", "HEAD").strip()
 
-    def packs_another(repository: Path, home: Path, commit: str, limit: int, path: Path) -> str | None:
+    def packs_another(repository: Path, home: Path, commit: str, limit: int, path: Path, _outside: str) -> str | None:
         assert commit == second
         return pack_snapshot(repository, home, first, limit, path)
 

@@ -20,6 +20,7 @@ import httpx2
 import pytest
 from support.plain_user import PLAIN
 from support.processes import lives
+from support.projects import checkout, write
 from support.stdio import made
 from support.terminal import ava
 
@@ -317,3 +318,13 @@ def test_another_user_with_the_code_or_the_cookie_gets_nothing(ui: Ui) -> None:
             for port in (home(address), home(address).replace("localhost", "127.0.0.1")):
                 assert asked(port + path, with_cookie) == "403", path
         assert own.get(home(address)).status_code == 200
+
+
+def test_opens_the_address_with_no_program_of_the_project(ui: Ui, tmp_path: Path) -> None:
+    folder = checkout(tmp_path / "project", {"README.md": "x\n"})
+    names = ("xdg-open", "xdg-settings", "x-www-browser", "firefox", "google-chrome", "chromium", "www-browser", "w3m")
+    write(folder / "bin", dict.fromkeys(names, f"#!/bin/sh\necho \"$@\" >> '{tmp_path}/ran'\n"))
+    env = {"DISPLAY": ":99", "PATH": f"{folder / 'bin'}{os.pathsep}{os.defpath}", "BROWSER": ""}
+    done = ava(ui.path, "ui", cwd=folder, env=env)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "ran").exists(), "it would have had the address, which signs whoever opens it in"

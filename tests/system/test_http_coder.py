@@ -14,7 +14,7 @@ from mcp_types import ResourceTemplateReference
 from support.coding import RIGHT, Untouched, asked, branches, project, says, worktrees
 from support.http_server import serving_http, token
 from support.model_server import running_model_server
-from support.projects import git
+from support.projects import checkout, git, tree
 from support.stdio import MODES, made, told, until, using
 from support.terminal import ava
 
@@ -67,6 +67,51 @@ async def test_a_coder_over_http_commits_to_a_branch_hidden_from_other_users(tmp
 
             for other in (ben, cleo):
                 await sees_nothing(other, run_id, str(proposed["pending_id"]))
+
+
+@pytest.mark.requirement("N-23")
+async def test_a_folder_of_one_user_does_not_lead_to_the_repository_of_another(tmp_path: Path) -> None:
+    theirs = checkout(tmp_path / "bens" / "main", {"secret.txt": "the key of Ben\n"})
+    own = tmp_path / "anas"
+    folders: dict[str, Path] = {}
+    for name in ("file", "nothing", "objects", "alternates", "commondir"):
+        folders[name] = checkout(own / name, {"own.txt": "own\n"})
+        if name in ("file", "nothing"):
+            (folders[name] / ".git").rename(own / f"git-of-{name}")
+    (folders["file"] / ".git").write_text(f"gitdir: {theirs}/.git\n")
+    (folders["nothing"] / ".git").write_text(f"gitdir: {tmp_path}/bens/none/.git\n")
+    (folders["objects"] / ".git/objects").rename(own / "objects-away")
+    (folders["objects"] / ".git/objects").symlink_to(theirs / ".git/objects")
+    (folders["alternates"] / ".git/objects/info/alternates").write_text(f"{theirs}/.git/objects\n")
+    (folders["commondir"] / ".git/commondir").write_text(f"{theirs}/.git\n")
+    # A worktree that Ben has made of his repository in a folder of Ana's names this very checkout, and is still his.
+    folders["worktree"] = own / "worktree"
+    git(theirs, "worktree", "add", "-q", str(folders["worktree"]))
+    linked = own / "linked"
+    git(folders["file"].parent / "git-of-file", "worktree", "add", "-q", str(linked))
+    root = made(
+        tmp_path / "data", config_toml=f'[users.ana]\nworkspaces = ["{own}"]\n[users.ben]\nworkspaces = ["{theirs}"]\n'
+    )
+    before = tree(theirs)
+    with running_model_server([]) as model:
+        async with (
+            serving_http(root, env=using(model.base_url)) as server,
+            server.client(token(root, "ana")) as ana,
+            server.client(token(root, "ben")) as ben,
+        ):
+            for role in (asked(namespace=["."], verify="true"), {"role": "code_reviewer", "task": "Look."}):
+                said: dict[str, str] = {}
+                for name, folder in folders.items():
+                    refused = await ana.call_tool("spawn_subagent", {**role, "workspace": str(folder)})
+                    said[name] = json.dumps(refused.structured_content).replace(f"/{name}/", "/NAME/")
+                    assert refused.is_error and "failed" in said[name], said[name]
+                    assert "bens" not in said[name] and "key of Ben" not in said[name]
+                assert said["file"] == said["nothing"], "the answer does not tell what exists"
+                proposed, text = told(await ana.call_tool("spawn_subagent", {**role, "workspace": str(linked)}))
+                assert f"(git folder {own}/git-of-file)" in text and "approval_line" in proposed
+                proposed, text = told(await ben.call_tool("spawn_subagent", {**role, "workspace": str(theirs)}))
+                assert "(git folder" not in text and "approval_line" in proposed
+    assert tree(theirs) == before
 
 
 async def sees_nothing(other: Any, run_id: str, pending_id: str) -> None:

@@ -201,6 +201,7 @@ class CopiedWorkspace:
         host: The folders of this machine that decide what commands may see.
         carry: Folders of the workspace that the role wants shown themselves.
         network: Commands reach the host's network.
+        git_folder: The approved git folder outside of the workspace's checkout.
     """
 
     mounts: bool
@@ -210,6 +211,7 @@ class CopiedWorkspace:
     host: HostFolders
     carry: Sequence[str] = ()
     network: bool = False
+    git_folder: str = ""
     _made: CommandSandbox | None = field(default=None, init=False)
     _turn: anyio.Lock = field(default_factory=anyio.Lock, init=False)
     _closing: bool = field(default=False, init=False)
@@ -287,7 +289,15 @@ class CopiedWorkspace:
         project = self.files.path.resolve()
         user_home = self.host.home
         repository = repository_of(project, user_home)
-        report = copy_workspace(self.files, work, repository=repository, home=user_home, carry=self.carry, check=check)
+        report = copy_workspace(
+            self.files,
+            work,
+            repository=repository,
+            home=user_home,
+            carry=self.carry,
+            check=check,
+            git_folder=self.git_folder,
+        )
         dependencies = bindable_dependencies(project, report, check)
         tools = find_toolchains(project, dependencies, self.host)
         if report.whole:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from ava_roles.errors import ToolFailed
+from ava_roles.sandbox.git_folder import NoGitFolder, find_git_folders, only
 from ava_roles.sandbox.path_access import make_folders, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import path_outside
@@ -28,6 +29,7 @@ SAFE_CONFIG = (
     "core.untrackedCache=false",
     "core.splitIndex=false",
     "core.preloadIndex=false",
+    "core.multiPackIndex=false",  # it could name packs of another repository
     "submodule.recurse=false",
     "diff.ignoreSubmodules=all",
     "diff.external=",
@@ -57,8 +59,8 @@ class GitOutput:
         return [os.fsdecode(name) for name in self.out.split(b"\0") if name]
 
 
-def git_program(project: Path) -> str | None:
-    """Return the path of git, but never of one in the project."""
+def git_program(project: Path | None) -> str | None:
+    """Return the path of git, but never of one in the project or by a relative PATH."""
     return shutil.which("git", path=path_outside(os.environ.get("PATH", os.defpath), project))
 
 
@@ -150,34 +152,6 @@ def _wait(process: subprocess.Popen[bytes], within_s: float, check: Callable[[],
     return None
 
 
-class NoGitFolder(Exception):
-    """Raised when a checkout's `.git` does not lead to a repository; says why."""
-
-
-def git_folders(repository: Path) -> tuple[Path, Path]:
-    """Return the folder of a checkout's index, and the folder that all its worktrees share.
-
-    Raises:
-        NoGitFolder: `.git` does not lead to a repository.
-        OSError: It cannot be read.
-    """
-    git = repository / ".git"
-    if git.is_file():
-        text = _read_path(git)
-        if not text.startswith("gitdir: "):
-            raise NoGitFolder(f"{git} names no repository")
-        git = repository / text.removeprefix("gitdir: ")
-    common = git / "commondir"
-    return git, git / _read_path(common) if common.is_file() else git
-
-
-def _read_path(file: Path) -> str:
-    text = read_small(file, 5_000).decode("utf-8", "surrogateescape").strip()
-    if "\0" in text or "\n" in text:
-        raise NoGitFolder(f"{file} names no repository")
-    return text
-
-
 @dataclass(frozen=True)
 class Checkout:
     """The names in a folder of a checkout, relative to it.
@@ -196,7 +170,12 @@ class Checkout:
 
 
 def list_checkout(
-    repository: Path, folder: Path, aside: Path, home: Path, check: Callable[[], None] = lambda: None
+    repository: Path,
+    folder: Path,
+    aside: Path,
+    home: Path,
+    check: Callable[[], None] = lambda: None,
+    git_folder: str = "",
 ) -> Checkout:
     """Return the names in a folder of a repository. Blocks; stops at once when `check` raises.
 
@@ -206,15 +185,16 @@ def list_checkout(
         aside: A folder for a temporary git directory.
         home: The user's home folder, for the names that they ignore in every repository.
         check: Called repeatedly.
+        git_folder: The approved git folder outside of the repository.
 
     Raises:
-        ToolFailed: git is not installed, or fails.
+        ToolFailed: git is not installed, fails, or would follow something elsewhere.
     """
     git = git_program(repository)
     if git is None:
         raise ToolFailed("git is not installed here, and without it the files of this checkout cannot be listed")
     within = folder.relative_to(repository).as_posix()
-    with _isolated_git_folder(repository, aside) as own:
+    with _isolated_git_folder(repository, aside, git_folder) as own:
         config = (*SAFE_CONFIG, f"core.excludesFile={global_excludes_file(git, own, home)}")
         options = [part for each in config for part in ("-c", each)]
 
@@ -250,7 +230,7 @@ def _beneath(above: str, names: Iterable[str]) -> Iterator[str]:
 
 
 @contextmanager
-def _isolated_git_folder(repository: Path, aside: Path) -> Generator[Path]:
+def _isolated_git_folder(repository: Path, aside: Path, git_folder: str) -> Generator[Path]:
     """Hold a git directory with the repository's index, and with nothing of it that git could execute.
 
     Raises:
@@ -261,7 +241,8 @@ def _isolated_git_folder(repository: Path, aside: Path) -> Generator[Path]:
     (own / "refs").mkdir()
     (own / "info").mkdir()
     try:
-        folder, common = git_folders(repository)
+        found = find_git_folders(repository, only(git_folder))
+        folder, common = found.folder, found.common
         (own / "HEAD").write_text("ref: refs/heads/none\n")
         (own / "config").write_text(object_format_config(common))
         (own / "objects" / "info" / "alternates").write_bytes(os.fsencode(common / "objects") + b"\n")

@@ -214,7 +214,7 @@ class PlainPaths:
             OSError: There is none; ELOOP where a part is a link.
         """
         found = cls(path)
-        if any(map(_is_link, (path, *path.parents))):
+        if any(map(is_link, (path, *path.parents))):
             raise OSError(errno.ELOOP, "a link", str(path))
         return found
 
@@ -252,7 +252,7 @@ class PlainPaths:
         for each in self._checked(parts).iterdir():
             with suppress(FileNotFoundError):
                 status = each.lstat()
-                found.append(Entry(each.name, "link" if _is_link(each) else _kind(status.st_mode), status.st_size))
+                found.append(Entry(each.name, "link" if is_link(each) else _kind(status.st_mode), status.st_size))
         return found
 
     def replace(self, parts: Sequence[str], data: bytes, mode: int, create_dirs: bool, aside: Path | None) -> None:
@@ -282,7 +282,7 @@ class PlainPaths:
         path = self._root
         for part in parts:
             path = path / part
-            if _is_link(path):
+            if is_link(path):
                 raise OSError(errno.ELOOP, "a link", str(path))
         if not path.resolve(strict=not missing_ok).is_relative_to(self._root):
             raise OSError(errno.EXDEV, "outside", str(path))
@@ -310,7 +310,7 @@ def _open_stepwise(folder: int, parts: Sequence[str], flags: int) -> int:
         os.close(here)
 
 
-def _is_link(path: Path) -> bool:
+def is_link(path: Path) -> bool:
     """Tell whether a path is a link, or a junction (Windows' link between folders)."""
     with suppress(FileNotFoundError):
         attributes = getattr(path.lstat(), "st_file_attributes", 0)

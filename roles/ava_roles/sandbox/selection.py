@@ -69,7 +69,7 @@ def _find_sandbox(mode: str, state: Path) -> Sandbox | Unavailable:
             f"no user id is free for commands ({USERS[0]} to {USERS[-1]} all have an account)",
             "run Ava as an ordinary user",
         )
-    bwrap = shutil.which("bwrap", path=_PROGRAMS)
+    bwrap = bubblewrap_program()
     why: list[str] = []
     candidates: tuple[tuple[Kind, str, str, str | None], ...] = (
         ("bubblewrap", "bubblewrap", bwrap or "", _missing_for_bubblewrap(bwrap)),
@@ -82,6 +82,11 @@ def _find_sandbox(mode: str, state: Path) -> Sandbox | Unavailable:
             return sandbox
         why.append(f"{name}: {fault}")
     return Unavailable("; ".join(why), _advice(bwrap is not None, why[0]))
+
+
+def bubblewrap_program() -> str | None:
+    """Return the path of bubblewrap: the system's own, whatever PATH says."""
+    return shutil.which("bwrap", path=_PROGRAMS)
 
 
 def _missing_for_bubblewrap(bwrap: str | None) -> str | None:

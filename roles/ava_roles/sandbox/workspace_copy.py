@@ -71,6 +71,7 @@ def copy_workspace(
     carry: Iterable[str] = (),
     check: Callable[[], None] = lambda: None,
     most_bytes: int = CHECKOUT_BYTES,
+    git_folder: str = "",
 ) -> CopyReport:
     """Copy a workspace into an empty folder. Blocks; stops at once when `check` raises.
 
@@ -82,6 +83,7 @@ def copy_workspace(
         carry: Further folders to show themselves.
         check: Called for every file, and for every piece of a large one.
         most_bytes: Copy no more than this, if it is less than usual.
+        git_folder: The approved git folder outside of the repository.
 
     Raises:
         ToolFailed: It cannot be copied; says what to do.
@@ -90,7 +92,7 @@ def copy_workspace(
     carried = [name for name in carry if _is_folder(root, name)]
     if repository is None:
         return copy.copy_folder(carried)
-    checkout = list_checkout(repository, root.path.resolve(), into.parent, home, check)
+    checkout = list_checkout(repository, root.path.resolve(), into.parent, home, check, git_folder)
     return copy.copy_folder(carried) if checkout.foreign else copy.copy_checkout(checkout, carried)
 
 
@@ -102,9 +104,10 @@ def find_dependencies(
     home: Path,
     carry: Iterable[str] = (),
     check: Callable[[], None] = lambda: None,
+    git_folder: str = "",
 ) -> CopyReport:
     """Return which folders of a checkout to show themselves; copies nothing. Arguments as for `copy_workspace`."""
-    checkout = list_checkout(repository, root.path.resolve(), aside, home, check)
+    checkout = list_checkout(repository, root.path.resolve(), aside, home, check, git_folder)
     copy = _Copy(root, aside, check)
     copy.split_names(checkout, [name for name in carry if _is_folder(root, name)])
     return copy.report
@@ -295,7 +298,7 @@ _MAX_FILES = 50_000
 _SEPARATORS = {"\0", *("\\:" if os.name == "nt" else "")}
 
 
-def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path) -> str | None:
+def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path, git_folder: str = "") -> str | None:
     """Write the archive of a folder. Blocking.
 
     Args:
@@ -304,6 +307,7 @@ def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path) -> 
         limit: Most bytes of the files in it.
         aside: An empty folder.
         path: The new file.
+        git_folder: The approved git folder outside of the folder's checkout.
 
     Returns:
         None, or why the folder does not travel.
@@ -315,7 +319,7 @@ def pack_folder(root: Root, home: Path, limit: int, aside: Path, path: Path) -> 
     copy.mkdir()
     repository = repository_of(root.path.resolve(), home)
     try:
-        report = copy_workspace(root, copy, repository=repository, home=home, most_bytes=limit)
+        report = copy_workspace(root, copy, repository=repository, home=home, most_bytes=limit, git_folder=git_folder)
     except ToolFailed as error:
         return str(error).partition(";")[0]
     if not report.whole:

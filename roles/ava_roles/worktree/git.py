@@ -23,13 +23,12 @@ from ava_roles.sandbox import temporary
 from ava_roles.sandbox.git import (
     SAFE_CONFIG,
     GitOutput,
-    NoGitFolder,
     copy_file,
     git_environment,
-    git_folders,
     git_program,
     run_git,
 )
+from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept, GitFolders, NoGitFolder, find_git_folders
 from ava_roles.sandbox.path_access import make_folders, read_small
 from ava_roles.sandbox.paths import Root, folder_identity, is_same_folder
 
@@ -164,6 +163,8 @@ def _explain_failure(what: str, done: GitOutput, *, full: bool) -> str:
 
 _COPIED_SETTINGS = ("core.autocrlf", "core.eol", "core.ignorecase", "core.sharedrepository")
 """Settings of the user that say how files are written; none of them can run anything."""
+_EXTENSIONS = {"objectformat": ("sha1", "sha256"), "refstorage": ("files", "reftable")}
+"""How a repository is stored. Other values are left out: newer versions of git take a path for some."""
 NO_GIT = "git is not installed here; ask a person to install it, or choose a role that needs no worktree"
 
 
@@ -178,6 +179,7 @@ class UserRepository:
         program: The path of git.
         home: The user's home folder.
         approved: The approved `identity`; empty accepts any repository.
+        accept: Decides about a git folder outside of the checkout.
     """
 
     root: Path
@@ -186,14 +188,18 @@ class UserRepository:
     program: str
     home: Path
     approved: tuple[str, ...] = ()
+    accept: Accept = NOTHING_OUTSIDE
 
     @classmethod
-    def at(cls, root: Path, home: Path, approved: tuple[str, ...] = ()) -> UserRepository:
+    def at(
+        cls, root: Path, home: Path, approved: tuple[str, ...] = (), accept: Accept = NOTHING_OUTSIDE
+    ) -> UserRepository:
         """Return the repository of a checkout.
 
         Raises:
             FolderReplaced: It is not the one that was approved.
-            NoRepository: The folder is not the root of a checkout; says what to do.
+            NoRepository: The folder is not the root of a checkout, or git would follow something in it elsewhere; says
+                what to do.
             WorktreeFailed: git is not installed.
         """
         if approved:
@@ -207,18 +213,14 @@ class UserRepository:
         program = git_program(root)
         if program is None:
             raise WorktreeFailed(NO_GIT)
-        try:
-            folder, common = git_folders(root)
-        except NoGitFolder as error:
-            raise NoRepository(f"{error}; repair the checkout, or give another as workspace") from None
-        except OSError as error:
-            raise NoRepository(f"{git} cannot be read ({error.strerror}); give a checkout that is your own") from None
+        found = _find_folders(root, accept)
+        folder, common = found.folder, found.common
         for place in (folder / "HEAD", common / "objects"):
             if not os.path.lexists(place):
                 raise NoRepository(f"{root} is not a git checkout any more ({place} is missing); repair or clone it")
-        found = cls(root, folder.resolve(), common.resolve(), program, home, approved)
-        found.recheck()
-        return found
+        checkout = cls(root, folder, common, program, home, approved, accept)
+        checkout.recheck()
+        return checkout
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -242,26 +244,42 @@ class UserRepository:
 
     @cached_property
     def settings(self) -> Mapping[str, str]:
-        """The whole git configuration, the user's own included. It is only read: git never runs with it.
+        """What git's configuration says, the user's own included. It is only read: git never runs with it.
+
+        The repository's own part comes with the repository, and may name files of anybody. So files that it includes
+        are not read, and its list of names to ignore counts only if it lies in the repository.
 
         Raises:
             WorktreeFailed: git cannot read it.
         """
         with temporary_folder("reading git's configuration") as aside:
-            env = {**git_environment(self.folder), "HOME": str(self.home)}
+            shared = aside / "common"
+            for name in ("objects", "refs"):
+                make_folders(shared / name, aside)
+            env = {**git_environment(self.folder), "HOME": str(self.home), "GIT_COMMON_DIR": str(shared)}
             for name in ("GIT_CONFIG_NOSYSTEM", "GIT_CONFIG_GLOBAL"):
                 del env[name]
-            done = run_git(
-                [self.program, f"--git-dir={self.folder}", "config", "--list", "-z"],
-                folder=Path("/"),
-                env=env,
-                aside=aside,
-                within_s=10,
-            )
-        if done.code != 0:
-            raise WorktreeFailed(f"git cannot read the configuration of {self.root}: {done.errors[:300]}; repair it")
-        pairs = (os.fsdecode(each).partition("\n") for each in done.out.split(b"\0") if each)
-        return {key.lower(): value for key, _newline, value in pairs}
+
+            def read(*source: str) -> dict[str, str]:
+                done = run_git(
+                    [self.program, f"--git-dir={self.folder}", "config", *source, "--list", "-z"],
+                    folder=Path("/"),
+                    env=env,
+                    aside=aside,
+                    within_s=10,
+                )
+                if done.code != 0:
+                    why = f"git cannot read the configuration of {self.root}: {done.errors[:300]}; repair it"
+                    raise WorktreeFailed(why)
+                pairs = (os.fsdecode(each).partition("\n") for each in done.out.split(b"\0") if each)
+                return {key.lower(): value for key, _newline, value in pairs}
+
+            own, config = read(), self.common / "config"
+            theirs = read("--file", str(config), "--no-includes") if config.is_file() else {}
+        ignore = Path(theirs.pop("core.excludesfile", ""))
+        if ignore.is_absolute() and any(map(ignore.resolve().is_relative_to, (self.root, self.common))):
+            theirs["core.excludesfile"] = str(ignore)
+        return own | theirs
 
     @property
     def objects(self) -> Path:
@@ -281,6 +299,8 @@ class UserRepository:
             WorktreeFailed: It cannot be created.
         """
         self.recheck()
+        if (found := _find_folders(self.root, self.accept)).folder != self.folder or found.common != self.common:
+            raise FolderReplaced(f"{self.root} is now a different repository")
         with translate_os_errors("creating a git directory"):
             shared = own
             if joined and self.folder != self.common and (self.common / "reftable").exists():
@@ -352,8 +372,8 @@ class UserRepository:
         """Return a configuration that says how objects and files are written, and runs nothing."""
         extensions = {
             name: self.settings[f"extensions.{name}"]
-            for name in ("objectformat", "refstorage")
-            if self.settings.get(f"extensions.{name}", "") and (joined or name == "objectformat")
+            for name, known in _EXTENSIONS.items()
+            if self.settings.get(f"extensions.{name}", "") in known and (joined or name == "objectformat")
         }
         lines = ["[core]", f"\trepositoryformatversion = {1 if extensions else 0}", "\tbare = false"]
         logs = self.settings.get("core.logallrefupdates", "true") if (self.common / "logs").is_dir() else "false"
@@ -365,6 +385,16 @@ class UserRepository:
         if extensions:
             lines += ["[extensions]", *(f"\t{name} = {_value(value)}" for name, value in extensions.items())]
         return "\n".join(lines) + "\n"
+
+
+def _find_folders(root: Path, accept: Accept) -> GitFolders:
+    try:
+        return find_git_folders(root, accept)
+    except NoGitFolder as error:
+        raise NoRepository(str(error)) from None
+    except OSError as error:
+        why = f"{error.filename or root / '.git'} cannot be read ({error.strerror})"
+        raise NoRepository(f"{why}; give a checkout that is your own") from None
 
 
 def _refuse(root: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ava_roles.sandbox.git import copy_file
+from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept
 from ava_roles.sandbox.paths import shown
 from ava_roles.worktree.git import (
     CommitFiles,
@@ -44,18 +45,19 @@ class CheckoutState:
     notes: tuple[str, ...]
 
 
-def inspect_checkout(repository: Path, home: Path) -> CheckoutState:
+def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) -> CheckoutState:
     """Return the state of a checkout. Blocking and quick; it runs nothing of the repository's and changes nothing.
 
     Args:
         repository: The root of the checkout.
         home: The user's home folder, for their own git configuration.
+        accept: Decides about a git folder outside of the checkout.
 
     Raises:
         NoRepository: There is no commit to begin at; says what to do.
         WorktreeFailed: git is not installed, or fails.
     """
-    checkout = UserRepository.at(repository, home)
+    checkout = UserRepository.at(repository, home, accept=accept)
     with temporary_folder("inspecting the repository") as folder:
         git = checkout.git_folder(folder / "git", joined=True)
         head, branch = checkout.head(git)
@@ -111,7 +113,7 @@ class VerifyCommand:
     why: str
 
 
-def find_verify_commands(repository: Path, home: Path) -> tuple[VerifyCommand, ...]:
+def find_verify_commands(repository: Path, home: Path, accept: Accept = NOTHING_OUTSIDE) -> tuple[VerifyCommand, ...]:
     """Return which of pytest, npm test, cargo test, go test and make test verify a project. Blocking; runs nothing.
 
     A configured test runner goes before Python test files, and those before a Makefile. Several commands fit equally
@@ -121,7 +123,7 @@ def find_verify_commands(repository: Path, home: Path) -> tuple[VerifyCommand, .
         NoRepository: There is no commit to look at; says what to do.
         WorktreeFailed: git is not installed, or fails.
     """
-    checkout = UserRepository.at(repository, home)
+    checkout = UserRepository.at(repository, home, accept=accept)
     with checkout.joined() as git:
         project = _Project(git, checkout.head(git)[0], repository)
         for level in _LEVELS:

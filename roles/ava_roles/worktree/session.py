@@ -14,6 +14,7 @@ from anyio.from_thread import check_cancelled
 
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox.command_workspace import CommandSandbox
+from ava_roles.sandbox.git_folder import only
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Command, Sandbox
@@ -160,9 +161,10 @@ class WorktreeSession:
     def _prepare(self, resumed: bool) -> None:
         if self._prepared is not None:
             return
-        repository = UserRepository.at(self._spec.repository, self._host.home, self._spec.identity)
+        spec = self._spec
+        repository = UserRepository.at(spec.repository, self._host.home, spec.identity, only(spec.git_folder))
         self._folder = folder = self._folder or WorktreeFolder(self._path)
-        trees = Trees(self._spec, folder, repository)
+        trees = Trees(spec, folder, repository)
         if trees.reopen() is None:
             if resumed:
                 raise WorktreeFailed(f"the worktree {self._path} is gone, and with it what the run had changed")
@@ -170,7 +172,7 @@ class WorktreeSession:
         sandboxes = WorktreeSandboxes(trees, self._sandbox.mounts, self._host, check_cancelled)
         with translate_os_errors("opening the worktree"):
             root = Root.open(folder.tree)
-            edits = Edits(root, self._spec.namespace, folder.edits, trees.submodules)
+            edits = Edits(root, spec.namespace, folder.edits, trees.submodules)
             self._prepared = PreparedWorktree(trees, sandboxes, root, edits)
 
     async def _check(self, tree: str) -> Verdict:
@@ -272,7 +274,7 @@ def publish_leftover(spec: WorktreeSpec, path: Path, home: Path, message: str) -
     """
     if not (path / "kept.json").is_file():
         return None
-    repository = UserRepository.at(spec.repository, home, spec.identity)
+    repository = UserRepository.at(spec.repository, home, spec.identity, only(spec.git_folder))
     folder = WorktreeFolder(path)
     try:
         trees = Trees(spec, folder, repository)
@@ -297,7 +299,7 @@ def remove_worktree(path: Path) -> None:
         folder.close()
 
 
-def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3) -> str:
+def branch_diff(repository: Path, base: str, head: str, home: Path, context: int = 3, git_folder: str = "") -> str:
     """Return the unified diff of two commits of a repository. Blocking; runs nothing of the repository's.
 
     Args:
@@ -306,6 +308,7 @@ def branch_diff(repository: Path, base: str, head: str, home: Path, context: int
         head: The newer commit.
         home: The user's home folder.
         context: Unchanged lines to show around each change.
+        git_folder: The approved git folder outside of the repository.
 
     Raises:
         NoRepository: The repository is gone.
@@ -314,5 +317,5 @@ def branch_diff(repository: Path, base: str, head: str, home: Path, context: int
     for commit in (base, head):
         if not commit or not all(char in "0123456789abcdef" for char in commit):
             raise WorktreeFailed(f"{commit!r:.80} is not the id of a commit")
-    with UserRepository.at(repository, home).joined() as git:
+    with UserRepository.at(repository, home, accept=only(git_folder)).joined() as git:
         return unified_diff(git, base, head, context)

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from ava_roles.errors import NoRepository, WorktreeFailed
+from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.git import git_program
+from ava_roles.sandbox.git_folder import NOTHING_OUTSIDE, Accept, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
-from ava_roles.sandbox.paths import shown
+from ava_roles.sandbox.paths import Root, shown
 from ava_roles.worktree.git import NO_GIT, Git, UserRepository, temporary_folder, translate_os_errors
 from ava_roles.worktree.publish import (
     changed_files,
@@ -50,7 +51,9 @@ _PACKING = ("pack-objects", "-q", "--window=0", "--no-reuse-object", "--threads=
 """Without deltas, so that the same objects always make the same file."""
 
 
-def pack_snapshot(repository: Path, home: Path, commit: str, limit: int, path: Path) -> str | None:
+def pack_snapshot(
+    repository: Path, home: Path, commit: str, limit: int, path: Path, git_folder: str = ""
+) -> str | None:
     """Write the snapshot of a commit. Blocking; it runs nothing of the repository's and changes nothing in it.
 
     Args:
@@ -59,6 +62,7 @@ def pack_snapshot(repository: Path, home: Path, commit: str, limit: int, path: P
         commit: The commit.
         limit: Most bytes of the snapshot.
         path: The new file. The same commit and settings make the same bytes.
+        git_folder: The approved git folder outside of the checkout.
 
     Returns:
         None, or why the commit does not travel.
@@ -67,7 +71,7 @@ def pack_snapshot(repository: Path, home: Path, commit: str, limit: int, path: P
         NoRepository: The repository is gone.
         WorktreeFailed: The objects cannot be read, or the file not be written.
     """
-    checkout = UserRepository.at(repository, home)
+    checkout = UserRepository.at(repository, home, accept=only(git_folder))
     with temporary_folder("packing the repository") as aside:
         git = checkout.git_folder(aside / "git", joined=False)  # git writes temporary files beside its objects
         objects = _objects_of(git, commit)
@@ -81,8 +85,8 @@ def pack_snapshot(repository: Path, home: Path, commit: str, limit: int, path: P
         ignore = Path(checkout.excludes())
         small = {
             SETTINGS: json.dumps(_settings_of(checkout), sort_keys=True).encode(),
-            "exclude": _read(checkout.common / "info" / "exclude"),
-            "attributes": _read(checkout.common / "info" / "attributes"),
+            "exclude": _info(checkout, "exclude"),
+            "attributes": _info(checkout, "attributes"),
             "ignore": _read(ignore) if ignore.is_absolute() else b"",
         }
         with tarfile.open(path, "x", format=tarfile.USTAR_FORMAT) as tar:
@@ -148,7 +152,7 @@ class TravelledBranch:
     namespace: Sequence[str]
 
 
-def has_commit(repository: Path, home: Path, commit: str, identity: tuple[str, ...] = ()) -> bool:
+def has_commit(repository: Path, home: Path, commit: str, identity: tuple[str, ...] = (), git_folder: str = "") -> bool:
     """Tell whether a repository has a commit. Blocking.
 
     Raises:
@@ -156,12 +160,17 @@ def has_commit(repository: Path, home: Path, commit: str, identity: tuple[str, .
         NoRepository: It is gone.
         WorktreeFailed: git fails.
     """
-    with UserRepository.at(repository, home, identity).joined() as git:
+    with UserRepository.at(repository, home, identity, only(git_folder)).joined() as git:
         return git.run("cat-file", "-e", f"{commit}^{{commit}}").code == 0
 
 
 def bring_branch(
-    pack: Path, branch: TravelledBranch, repository: Path, home: Path, identity: tuple[str, ...] = ()
+    pack: Path,
+    branch: TravelledBranch,
+    repository: Path,
+    home: Path,
+    identity: tuple[str, ...] = (),
+    accept: Accept = NOTHING_OUTSIDE,
 ) -> str:
     """Make a branch of a repository from a pack; return its name. Blocking; the checkout and the index stay.
 
@@ -173,13 +182,14 @@ def bring_branch(
         repository: The root of the user's checkout.
         home: The user's home folder.
         identity: The approved identity of the repository; empty accepts any that has the approved commit.
+        accept: Decides about a git folder outside of the checkout.
 
     Raises:
         FolderReplaced: The repository is not the approved one.
         NoRepository: It is gone, or lacks the commit that the branch begins at.
         WorktreeFailed: The pack is not that branch.
     """
-    checkout = UserRepository.at(repository, home, identity)
+    checkout = UserRepository.at(repository, home, identity, accept)
     with temporary_folder("bringing the branch") as aside:
         git = checkout.git_folder(aside / "git", joined=False)
         if git.run("cat-file", "-e", f"{branch.base}^{{commit}}").code != 0:
@@ -230,6 +240,17 @@ def _settings_of(checkout: UserRepository) -> dict[str, str]:
     if kind := checkout.settings.get(_FORMAT, ""):
         found[_FORMAT] = kind
     return found
+
+
+def _info(checkout: UserRepository, name: str) -> bytes:
+    """Return a file of the repository, following no link; nothing if it is missing."""
+    root = Root.open(checkout.common)
+    try:
+        return root.read(f"info/{name}", _SMALL_BYTES)[0]
+    except ToolFailed:
+        return b""
+    finally:
+        root.close()
 
 
 def _read(path: Path) -> bytes:

@@ -141,6 +141,7 @@ class WorktreeSpec:
         carry: Further folders of the checkout that are shown as they are.
         identity: The identity of the repository; empty if it was not recorded.
         verify_timeout_s: The longest that either command may take.
+        git_folder: The approved git folder outside of the checkout; empty if it has none there.
     """
 
     run_id: str
@@ -152,6 +153,7 @@ class WorktreeSpec:
     carry: tuple[str, ...] = ()
     identity: tuple[str, ...] = ()
     verify_timeout_s: float = 600
+    git_folder: str = ""
 
 
 def namespace_of(given: str | Sequence[str]) -> tuple[str, ...]:

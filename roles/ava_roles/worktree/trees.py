@@ -412,8 +412,15 @@ class WorktreeSandboxes:
         aside.mkdir(mode=0o700)
         root = Root.open(self._project)
         try:
+            spec = self._trees.spec
             found = find_dependencies(
-                root, aside, repository=self._project, home=home, carry=self._trees.spec.carry, check=check
+                root,
+                aside,
+                repository=self._project,
+                home=home,
+                carry=spec.carry,
+                check=check,
+                git_folder=spec.git_folder,
             )
             found.dependencies = tuple(
                 name for name in found.dependencies if not self._trees.has_files(name) and ".git" not in name.split("/")

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from ava_roles.errors import RolesError
 from ava_roles.role import Role, command_line, parse_role
+from ava_roles.sandbox.git_folder import Accept, only
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
 from ava_roles.tools.registry import specs_of, tool_specs
@@ -44,6 +45,7 @@ def resolve_coding(
     *,
     changes: bool,
     files_open: bool,
+    git_folder: Callable[[], str],
 ) -> Coding | None:
     """Return what a run would change and how that is checked; None for a run that changes no files. Blocks.
 
@@ -55,6 +57,7 @@ def resolve_coding(
         home: The user's home folder.
         changes: It has tools that change files.
         files_open: It can read the files of that folder.
+        git_folder: Returns its git folder outside of the checkout, or empty; raises Refused where that may not be used.
 
     Raises:
         BadInput: Arguments are missing or invalid; lists all of them.
@@ -77,8 +80,10 @@ def resolve_coding(
     namespace = take(lambda: _namespace(args, role))
     take(lambda: _check_context(args, role))
     folder = take(lambda: _repository(role, workspace, files_open=files_open))
-    state = take(lambda: _checkout(folder, home)) if folder is not None else None
-    verify = take(lambda: _verify(args, role, folder if state is not None else None, home))
+    outside = take(git_folder) if folder is not None else None
+    accept = only(outside or "")
+    state = take(lambda: _checkout(folder, home, accept)) if folder is not None and outside is not None else None
+    verify = take(lambda: _verify(args, role, folder if state is not None else None, home, accept))
     if len(faults) > 1:
         raise BadInput("\n".join([f"{role.name} cannot start yet:", *map(str, faults)]))
     if faults:
@@ -122,14 +127,14 @@ def _repository(role: Role, workspace: Workspace, *, files_open: bool) -> Path:
     raise Refused(f"workspace: {role.name} changes files of a git repository; give its root ({why})")
 
 
-def _checkout(folder: Path, home: Path) -> CheckoutState:
+def _checkout(folder: Path, home: Path, accept: Accept) -> CheckoutState:
     """Return the state of the repository.
 
     Raises:
         Refused: The folder is not the root of one, or cannot be worked on.
     """
     try:
-        return inspect_checkout(folder, home)
+        return inspect_checkout(folder, home, accept)
     except RolesError as error:
         raise Refused(f"workspace: {error}") from error
 
@@ -159,6 +164,7 @@ def worktree_spec(run_id: str, config: RunConfig) -> WorktreeSpec:
         verify=coding.verify,
         setup=coding.setup,
         carry=parse_role(config.role_text, config.role_source, config.role).carry,
+        git_folder=config.git_folder,
     )
 
 
@@ -194,7 +200,7 @@ def _namespace(args: SpawnArgs, role: Role) -> tuple[str, ...]:
         raise BadInput(f"namespace: {error}") from error
 
 
-def _verify(args: SpawnArgs, role: Role, repository: Path | None, home: Path) -> tuple[str, str]:
+def _verify(args: SpawnArgs, role: Role, repository: Path | None, home: Path, accept: Accept) -> tuple[str, str]:
     """Return the verify command, and where it is from: the call, the role file, or the project.
 
     Raises:
@@ -211,7 +217,7 @@ def _verify(args: SpawnArgs, role: Role, repository: Path | None, home: Path) ->
     if repository is None:
         raise BadInput("verify: give the command line that its work must pass, unless the repository itself says it")
     try:
-        found = find_verify_commands(repository, home)
+        found = find_verify_commands(repository, home, accept)
     except RolesError as error:
         raise Refused(f"workspace: {error}") from error
     if len(found) == 1:

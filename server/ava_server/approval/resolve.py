@@ -16,6 +16,7 @@ from ava_roles.errors import RolesError, WorkspaceRefused
 from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.tools import ServerEntry
 from ava_roles.role import Role
+from ava_roles.sandbox.git_folder import NoGitFolder
 from ava_roles.sandbox.paths import folder_identity
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
 from ava_roles.sandbox.workspace import Workspace
@@ -31,6 +32,8 @@ from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
     McpScope,
     confinement_of,
+    git_folder_of,
+    git_folder_rule,
     needs_sandbox,
     no_sandbox,
     resolve_mcp_scope,
@@ -281,15 +284,23 @@ def _find_tools(args: SpawnArgs, role: Role, workspace: Workspace, around: Resol
     changes = changes_files(wanted)
     runs = runs_commands(wanted, around.tools) or changes
     sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
-    coding = resolve_coding(args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open)
+
+    def git_folder() -> str:
+        return _git_folder(workspace.path, around)
+
+    coding = resolve_coding(
+        args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open, git_folder=git_folder
+    )
     names = _usable(wanted, around, files_open=files_open, commands=not isinstance(sandbox, Unavailable))
     reading = workspace.path if files_open and _sees_files(names, around.tools) else None
     runs = coding is not None or needs_sandbox(names, around.tools)
+    commands = coding is not None or runs_commands(names, around.tools)
     scope = RunReach(
         workspace=str(reading) if reading is not None else None,
+        git_folder=git_folder() if commands and reading is not None else "",
         earlier=earlier,
         confinement=confinement_of(around.sandbox() if runs else None),
-        network=role.network and (coding is not None or runs_commands(names, around.tools)),
+        network=role.network and commands,
         namespace=coding.namespace if coding else (),
         hosts=role.hosts or around.settings.fetch.hosts,
     )
@@ -337,6 +348,7 @@ def _assemble(
         lacks=lacks,
         workspace=scope.workspace,
         workspace_identity=_identity(scope.workspace),
+        git_folder=scope.git_folder,
         hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
         secrets=_secrets(role, found.names, around),
         plan=plan,
@@ -480,6 +492,28 @@ def _identity(workspace: str | None) -> str:
         return folder_identity(Path(workspace))
     except OSError as error:
         raise Refused(f"workspace: {workspace} cannot be read ({error.strerror}); give another folder") from error
+
+
+def _git_folder(workspace: Path | None, around: ResolveContext) -> str:
+    """Return the git folder of a workspace's checkout, where it lies outside of that; else empty.
+
+    Raises:
+        Refused: It may not be used, or git would follow something elsewhere; says what to do.
+    """
+    settings, remote = around.settings, around.remote_roots
+    accept = git_folder_rule(
+        settings.workspace.roots or None if remote is None else remote,
+        data_root=settings.data_root,
+        home=around.home,
+        allow=settings.named_folders if remote is None else remote,
+        owner=remote is None,
+    )
+    try:
+        return git_folder_of(workspace, around.home, accept) if workspace is not None else ""
+    except NoGitFolder as error:
+        raise Refused(f"workspace: {error}") from error
+    except OSError as error:
+        raise Refused(f"workspace: the git folder of {workspace} cannot be read ({error.strerror})") from error
 
 
 def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: Mapping[str, Tool]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ava_audit.rows import RunRow
+from ava_roles.errors import WorkspaceRefused
 from ava_roles.mcp_client.connection import ToolListing
 from ava_roles.mcp_client.run_servers import McpTool, RunMcpServers
 from ava_roles.mcp_client.tools import OfferedTool, ServerEntry, covers, is_wildcard, server_of
 from ava_roles.role import Role, parse_role
 from ava_roles.sandbox.command_workspace import CopiedWorkspace
+from ava_roles.sandbox.git import git_program
+from ava_roles.sandbox.git_folder import Accept, find_git_folders
 from ava_roles.sandbox.path_access import remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import STRENGTH, Sandbox, Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders
+from ava_roles.sandbox.workspace import recheck_workspace, repository_of
 from ava_roles.tool import Tool
 from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
@@ -56,7 +59,7 @@ def usable_here(tools: Mapping[str, Tool], sandbox: Sandbox | Unavailable) -> di
     A run's changes are executed when they are verified, and git keeps them; so edits need more than commands.
     """
     commands = not isinstance(sandbox, Unavailable)
-    edits = not isinstance(sandbox, Unavailable) and sandbox.kind != "none" and shutil.which("git") is not None
+    edits = not isinstance(sandbox, Unavailable) and sandbox.kind != "none" and git_program(None) is not None
     return {
         name: tool
         for name, tool in tools.items()
@@ -112,7 +115,38 @@ def make_workbench(
         host=HostFolders(home_folder(), settings.sandbox.read_only, (settings.data_root,)),
         carry=parse_role(config.role_text, config.role_source, config.role).carry,
         network=config.network,
+        git_folder=config.git_folder,
     )
+
+
+def git_folder_rule(
+    roots: Sequence[Path] | None, *, data_root: Path, home: Path, allow: Sequence[Path], owner: bool
+) -> Accept:
+    """Return the rule for git folders outside of a checkout: that for workspaces, `recheck_workspace`.
+
+    With `owner`, it is the user to whom the data root belongs. Others learn nothing of what exists here.
+    """
+
+    def accept(folder: Path) -> None:
+        try:
+            recheck_workspace(folder, roots=roots, data_root=data_root, home=home, allow=allow)
+        except WorkspaceRefused:
+            if owner:
+                raise
+            raise WorkspaceRefused("it lies outside of this user's folders") from None
+
+    return accept
+
+
+def git_folder_of(workspace: Path, home: Path, accept: Accept) -> str:
+    """Return the git folder of a workspace's checkout, where it lies outside of that; else empty. Blocks.
+
+    Raises:
+        NoGitFolder: Git would follow something elsewhere, or that folder is refused.
+        OSError: It cannot be read.
+    """
+    repository = repository_of(workspace, home)
+    return find_git_folders(repository, accept).outside if repository is not None else ""
 
 
 def remove_workbenches(scratch: Path, up_to: int | None = None) -> None:

@@ -67,6 +67,7 @@ class RunReach:
         network: Its commands reach the network.
         namespace: The paths of the folder that it may change.
         hosts: The only hosts that it may read from the web.
+        git_folder: The git folder that it uses outside of its checkout; empty without one.
     """
 
     workspace: str | None
@@ -75,6 +76,7 @@ class RunReach:
     network: bool
     namespace: Sequence[str] = ()
     hosts: Sequence[str] = ()
+    git_folder: str = ""
 
 
 def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
@@ -94,6 +96,8 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         changed = "files" if edits else ""
     else:
         folder = named_path(run.workspace) if run.workspace is not None else None
+        if folder is not None and run.git_folder:
+            folder += f" (git folder {named_path(run.git_folder)})"
         changed = _paths(run.namespace) if run.namespace else ""
     hosts = ", ".join(run.hosts) if run is not None else ""
     search = any(spec.search for spec in specs)

@@ -187,6 +187,7 @@ class RunConfig(BaseModel):
         price: What its tokens cost.
         lacks: Tools that its role needs and that are missing; a person at a terminal accepted that.
         workspace_identity: The folder's `folder_identity`; empty in older entries.
+        git_folder: The git folder of its checkout, where that lies outside of it and a command or a change uses it.
         workspace_given: The call gave the workspace, so a role with network access may read it.
         workspace_named: Not only the call, but also a setting or the client names a folder that contains it.
         confinement: The sandbox of its commands and MCP servers (`bubblewrap`, `landlock`, `none`); `none needed`
@@ -247,6 +248,7 @@ class RunConfig(BaseModel):
     lacks: tuple[str, ...] = ()
     workspace: str | None = None
     workspace_identity: str = ""
+    git_folder: str = ""
     workspace_given: bool = False
     workspace_named: bool = True
     confinement: str = NO_COMMANDS

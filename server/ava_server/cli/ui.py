@@ -9,9 +9,11 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from ava_roles.sandbox.sandbox import path_outside
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.log_access import checked_root, read_settings
 from ava_server.cli.terminal import counted, heading, say, someone_there
+from ava_server.config.role_folders import checkout_here
 from ava_server.core.data_root import DataRoot, os_user
 from ava_server.core.errors import BadInput
 
@@ -94,6 +96,8 @@ def _opens(address: str) -> bool:
 
     In a session over SSH a browser would open on the wrong machine, and a text browser would take the terminal.
     """
+    # The address signs whoever opens it in, so no program of the project may do that. The module looks at once.
+    os.environ["PATH"] = path_outside(os.environ.get("PATH", os.defpath), checkout_here())
     import webbrowser
 
     graphical = any(os.environ.get(name) for name in _DISPLAYS)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from ava_roles.catalog import Catalog, Folder, Remark
 from ava_roles.errors import WorkspaceRefused
 from ava_roles.role_files import folder_fingerprint, role_file_names
-from ava_roles.sandbox.workspace import Workspace, project_above, project_at, resolve_workspace
-from ava_server.core.data_root import working_folder
+from ava_roles.sandbox.workspace import Workspace, project_above, project_at, repository_of, resolve_workspace
+from ava_server.core.data_root import home_folder, working_folder
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import PrivateFile
 
@@ -229,6 +229,15 @@ def places_of(
             ).path
     project = project_above(folder, holding=(OURS, CLAUDE), home=home) if folder is not None else None
     return RolePlaces(settings.paths, project, settings.roles.claude_agents, home)
+
+
+def checkout_here() -> Path | None:
+    """Return the checkout that this process works in, else its working folder; None if that was removed. Blocking.
+
+    Its author may have written programs, and tools such as npx and direnv put them on the PATH.
+    """
+    folder = working_folder()
+    return None if folder is None else repository_of(folder, home_folder()) or folder
 
 
 def places_here(root: DataRoot | None, settings: Settings | None) -> RolePlaces:

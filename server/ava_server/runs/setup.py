@@ -23,6 +23,7 @@ from ava_audit.units import now_us
 from ava_roles.errors import FolderReplaced, WorkspaceRefused, WorktreeFailed
 from ava_roles.mcp_client.run_servers import RunMcpServers
 from ava_roles.memory import Memory
+from ava_roles.sandbox.git_folder import Accept, NoGitFolder, only
 from ava_roles.sandbox.path_access import make_folders, remove_tree
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -34,7 +35,15 @@ from ava_roles.tools.shell import RunBash
 from ava_roles.worktree.git import UserRepository
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.scope import make_workbench, remove_workbenches, runs_commands, sandbox_here, strength
+from ava_server.approval.scope import (
+    git_folder_of,
+    git_folder_rule,
+    make_workbench,
+    remove_workbenches,
+    runs_commands,
+    sandbox_here,
+    strength,
+)
 from ava_server.budget import user_limits
 from ava_server.budget.caps import measured_ratio
 from ava_server.budget.run_config import NO_COMMANDS, RUN_TOOLS, RunConfig, Texts, config_of
@@ -450,7 +459,8 @@ class RunSetup:
             self._open_workspace(config, config.workspace, user).close()
         if config.coding is not None and config.coding.identity:
             with contextlib.suppress(WorktreeFailed):  # other errors are reported when the work begins
-                UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity)
+                accept = only(config.git_folder)
+                UserRepository.at(Path(config.coding.repository), Path.home(), config.coding.identity, accept)
 
     def _open_workspace(self, config: RunConfig, workspace: str, user: str) -> Root:
         """Open the workspace of a run.
@@ -465,15 +475,39 @@ class RunSetup:
         except OSError as error:
             raise ConfigNotSupported(f"its workspace {workspace} cannot be opened: {error.strerror}") from error
         try:
-            roots = user_limits.workspace_roots(settings, user, owner=user == self._resources.user)
+            owner = user == self._resources.user
+            roots = user_limits.workspace_roots(settings, user, owner=owner)
             allow = user_limits.named_folders(settings, user)
-            recheck_workspace(folder, roots=roots, data_root=settings.data_root, home=home_folder(), allow=allow)
+            data_root, home = settings.data_root, home_folder()
+            recheck_workspace(folder, roots=roots, data_root=data_root, home=home, allow=allow)
+            if config.coding is not None or runs_commands(config.tools, self._resources.tools):
+                accept = git_folder_rule(roots, data_root=data_root, home=home, allow=allow, owner=owner)
+                self._check_git_folder(config, folder, accept)
         except BaseException as error:
             root.close()
             if isinstance(error, WorkspaceRefused):
                 raise FolderReplaced(str(error)) from error
             raise
         return root
+
+    @staticmethod
+    def _check_git_folder(config: RunConfig, folder: Path, accept: Accept) -> None:
+        """Check that git uses nothing outside of a workspace's checkout but what the approval names.
+
+        Raises:
+            ConfigNotSupported: It cannot be read.
+            FolderReplaced: Git would follow something else.
+        """
+        try:
+            found = git_folder_of(folder, home_folder(), accept)
+        except NoGitFolder as error:
+            raise FolderReplaced(str(error)) from error
+        except OSError as error:
+            raise ConfigNotSupported(f"the git folder of {folder} cannot be read: {error.strerror}") from error
+        if found != config.git_folder:
+            raise FolderReplaced(
+                f"{folder} has its git folder in {found or folder}, and {config.git_folder or folder} was approved"
+            )
 
     def _open_folders(self, config: RunConfig, run: RunRow) -> tuple[Root | None, Root | None]:
         """Open the folders that a run reads and hands over files in; a run that changes files reads its worktree."""

@@ -20,12 +20,14 @@ from ava_audit.errors import AuditError, BlobRefused
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import Blob, Blobs
 from ava_roles.errors import FolderReplaced, RolesError, WorktreeFailed
+from ava_roles.sandbox.git_folder import Accept
 from ava_roles.sandbox.paths import Root
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.sandbox.workspace_copy import pack_folder, unpack_folder
 from ava_roles.worktree.snapshot import pack_branch, pack_snapshot, unpack_snapshot
 from ava_roles.worktree.spec import Branch, WorktreeSpec
 from ava_server.approval.coding import worktree_spec
+from ava_server.approval.scope import git_folder_rule
 from ava_server.budget.run_config import RunConfig, StoredFile, config_of
 from ava_server.config.settings import Settings
 from ava_server.core.files import create_file
@@ -82,6 +84,11 @@ class Travel:
                 self._paths.origin.hardlink_to(fresh)  # never a file without its content
         finally:
             fresh.unlink()
+
+    def git_folder_rule(self) -> Accept:
+        """Return the rule for the git folder of a checkout that the person at this machine names."""
+        named = self._settings.named_folders
+        return git_folder_rule(None, data_root=self._settings.data_root, home=self._home, allow=named, owner=True)
 
     def is_elsewhere(self, config: RunConfig) -> bool:
         """Tell whether a run's folder or repository belongs to another data root's machine."""
@@ -142,11 +149,11 @@ class Travel:
         """Write what a run needs to a file; return why it does not travel, or None."""
         coding = config.coding
         if coding is not None:
-            return pack_snapshot(Path(coding.repository), self._home, coding.base, limit, path)
+            return pack_snapshot(Path(coding.repository), self._home, coding.base, limit, path, config.git_folder)
         assert config.workspace is not None, "otherwise nothing has to travel"
         root = Root.open_approved(Path(config.workspace), config.workspace_identity)
         try:
-            return pack_folder(root, self._home, limit, aside, path)
+            return pack_folder(root, self._home, limit, aside, path, config.git_folder)
         finally:
             root.close()
 
@@ -165,7 +172,7 @@ class Travel:
         spec = worktree_spec(run_id, config)
         if not self.is_elsewhere(config):
             return spec
-        return replace(spec, repository=self._paths.worktrees / run_id / REPOSITORY, identity=())
+        return replace(spec, repository=self._paths.worktrees / run_id / REPOSITORY, identity=(), git_folder="")
 
     def unpack_repository(self, run: RunRow) -> None:
         """Make the copy of a run's repository, if its own is on another machine.

@@ -17,6 +17,7 @@ from ava_audit.rows import RunRow
 from ava_audit.store.store import Store
 from ava_audit.view import View
 from ava_roles.errors import RolesError
+from ava_roles.sandbox.git_folder import only
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.worktree.snapshot import TravelledBranch, bring_branch, has_commit
 from ava_server.budget.run_config import Coding, StoredFile, config_of
@@ -95,13 +96,14 @@ def _changes_of(view: View, run: RunRow) -> dict[str, Any] | None:
 
 def _bring(travel: Travel, run: RunRow, coding: Coding, changes: dict[str, Any], into: Path | None) -> FetchedBranch:
     """Read the branch's objects from the database, check them, and make the branch. Blocking."""
+    accept = only(config_of(run.config).git_folder) if into is None else travel.git_folder_rule()
     repository, identity = (into, ()) if into is not None else (Path(coding.repository), coding.identity)
     expected = TravelledBranch(run.id, coding.base, str(changes["head"]), coding.namespace)
     if travel.blobs is None:
         raise Refused(f"the branch of {label(run)} is in the Postgres database that had the log, and this log has none")
     with temporary_folder("ava-travel-") as aside:
         travel.blobs.fetch(blob_of(StoredFile.model_validate(changes["pack"])), run.id, aside / "pack")
-        name = bring_branch(aside / "pack", expected, repository, home_folder(), identity)
+        name = bring_branch(aside / "pack", expected, repository, home_folder(), identity, accept)
     return FetchedBranch(name, repository, expected.base, expected.head)
 
 
@@ -119,7 +121,8 @@ async def bring_to_repositories(
         coding = config.coding
         if coding is None or await anyio.to_thread.run_sync(travel.is_elsewhere, config):
             continue
-        there = Path(coding.repository), home_folder(), str(answer.changes["head"]), coding.identity
+        head = str(answer.changes["head"])
+        there = Path(coding.repository), home_folder(), head, coding.identity, config.git_folder
         try:
             with anyio.fail_after(BY_ITSELF_S):
                 known = await anyio.to_thread.run_sync(has_commit, *there, abandon_on_cancel=True)

@@ -211,8 +211,7 @@ def changes_in(run: RunRow, answer: RunAnswer) -> Mapping[str, Any]:
         raise Refused(f"the changes of {who} are no longer known: {why}; look for the branch ava/{run.id}")
     if answer.changes["branch"] is None:
         raise Refused(f"{who} has no branch: {answer.changes['not_kept'] or 'it changed nothing'}")
-    changes: Mapping[str, Any] = answer.changes
-    return changes
+    return {**answer.changes, "git_folder": config_of(run.config).git_folder}
 
 
 def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
@@ -231,7 +230,9 @@ def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
 
     try:
         of = Path(changes["repository"]), changes["base"], changes["head"], home
-        text, whole = branch_diff(*of), branch_diff(*of, context=_WHOLE_FILES)
+        git_folder = str(changes.get("git_folder", ""))
+        text = branch_diff(*of, git_folder=git_folder)
+        whole = branch_diff(*of, context=_WHOLE_FILES, git_folder=git_folder)
     except RolesError as error:
         what = f"branch {changes['branch']} of {changes['repository']} cannot be shown: {error}"
         if changes.get("pack"):

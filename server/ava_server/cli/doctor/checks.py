@@ -17,7 +17,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("command", machine.command),
     ("sqlite", machine.sqlite),
     ("git", machine.git),
-    ("ripgrep", machine.ripgrep),
     ("confinement", machine.confinement),
     ("data root", data.data_root),
     ("disk space", data.space),

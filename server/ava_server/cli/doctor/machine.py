@@ -1,4 +1,4 @@
-"""Checks of the machine: Python, SQLite, git, ripgrep, sandboxes, and the hosts that start Ava."""
+"""Checks of the machine: Python, SQLite, git, sandboxes, and the hosts that start Ava."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Literal
 
 from ava_audit.store.schema import open_in_memory
+from ava_roles.sandbox.git import git_program
 from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_roles.sandbox.selection import find_sandbox
+from ava_roles.sandbox.selection import bubblewrap_program, find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders, find_toolchains
 from ava_server import MODULE_ARGS
+from ava_server.config.role_folders import checkout_here
 from ava_server.config.settings import SandboxSettings
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import ConfigError
@@ -89,7 +91,8 @@ def sqlite(_setup: Setup) -> Iterator[Finding]:
 
 def git(_setup: Setup) -> Iterator[Finding]:
     """Report git's version; without it no command can run on a checkout, and no coder at all."""
-    if found := _version_of("git"):
+    program = git_program(checkout_here())
+    if program is not None and (found := _version_of(program)):
         use = "it lists what commands may see of a checkout, and keeps a coder's changes on a branch"
         yield Finding("git", "ok", f"{found}; {use}")
     else:
@@ -97,17 +100,11 @@ def git(_setup: Setup) -> Iterator[Finding]:
         yield Finding("git", "note", f"not found; {without}", "Install git if subagents are to run commands.")
 
 
-def ripgrep(_setup: Setup) -> Iterator[Finding]:
-    """Report ripgrep's version; Ava searches files by itself."""
-    found = _version_of("rg") or "not found"
-    yield Finding("ripgrep", "ok", f"{found}; not needed: Ava searches files by itself, with the same results")
-
-
 def _version_of(program: str) -> str:
-    """Return a program's version, or empty without the program."""
+    """Return the version of a program, given by its path, or empty if it does not say."""
     try:
-        done = subprocess.run(  # noqa: S603 - a fixed name and --version
-            [program, "--version"], capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
+        done = subprocess.run(  # noqa: S603 - the program that runs use, and --version
+            [program, "--version"], cwd="/", capture_output=True, timeout=PROBE_S, check=True, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -142,7 +139,7 @@ def sandbox(mode: Literal["auto", "none"]) -> Sandbox | Unavailable:
 
 def _bubblewrap() -> str:
     """Return whether bubblewrap can make a sandbox here: it is tried, because kernels may forbid it."""
-    path = shutil.which("bwrap")
+    path = bubblewrap_program()
     if sys.platform != "linux" or path is None:
         return "bubblewrap is not installed" if sys.platform == "linux" else f"bubblewrap: {_NOT_HERE}"
     # Not as root, who would own the sandbox on the machine too.
