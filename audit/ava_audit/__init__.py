@@ -4,7 +4,7 @@
 (`rows.py`) from the entries; `projections.py` stores them in tables, and `view.py` reads them. `store/` writes and
 reads the database. `search.py` and `text_index.py` answer log queries; `mirror.py` writes the JSONL files;
 `retention.py` erases old content; `maintenance.py` runs these duties in the background; `verify.py` checks everything.
-`redaction.py` finds secrets in text.
+`redaction/` finds secrets in text.
 
 Seam: a command is a pure function `(View, now) -> Outcome` for `Store.do`, a query is a function of `View` for
 `Store.read`. `reducers.State` is implemented twice: by the tables, and in memory for `verify`.

@@ -12,7 +12,7 @@ from ava_audit.redaction import Redactor
 
 MOST_MB = 12
 ROUNDS = 5
-TARGET = 7.0
+TARGET = 25.0
 VALUES = {f"SECRET_{number}": f"v{number:02d}-Zr8w-Qm41-Lk9x-{number * 7919:08x}" for number in range(10)}
 """Configured values, as many as a busy set-up has."""
 

@@ -1,0 +1,337 @@
+"""Values that are secrets because of what stands beside them: a name, a header, a command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ava_audit.redaction.values import (
+    STOCK_WORDS,
+    SecretSpan,
+    is_code,
+    is_mixed,
+    is_mixed_case,
+    is_password,
+    is_placeholder,
+    is_random,
+    is_stock_phrase,
+    matches_after,
+    places_of,
+)
+
+_USERINFO = re.compile(r"([^\s/?#@:\"'<>`]{0,100}+):([^\s/@\"'<>`]{3,300}+)@")
+
+
+def find_url_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords in `scheme://user:password@host`."""
+    for match in matches_after(text, "://", _USERINFO):
+        if match[2] != match[1] and not is_placeholder(match[2]):
+            yield SecretSpan("url-password", match.start(2), match.end(2))
+
+
+_OPENING = r"(?:\"\"|\\?[\"'])?\s{0,3}[:=,]\s{0,3}[fbru]{0,2}(?:\"\"|\\?[\"'`])?"  # CSV doubles quotes
+_AUTHORIZATION = re.compile(
+    _OPENING
+    + r"(?:([Bb]earer|[Bb]asic|[Tt]oken|[Dd]igest|[Aa]pi[Kk]ey)\s{1,3})?"
+    + r"([A-Za-z0-9._~+/=-]{8,128}+)(?![(\[{])"
+)
+_COOKIE = re.compile(r"(?:\"\"|\\?[\"'])?:\s{0,3}(?:\"\"|\\?[\"'])?([A-Za-z0-9_.-]{1,64}+=[^\r\n\"'`<>{}\\]{8,128}+)")
+
+
+_TOKEN_REST = re.compile(r"[A-Za-z0-9_+/=.~-]*+")
+_COOKIE_REST = re.compile(r"[^\r\n\"'`<>{}\\]*+")
+
+
+def find_headers(text: str) -> Iterator[SecretSpan]:
+    """Find the values of the headers Authorization and Cookie."""
+    for literal in ("uthorization", "UTHORIZATION"):
+        done = 0
+        for match in matches_after(text, literal, _AUTHORIZATION):
+            scheme, value = match[1], match[2]
+            secret = is_mixed(value) or (scheme is not None and is_mixed_case(value))
+            if match.start() >= done and secret and not is_placeholder(value) and (scheme or not is_code(value)):
+                done = _end(_TOKEN_REST, text, match.end(2))
+                yield SecretSpan("authorization", match.start(2), done)
+    for literal in ("ookie", "OOKIE"):
+        done = 0
+        for match in matches_after(text, literal, _COOKIE):
+            if match.start() >= done and is_mixed(match[1]):
+                done = _end(_COOKIE_REST, text, match.end(1))
+                yield SecretSpan("cookie", match.start(1), done)
+
+
+def _end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return the end of the pattern's match at a position."""
+    match = pattern.match(text, at)
+    return match.end() if match else at
+
+
+NAMES = {
+    literal: secret
+    for secret, literals in {
+        "key": ("key", "Key", "KEY"),
+        "token": ("oken", "OKEN"),
+        "secret": ("ecret", "ECRET"),
+        "password": ("assword", "ASSWORD", "asswd", "ASSWD", "assphrase", "ASSPHRASE", "pwd", "PWD"),
+        "credential": ("redential", "REDENTIAL"),
+        "pass": ("_PASS",),
+        "jwt": ("JWT",),
+        "salt": ("SALT",),
+    }.items()
+    for literal in literals
+}
+_KEY_OF = re.compile(r"(?:api|access|secret|private|auth|account|signing|encryption|master)[_ -]?\Z", re.IGNORECASE)
+_NO_TOKEN_OF = re.compile(r"(?:next|page|continuation|csrf|xsrf|sync|nextpage|cursor)[_-]?t?\Z", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
+    r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( ))"
+    r"(?:[fbruFBRU]{0,2}\\?(\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?\2|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
+)
+_FLAG = re.compile(r"--[A-Za-z-]{0,24}\Z")
+_QUERY = re.compile(r"[?&][A-Za-z_-]{0,15}\Z")
+
+
+_PHRASE = re.compile(
+    r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}(=>|:=|=|:)\s{0,5}[fbruFBRU]{0,2}\\?(\"\"|[\"'`])"
+    r"((?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?\2"
+)
+_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}\Z")
+_ELEMENT = re.compile(r"s?>\s{0,40}(?:<!\[CDATA\[)?([^\s<>\[\]]{3,300}+)(?:\]\]>)?\s{0,40}</")
+
+
+def find_assignments(text: str) -> Iterator[SecretSpan]:
+    """Find the values of names such as `api_key`, `password` or `client_secret`: assigned, or in an XML element."""
+    for literal, name in NAMES.items():
+        done = 0
+        for at, after in places_of(text, literal):
+            if at < done:
+                continue
+            place = None
+            before = text[max(0, at - 40) : at]
+            if (match := _ASSIGNED.match(text, after)) is not None:
+                place = _assigned(text, match, before, literal, name) if _may_name(name, before) else None
+            if place is None and text.startswith((">", "s>"), after):
+                place = _element(text, after, before, name)
+            if place is None and name in ("password", "pass"):
+                place = _phrase(text, after)
+            if place is not None:
+                done = place[1]
+                yield SecretSpan(name, *place)
+
+
+def _may_name(name: str, before: str) -> bool:
+    """Tell whether a name means a secret, by the text before it: `api_key` does, and `next_token` does not."""
+    if name == "key":
+        return _KEY_OF.search(before) is not None
+    if name == "token":
+        return _NO_TOKEN_OF.search(before) is None
+    return name not in ("jwt", "salt") or not before[-1:].isalpha()  # not a part of another word
+
+
+def _assigned(text: str, match: re.Match[str], before: str, literal: str, name: str) -> tuple[int, int] | None:
+    # After a space without `=` or `:`, only the value of a command-line flag counts.
+    if match[1] is not None and _FLAG.search(before) is None:
+        return None
+    if literal == "PWD" and (match[3] or match[4]).startswith("/"):  # the working folder
+        return None
+    shortest = 8 if name in ("password", "pass", "salt") else 12
+    if match[3] is not None:
+        return match.span(3) if is_random(match[3], max(shortest, 16 if name == "token" else 0)) else None
+    if not is_mixed(match[4]) or not is_random(match[4], shortest) or is_code(match[4]):
+        return None
+    start, end = match.start(4), _unquoted_end(text, match, before)
+    return (start, end) if end > start else None  # `?password=&user=…` has none
+
+
+def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] | None:
+    match = _ELEMENT.match(text, after)
+    if match is None or _ELEMENT_NAME.search(before) is None or not _may_name(name, before):
+        return None
+    password = name in ("password", "pass") and is_password(match[1], "")
+    return match.span(1) if password or is_random(match[1], 12) else None
+
+
+def _phrase(text: str, after: int) -> tuple[int, int] | None:
+    """Return the place of a password of several words in quotes: `password = "correct horse"`."""
+    match = _PHRASE.match(text, after)
+    if match is None:
+        return None
+    words = match[3].split(" ")
+    letters = all(len(word) >= 3 and word.isascii() and word.isalpha() for word in words)
+    stock = any(word.lower() in STOCK_WORDS or word.upper() in _NO_ACCOUNTS for word in words)
+    # After a colon, words are as often a label: `"password": "Mot de passe"`.
+    plain = letters and not stock and match[1] != ":"
+    random = any(len(word) >= 6 and is_mixed(word) and not is_placeholder(word) for word in words)
+    return match.span(3) if plain or random else None
+
+
+def _unquoted_end(text: str, match: re.Match[str], before: str) -> int:
+    """Return the end of an unquoted value; in a URL query, the next parameter ends it."""
+    if _QUERY.search(before) is not None and "&" in match[4]:
+        return match.start(4) + match[4].index("&")
+    return _end(_TOKEN_REST, text, match.end(4))
+
+
+_ENVIRONMENT_NAME = re.compile(r"(?<![^\s\"'])[A-Z0-9_]{0,40}+\Z")
+_LETTERS = re.compile(r"=([\"']?)((?=.{8})[A-Za-z]{1,64}+(?:[&!][A-Za-z]{1,64}+(?!=)){0,4}+)\1(?=[\s\"';,]|\Z)")
+_LETTERS_IN_YAML = re.compile(r"[\"']?:[ \t]{1,4}([\"']?)([A-Za-z]{8,64}+)\1(?=[\s\"',}]|\Z)")
+_WITH_DOLLAR = re.compile(r"=([^\s\"'`;$<>]{1,64}+\$(?![A-Z_({])[^\s\"'`;<>(){}]{1,64}+)")
+_CAMEL_CASE = re.compile(r"[a-z]{1,30}(?:[A-Z][a-z]{1,30}){1,4}")
+_ACCOUNTS = frozenset({
+    "ADMIN", "DATABASE", "DB", "EMAIL", "FTP", "IMAP", "LDAP", "MAIL", "MAILER", "MARIADB", "MONGO", "MONGODB", "MYSQL",
+    "PG", "POSTGRES", "POSTGRESQL", "RABBITMQ", "REDIS", "ROOT", "SFTP", "SMTP", "SQL", "SSH", "USER",
+})  # fmt: skip
+"""The words before `_PASS` and `PASSWORD:` with which these mean an account's password."""
+_NO_ACCOUNTS = frozenset({
+    "CHANGE", "CONFIRM", "CREATE", "EMPTY", "ENABLE", "FEATURE", "FORGOT", "FORGOTTEN", "HIDE", "INCORRECT", "INVALID",
+    "LABEL", "MISSING", "MSG", "NO", "REQUIRE", "RESET", "ROUTE", "SET", "SHOW", "SKIP", "UI", "UPDATE", "VERIFY",
+    "WRONG",
+})  # fmt: skip
+"""The words with which `PASSWORD=` names an action, a message or an option."""
+
+
+def find_plain_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find passwords without digits or with `$` in variables: `DB_PASSWORD=correcthorse`, `SMTP_PASS: correcthorse`."""
+    for literal in ("PASSWORD", "_PASS", "PASSPHRASE"):
+        for at, after in places_of(text, literal):
+            name = _ENVIRONMENT_NAME.search(text, max(0, at - 41), at) if text[after : after + 1] in "=:\"'" else None
+            if name is not None and (place := _plain_password(text, after, name[0].split("_"), literal)):
+                yield SecretSpan("password", *place)
+
+
+def _plain_password(text: str, after: int, words: list[str], literal: str) -> tuple[int, int] | None:
+    account = not _ACCOUNTS.isdisjoint(words)
+    match = _WITH_DOLLAR.match(text, after)
+    if match is not None and is_random(match[1], 8):
+        return match.span(1)
+    match = _LETTERS.match(text, after) if account or literal != "_PASS" else None
+    match = match or (_LETTERS_IN_YAML.match(text, after) if account else None)
+    if match is None or not _NO_ACCOUNTS.isdisjoint(words):
+        return None
+    value = match[2]
+    repeats = any(len(word) > 3 and word.lower() in value.lower() for word in (*words, "password", "passwort"))
+    if repeats or _CAMEL_CASE.fullmatch(value) or is_stock_phrase(value):
+        return None
+    return match.span(2)
+
+
+_CURL = re.compile(r"[ =]?[\"']?([^\s:\"'$<{]{1,100}+):([^\s\"'`]{3,200}+)")
+_JOINED_FLAGS = re.compile(r" -[A-Za-z#]{1,12}\Z")
+_LINE_BREAK = re.compile(r"(?<![\\^`])\r?\n")
+_NEXT_COMMAND = re.compile(r"[|;&]|(?<![\\^`])\r?\n")
+_COMMAND_CHARS = 400
+
+
+def find_curl_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the password in `curl -u user:password`, also after joined flags and for a proxy."""
+    if "curl" not in text:
+        return
+    for literal in (" -u", " -U", " --user", " --proxy-user", "u ", "U "):
+        for at, after in places_of(text, literal):
+            flag = literal[0] == " " or _JOINED_FLAGS.search(text, max(0, at - 14), at) is not None
+            match = _CURL.match(text, after) if flag else None
+            if match is not None and is_password(match[2], match[1]) and _in_curl(text, at):
+                yield SecretSpan("password", match.start(2), match.end(2))
+
+
+def _in_curl(text: str, at: int) -> bool:
+    """Tell whether an option belongs to a curl command, which may span several lines."""
+    start = text.rfind("curl", max(0, at - _COMMAND_CHARS), at)
+    return start >= 0 and _LINE_BREAK.search(text, start, at) is None
+
+
+_NETRC_HOST = re.compile(r"\s{1,8}([^\s]{1,200}+)(\s{1,8})(?=login|password)")
+_NETRC_LOGIN = re.compile(r"\s{0,8}(?:login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?)?")
+_NETRC_PASSWORD = re.compile(r"password\s{1,8}([^\s\"'`]{3,200}+)(\s{1,8}login\s{1,8}[^\s]{1,200}+)?")
+
+
+def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords of a netrc file."""
+    for match in matches_after(text, "machine", _NETRC_HOST):
+        at = match.start() - len("machine")
+        begins_line = not text[text.rfind("\n", 0, at) + 1 : at].strip("\"'> \t")
+        # `machine learning login …` is prose, and so is most that is not a line of its own.
+        plain = begins_line and match[1] != "learning"
+        if plain or "." in match[1] or match[1] == "localhost" or "\n" in match[2]:
+            yield from _netrc_password(text, match.end())
+    for at, after in places_of(text, "default"):
+        if text[at - 1 : at] in ("", "\n"):
+            yield from _netrc_password(text, after)
+
+
+def _netrc_password(text: str, at: int) -> Iterator[SecretSpan]:
+    login = _NETRC_LOGIN.match(text, at)
+    match = _NETRC_PASSWORD.match(text, login.end() if login else at)
+    if login is None or match is None or not (login[1] or match[2]):
+        return
+    if is_password(match[1], login[1] or ""):
+        yield SecretSpan("password", match.start(1), match.end(1))
+
+
+_JDBC = re.compile(r"[^\s\"'<>`\\]{1,600}+")
+_JDBC_USER = re.compile(r"[?&;](?:user|username|uid)=([^&;]{1,100}+)", re.IGNORECASE)
+_JDBC_PASSWORD = re.compile(
+    r"(?:[?&](?:password|passwd|pwd)=([^&;]{3,200}+)|;(?:password|passwd|pwd)=([^;]{3,200}+))", re.IGNORECASE
+)
+_JDBC_ORACLE = re.compile(r"oracle:(?:thin|oci8?):([^/@]{1,100}+)/([^@]{3,200}+)@")
+
+
+def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords in JDBC URLs."""
+    end = 0
+    for address in matches_after(text, "jdbc:", _JDBC):
+        if address.start() < end:  # an address inside an address
+            continue
+        start, end = address.span()
+        user = _JDBC_USER.search(text, start, end)
+        oracle = _JDBC_ORACLE.match(text, start, end)
+        for match in _JDBC_PASSWORD.finditer(text, start, end):
+            if is_password(match[1] or match[2], user[1] if user else ""):
+                yield SecretSpan("password", *match.span(match.lastindex or 0))
+        if oracle is not None and is_password(oracle[2], oracle[1]):
+            yield SecretSpan("password", oracle.start(2), oracle.end(2))
+
+
+_ARGUMENT = r"[\"']?([^\s\"'`$<>{}|;&:]{4,200}+)"
+PASSWORD_OPTIONS = {
+    " -p": (r"mysql|mariadb|7z|sshpass", re.compile(_ARGUMENT)),
+    " -p ": (r"sshpass|mongo|(?:docker|podman|registry|oc) login", re.compile(_ARGUMENT)),
+    " -P": (r"zip|unzip|sqlcmd", re.compile(" ?" + _ARGUMENT)),
+    " -w": (r"ldap", re.compile(" ?" + _ARGUMENT)),
+    " -a ": (r"redis-cli", re.compile(_ARGUMENT)),
+    " -U": (r"smbclient", re.compile(r" ?[\"']?[^\s%]{1,100}+%" + _ARGUMENT)),
+    " pass:": (r"openssl", re.compile(_ARGUMENT)),
+}
+"""Options whose value is a password: how the names of their commands begin, and the value."""
+
+
+def find_option_passwords(text: str) -> Iterator[SecretSpan]:
+    """Find the passwords in options of commands that have one: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
+    for option, (commands, value) in PASSWORD_OPTIONS.items():
+        for at, after in places_of(text, option):
+            match = value.match(text, after)
+            if match is None or match[1].isdigit() or not is_password(match[1], ""):
+                continue
+            begins = list(re.finditer(rf"(?<![A-Za-z0-9_-])(?:{commands})", text[max(0, at - _COMMAND_CHARS) : at]))
+            if begins and not _NEXT_COMMAND.search(text, max(0, at - _COMMAND_CHARS) + begins[-1].start(), at):
+                yield SecretSpan("password", match.start(1), match.end(1))
+
+
+_DIGEST = re.compile(r"\\?\"{0,2}([0-9a-fA-F]{32,128}+)")
+
+
+def find_digest_responses(text: str) -> Iterator[SecretSpan]:
+    """Find the `response=` of a Digest authorization: with it, the password can be guessed offline."""
+    for match in matches_after(text, "response=", _DIGEST):
+        if "nonce=" in text[max(0, match.start() - 600) : match.end() + 400]:
+            yield SecretSpan("authorization", match.start(1), match.end(1))
+
+
+_SIGNATURE = re.compile(r"((?:[A-Za-z0-9+/]|%2[BbFf]){43}(?:=|%3[Dd]))(?![A-Za-z0-9%])")
+
+
+def find_signatures(text: str) -> Iterator[SecretSpan]:
+    """Find the signatures of Azure shared access: `&sig=…`, 32 bytes in base64."""
+    for match in matches_after(text, "sig=", _SIGNATURE):
+        if text[match.start() - 5 : match.start() - 4] in ("?", "&", ";"):
+            yield SecretSpan("signature", match.start(), match.end())

@@ -1,0 +1,336 @@
+"""The redactors: what they know, and how they replace it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, cast
+from urllib.parse import quote, quote_plus
+
+from ava_audit.redaction.passwords import (
+    NAMES,
+    PASSWORD_OPTIONS,
+    find_assignments,
+    find_curl_passwords,
+    find_digest_responses,
+    find_headers,
+    find_jdbc_passwords,
+    find_netrc_passwords,
+    find_option_passwords,
+    find_plain_passwords,
+    find_signatures,
+    find_url_passwords,
+)
+from ava_audit.redaction.private_keys import PEM_BEGIN, PEM_END, find_key_ends, find_private_keys, pem_keys
+from ava_audit.redaction.shapes import find_prefixed
+from ava_audit.redaction.values import SecretSpan
+
+SHORTEST_VALUE = 8
+"""A shorter configured value is not replaced, because it may be part of ordinary words."""
+
+
+class Redactor:
+    """Replaces configured values, and everything that looks like a key, by `[redacted:NAME]`.
+
+    It may learn further values at any time, from any thread. It forgets none: a key that was replaced or removed may
+    still be in a later text.
+
+    Attributes:
+        too_short: Names of values that are not replaced because they have fewer than 8 characters.
+    """
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self.too_short: tuple[str, ...] = ()
+        self._names: dict[str, str] = {}
+        self._forms: dict[str, str] = {}
+        self._learn_lock = threading.Lock()
+        self.learn(values)
+
+    def learn(self, values: Mapping[str, str]) -> None:
+        """Replace these values too from now on; a value keeps the first name it was learned under."""
+        stripped = {name: value.strip() for name, value in values.items()}
+        with self._learn_lock:
+            short = (name for name, value in stripped.items() if 0 < len(value) < SHORTEST_VALUE)
+            self.too_short = tuple(dict.fromkeys((*self.too_short, *short)))
+            names = dict(self._names)
+            for name, value in stripped.items():
+                if len(value) >= SHORTEST_VALUE:
+                    names.setdefault(value, name)
+            if len(names) == len(self._names):
+                return
+            forms: dict[str, str] = {}
+            for value, name in sorted(names.items(), key=lambda item: -len(item[0])):
+                for form in written_forms(value):
+                    forms.setdefault(form, name)
+            self._names, self._forms = names, forms  # new objects, because another thread may iterate over the old ones
+
+    def redact(self, text: str) -> tuple[str, int]:
+        """Return the text with all secrets replaced, and the number of replacements."""
+        return _replace_spans(text, self._all(text))
+
+    def redact_lines(self, text: str) -> tuple[str, int]:
+        """Return the text as `redact` does, but keep its number of lines: each line of a secret becomes a mark."""
+        return _replace_spans(text, self._all(text), lines=True)
+
+    def redact_json(self, value: Any) -> Any:
+        """Return a JSON-like value with all secrets in its texts replaced."""
+        if isinstance(value, str):
+            return self.redact(value)[0]
+        if isinstance(value, dict):
+            members = cast("dict[str, Any]", value)
+            return {self.redact_json(str(key)): self.redact_json(item) for key, item in members.items()}
+        if isinstance(value, list | tuple):
+            return [self.redact_json(item) for item in cast("list[Any]", value)]
+        return value
+
+    def redact_values(self, text: str) -> tuple[str, int]:
+        """Return the text with only the configured values replaced, and the number of replacements."""
+        return _replace_spans(text, _merge_spans(self._configured(text)))
+
+    def find_shapes(self, text: str) -> list[SecretSpan]:
+        """Return everything that looks like a key and is not a configured value, in the order of the text.
+
+        A task with such a key is refused; the person can store the key and use its name instead.
+        """
+        configured = _merge_spans(self._configured(text))
+        return [
+            found
+            for found in _merge_spans(_find_by_pattern(text))
+            if not any(known.start < found.end and found.start < known.end for known in configured)
+        ]
+
+    def _all(self, text: str) -> list[SecretSpan]:
+        return _merge_spans(chain(self._configured(text), _find_by_pattern(text)))
+
+    def _configured(self, text: str) -> Iterator[SecretSpan]:
+        for form, name in self._forms.items():
+            at = text.find(form)
+            while at >= 0:
+                yield SecretSpan(name, at, at + len(form))
+                at = text.find(form, at + 1)
+
+
+_PIECE = 8
+_PIECE_CHARS = 6
+"""The fewest different characters in a piece of a private key: `AAAAAAAA` is in many texts."""
+_MOST_PIECES = 1_000_000
+"""The most pieces of private keys that a run learns: about 90 MB, or 500 RSA keys with 2,048 bits."""
+_BASE64_RUN = re.compile(r"[A-Za-z0-9+/]{16,}+={0,2}")
+_NO_BASE64 = re.compile(r"[^A-Za-z0-9+/]+")
+_ENCODED_KEY = re.compile(
+    r"LS0tLS1CRUdJTi[A-Za-z0-9+/]{40,}+(?:(?:\\[nr]|\s){1,40}+[A-Za-z0-9+/]{40,}+)*+(?:\s{1,40}+[A-Za-z0-9+/]{1,100}+)?"
+)
+_PUBLIC_BLOCK = re.compile(r"-----BEGIN (?![A-Z0-9 ]{0,30}PRIVATE)[^-\n]{1,60}-----[^-]{0,20000}+-----END ")
+_PUBLIC_RUN = re.compile(
+    r"AAAA(?:B3NzaC1yc2EAAAADAQAB[A-Za-z0-9+/]{100,}+={0,2}|C3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}+"
+    r"|E2VjZHNhLXNoYTItbmlzdHA(?:[A-Za-z0-9+/]{112}+=|[A-Za-z0-9+/]{155}+==|[A-Za-z0-9+/]{203}+==))"
+)
+"""A whole public key of OpenSSH: RSA, Ed25519 or ECDSA. A private key contains the same characters."""
+_COMMON_BEGINNINGS = {"MII": 44, "b3Bl": 96}
+"""By a private key's first letters: how many of its characters also begin public keys and other keys."""
+
+
+class RunRedactor(Redactor):
+    """Knows everything that a shared redactor knows, and the private keys in the files of one run.
+
+    A command can print any part of a file. So every part of such a key with at least 16 characters of one line is
+    replaced, also in base64.
+
+    Args:
+        shared: The shared redactor. It also learns the values given to `learn`, but no private keys.
+
+    Attributes:
+        full: There were more private keys than it can learn.
+    """
+
+    def __init__(self, shared: Redactor) -> None:
+        self.full = False
+        self._shared = shared
+        self._pieces: set[str] = set()
+        self._learned: set[int] = set()
+        super().__init__({})
+
+    def learn(self, values: Mapping[str, str]) -> None:
+        """Replace these values too from now on, also wherever the shared redactor is used."""
+        self._shared.learn(values)
+
+    def learn_private_keys(self, text: str) -> None:
+        """Replace every part of the PEM private keys in a file from now on, also of keys that are in base64.
+
+        Give it the run's own files only: a page could contain a key made of words, to blank these words elsewhere.
+        """
+        for given in (text, *_decoded_keys(text)):
+            for _spans, words in pem_keys(given):
+                if words:
+                    data = "".join(_NO_BASE64.sub("", word.text) for word in words)
+                    self._learn_key(data, given[words[0].start : words[-1].end])
+
+    def _learn_key(self, data: str, written: str) -> None:
+        with self._learn_lock:
+            if hash(written) in self._learned:
+                return
+            if len(self._pieces) >= _MOST_PIECES:
+                self.full = True
+                return
+            self._learned.add(hash(written))
+            self._pieces.update(_pieces_of(data, written))
+
+    def _configured(self, text: str) -> Iterator[SecretSpan]:
+        return chain(self._shared._configured(text), self._parts_of_keys(text))
+
+    def _parts_of_keys(self, text: str) -> Iterator[SecretSpan]:
+        if not (pieces := self._pieces):
+            return
+        public = [match.span() for match in _PUBLIC_BLOCK.finditer(text)]
+        for run in _BASE64_RUN.finditer(text):
+            word = run[0]
+            if (
+                any(word[at : at + _PIECE] in pieces for at in range(len(word) - _PIECE + 1))
+                and not _PUBLIC_RUN.fullmatch(word)
+                and not any(start <= run.start() < end for start, end in public)
+            ):
+                yield SecretSpan("private-key", run.start(), run.end())
+
+
+def _decoded_keys(text: str) -> Iterator[str]:
+    """Yield the PEM texts that a text contains in base64, as Kubernetes and kubeconfig files do."""
+    for match in _ENCODED_KEY.finditer(text):
+        data = _NO_BASE64.sub("", match[0].replace("\\n", " ").replace("\\r", " "))
+        yield base64.b64decode(data[: len(data) // 4 * 4]).decode("utf-8", "replace")
+
+
+def _pieces_of(data: str, written: str) -> Iterator[str]:
+    """Yield the pieces by which a private key is recognised: every part with 16 characters contains one of them.
+
+    Args:
+        data: The key's base64 text without anything else.
+        written: The same as it is in the file, with its line ends.
+    """
+    skipped = next((count for first, count in _COMMON_BEGINNINGS.items() if data.startswith(first)), 0)
+    for form in (data[skipped:], *_base64_forms(written[skipped:].encode("utf-8", "replace"))):
+        for at in range(0, len(form) - _PIECE + 1, _PIECE // 2):
+            piece = form[at : at + _PIECE]
+            plain_word = piece.isalpha() and (piece[1:].islower() or piece.isupper())
+            if len(set(piece)) >= _PIECE_CHARS and not plain_word:
+                yield piece
+
+
+_FINDERS = (
+    find_private_keys,
+    find_key_ends,
+    find_url_passwords,
+    find_headers,
+    find_assignments,
+    find_plain_passwords,
+    find_curl_passwords,
+    find_option_passwords,
+    find_netrc_passwords,
+    find_jdbc_passwords,
+    find_digest_responses,
+    find_signatures,
+)
+
+
+_MARKS = (
+    *(*NAMES, PEM_BEGIN, PEM_END, "://", "uthorization", "UTHORIZATION", "ookie", "OOKIE", "PASSWORD", "_PASS"),
+    *("PASSPHRASE", "curl", "machine", "default", "jdbc:", "response=", "sig=", *PASSWORD_OPTIONS),
+)
+"""Each finder finds something only in a text with one of these."""
+_SHORT_TEXT = 2_000
+"""Characters up to which looking for the marks first is quicker than asking each finder."""
+
+
+def _find_by_pattern(text: str) -> Iterator[SecretSpan]:
+    if len(text) <= _SHORT_TEXT and not any(map(text.__contains__, _MARKS)):
+        return find_prefixed(text)
+    return chain(find_prefixed(text), *[find(text) for find in _FINDERS])
+
+
+def _merge_spans(places: Iterator[SecretSpan]) -> list[SecretSpan]:
+    """Merge overlapping places, in order of the text; the one found first gives the name."""
+    merged: list[SecretSpan] = []
+    ranked = sorted([(found.start, order, found) for order, found in enumerate(places)])
+    rank = 0
+    for _start, order, found in ranked:
+        if merged and found.start < merged[-1].end:
+            last = merged[-1]
+            name = last.name if rank <= order else found.name
+            rank = min(rank, order)
+            merged[-1] = SecretSpan(name, last.start, max(last.end, found.end))
+        else:
+            merged.append(found)
+            rank = order
+    return merged
+
+
+def _replace_spans(text: str, places: list[SecretSpan], *, lines: bool = False) -> tuple[str, int]:
+    if not places:
+        return text, 0
+    parts: list[str] = []
+    done = 0
+    for name, start, end in places:
+        mark = f"[redacted:{name}]"
+        parts += (text[done:start], "\n".join([mark] * (text.count("\n", start, end) + 1)) if lines else mark)
+        done = end
+    parts.append(text[done:])
+    return "".join(parts), len(places)
+
+
+def written_forms(value: str) -> Iterator[str]:
+    """Yield the forms in which a value may be written."""
+    yield value
+    quoted = (quote(value, safe=""), quote(value), quote_plus(value))
+    yield from quoted
+    yield from (_lower_escapes(form) for form in quoted)
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield html.escape(value)
+    yield html.escape(value, quote=False)
+    yield from _base64_forms(value.encode("utf-8", "surrogatepass"))
+
+
+def _lower_escapes(quoted: str) -> str:
+    head, *rest = quoted.split("%")
+    return head + "".join(f"%{part[:2].lower()}{part[2:]}" for part in rest)
+
+
+def _base64_forms(data: bytes) -> Iterator[str]:
+    """Yield the base64 characters that depend only on the value, for its three alignments in a longer text."""
+    for before in range(3):
+        first, last = -(-before * 8 // 6), (before + len(data)) * 8 // 6
+        encoded = base64.b64encode(bytes(before) + data).decode()[first:last]
+        if len(encoded) >= SHORTEST_VALUE:
+            yield encoded
+            yield encoded.replace("+", "-").replace("/", "_")
+
+
+_LONGEST_FRAGMENT, _SHORTEST_FRAGMENT, _SHORTEST_END = 8, 5, 3
+
+
+def redact_fragments(text: str, name: str, value: str) -> tuple[str, int]:
+    """Return the text with every fragment of a value replaced, and the number of replacements.
+
+    A fragment has 8 characters; of a value under 16 characters it has half as many, but at least 5. At the end of the
+    text, the first 3 characters of the value are enough. Fragments are found in all forms of `written_forms`, in HTML
+    and in hexadecimal digits.
+    """
+    size = min(_LONGEST_FRAGMENT, max(_SHORTEST_FRAGMENT, len(value) // 2))
+    digits = value.encode("utf-8", "surrogatepass").hex()
+    written = {*written_forms(value), digits, digits.upper()}
+    fragments = {form[at : at + size] for form in written for at in range(len(form) - size + 1)}
+    spans: list[SecretSpan] = []
+    for start in range(len(text) - size + 1):
+        if text[start : start + size] in fragments:
+            first = spans.pop().start if spans and start <= spans[-1].end else start
+            spans.append(SecretSpan(name, first, start + size))
+    covered = spans[-1].end if spans else 0
+    for length in range(size - 1, _SHORTEST_END - 1, -1):
+        if covered <= len(text) - length and any(text.endswith(form[:length]) for form in written):
+            spans.append(SecretSpan(name, len(text) - length, len(text)))
+            break
+    return _replace_spans(text, spans)

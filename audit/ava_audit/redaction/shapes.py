@@ -1,0 +1,188 @@
+"""Keys that are known by their shape: `ghp_…`, `sk-ant-…`.
+
+The table is our own, and after it that of `shapes.json`, which `scripts/key_shapes.py` makes from gitleaks' rules. Keys
+are looked for only where one can be: 20 characters of a key in a row are rare in prose and code, so the length of the
+table hardly counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from math import log2
+from pathlib import Path
+from typing import NamedTuple
+
+from ava_audit.redaction.values import SecretSpan
+
+
+class KeyPattern(NamedTuple):
+    """How a kind of key looks.
+
+    Attributes:
+        name: What its mark says.
+        literals: What it begins with.
+        rest: The pattern that follows.
+        entropy: The fewest bits a character, to tell a key from a placeholder such as `glpat-xxxxxxxxxxxxxxxxxxxx`.
+    """
+
+    name: str
+    literals: tuple[str, ...]
+    rest: str
+    entropy: float = 0
+
+
+def _shape(name: str, literals: str, rest: str) -> KeyPattern:
+    return KeyPattern(name, tuple(literals.split()), rest)
+
+
+_END = r"(?![A-Za-z0-9])"
+_LONG_LINES = r"[A-Za-z0-9+/]{16,}+(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,}+)*+={0,2}"
+_KEY_LINES = (
+    r"(?:[A-Za-z0-9+/]{16,100}+(?![A-Za-z0-9+/=])(?:(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{40,100}+)*+"
+    r"(?:\\[nr]|[\r\n]){1,4}+[A-Za-z0-9+/]{1,100}+={0,2}(?![^\s\"'\\,<])|" + _LONG_LINES + ")"
+)
+"""What follows the beginning of a private key: long lines, with or without a shorter last one."""
+_OWN = (
+    _shape("anthropic-key", "sk-ant-", r"[A-Za-z0-9_-]{20,}+"),
+    _shape("openrouter-key", "sk-or-", r"[A-Za-z0-9_-]{20,}+"),
+    _shape("openai-key", "sk-proj- sk-svcacct- sk-admin- sk-None-", r"[A-Za-z0-9_-]{20,}+"),
+    _shape("openai-key", "sk-", r"(?=[A-Za-z]{0,31}[0-9])[A-Za-z0-9]{32,}+"),
+    _shape("ava-token", "avatok_", r"[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),
+    _shape("groq-key", "gsk_", r"[A-Za-z0-9]{40,}+"),
+    _shape("github-token", "ghp_ gho_ ghu_ ghs_ ghr_", r"[A-Za-z0-9]{36,}+"),
+    _shape("github-token", "github_pat_", r"[A-Za-z0-9_]{50,}+"),
+    _shape("gitlab-token", "glpat-", r"[A-Za-z0-9_-]{20,}+(?:\.[0-9a-z]{9})?"),
+    _shape("aws-key-id", "AKIA ASIA", r"[A-Z0-9]{16}" + _END),
+    _shape("google-key", "AIza", r"[A-Za-z0-9_-]{35}(?![A-Za-z0-9_-])"),
+    _shape("google-key", "GOCSPX-", r"[A-Za-z0-9_-]{28}(?![A-Za-z0-9_-])"),
+    _shape("google-token", "ya29.", r"[A-Za-z0-9_-]{30,}+"),
+    _shape(
+        "slack-token",
+        "xoxb- xoxp- xoxa- xoxr- xoxs- xoxc- xoxe. xapp-",
+        r"(?=[A-Za-z-]{0,20}[0-9])[A-Za-z0-9.-]{20,}+",
+    ),
+    _shape("slack-webhook", "hooks.slack.com/services/T", r"[A-Z0-9]{6,16}+/B[A-Z0-9]{6,16}+/[A-Za-z0-9]{16,}+"),
+    _shape("huggingface-token", "hf_", r"[A-Za-z0-9]{30,}+"),
+    _shape("stripe-key", "sk_live_ sk_test_ rk_live_ rk_test_ whsec_", r"[A-Za-z0-9]{16,}+"),
+    _shape("npm-token", "npm_", r"[A-Za-z0-9]{36}" + _END),
+    _shape("pypi-token", "pypi-AgE", r"[A-Za-z0-9_-]{50,}+"),
+    _shape("jwt", "eyJ", r"[A-Za-z0-9_-]{10,}+\.eyJ[A-Za-z0-9_-]{10,}+\.[A-Za-z0-9_-]{10,}+"),
+    _shape("sendgrid-key", "SG.", r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),
+    _shape("digitalocean-token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}" + _END),
+    _shape("vault-token", "hv", r"[sbr]\.(?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24,}+"),
+    _shape("sentry-token", "sntrys_", r"[A-Za-z0-9_+/=]{40,}+"),
+    _shape("figma-token", "figd_ figo_", r"[A-Za-z0-9_-]{35,}+"),
+    _shape("docker-token", "dckr_pat_ dckr_oat_", r"[A-Za-z0-9_-]{20,}+"),
+    _shape("nvidia-key", "nvapi-", r"[A-Za-z0-9_-]{50,}+"),
+    _shape("tailscale-key", "tskey-", r"(?=[A-Za-z-]{0,20}[0-9])[A-Za-z0-9-]{20,}+"),
+    _shape("atlassian-token", "ATATT ATCTT ATBB", r"(?=[A-Za-z_=-]{0,40}[0-9])[A-Za-z0-9_=-]{20,}+"),
+    _shape("xai-key", "xai-", r"[A-Za-z0-9]{60,}+"),
+    _shape("replicate-token", "r8_", r"[A-Za-z0-9]{37}" + _END),
+    _shape("age-key", "AGE-SECRET-KEY-", r"(?:PQ-)?1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58,}+"),
+    # The beginning of the data of a private key whose BEGIN line is missing: RSA, DSA and EC; EC; Ed25519; OpenSSH.
+    _shape(
+        "private-key",
+        "MI",
+        r"(?:I[A-Za-z0-9+/]{2}[AQgw]IBA(?:AJB|AK[BC]|DANBgkqhkiG9w0BAQEF)|GkAgEBBD|HcAgEBBEI"
+        r"|[GH][A-Za-z0-9+/]AgEAMB[AM]GByqGSM49AgEG)" + _KEY_LINES,
+    ),
+    _shape("private-key", "MH", r"[cQ]CAQEEI" + _KEY_LINES),
+    _shape("private-key", "MC4CAQAwBQYDK2V b3BlbnNzaC1rZXktdjE", _KEY_LINES),
+    # The BEGIN lines of RSA, PKCS #8, EC and OpenSSH keys in base64, as in a kubeconfig.
+    _shape(
+        "private-key",
+        "LS0tLS1CRUdJTi",
+        r"(?:BSU0EgUFJJVkFURSBLRVkt|BQUklWQVRFIEtFWS0t|BFQyBQUklWQVRFIEtFWS|BPUEVOU1NIIFBSSVZBVEUgS0VZ)" + _LONG_LINES,
+    ),
+)
+_MARKED_INSIDE = (
+    ("terraform-token", r"[A-Za-z0-9]{14}\.atlasv1\.", r"[A-Za-z0-9_=-]{60,}+"),
+    ("azure-secret", r"[A-Za-z0-9_~.]{3}[0-9]Q~", r"[A-Za-z0-9_~.-]{31,}+"),
+    ("maxmind-key", r"[A-Za-z0-9]{6}_[A-Za-z0-9]{29}_mmk", ""),
+)
+"""Keys whose mark is not at their beginning: the name, the pattern to the mark's end, and the pattern that follows."""
+
+
+@cache
+def key_patterns() -> tuple[KeyPattern, ...]:
+    """Return all shapes, ours first."""
+    listed = json.loads(Path(__file__).with_name("shapes.json").read_text("utf-8"))["shapes"]
+    others = (KeyPattern(name, tuple(literals), rest, entropy) for name, literals, rest, entropy in listed)
+    return (*_OWN, *others)
+
+
+@cache
+def _beginnings() -> tuple[re.Pattern[str], dict[str, list[tuple[int, KeyPattern]]]]:
+    """Return a pattern that finds each beginning, and the shapes that begin so, with the length of their literals."""
+    shapes: dict[str, list[tuple[int, KeyPattern]]] = {}
+    literals = {literal for pattern in key_patterns() for literal in pattern.literals}
+    for found in literals:
+        shapes[found] = [
+            (len(literal), pattern)
+            for pattern in key_patterns()
+            for literal in pattern.literals
+            if found.startswith(literal)
+        ]
+    ordered = "|".join(re.escape(literal) for literal in sorted(literals, key=len, reverse=True))
+    inside = "|".join(f"(?P<m{number}>{mark})" for number, (_name, mark, _rest) in enumerate(_MARKED_INSIDE))
+    return re.compile(f"{ordered}|{inside}"), shapes
+
+
+_RUN = b"x" * 20
+"""The fewest characters of a key."""
+_IN_KEYS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.~+/="
+_MASK = bytes(b"x"[0] if code in _IN_KEYS else b" "[0] for code in range(256))
+_BOUNDARY = re.compile(r"[.~+/=]")
+_REST = re.compile(r"[A-Za-z0-9_-]*+")
+
+
+def find_prefixed(text: str) -> Iterator[SecretSpan]:
+    """Find the keys that are known by their shape."""
+    mask = text.encode("latin-1", "replace").translate(_MASK)
+    start = mask.find(_RUN)
+    while start >= 0:
+        end = mask.find(b" ", start)
+        end = len(mask) if end < 0 else end
+        done = start
+        for at in _word_starts(text, start, end):
+            if at >= done and (key := _key_at(text, at, end)) is not None:
+                done = key.end
+                yield key
+        start = mask.find(_RUN, end)
+
+
+def _word_starts(text: str, start: int, end: int) -> Iterator[int]:
+    r"""Yield where a key could begin in a run of its characters, also behind an escape: `\\nsk-…`, `%3Dsk-…`."""
+    yield start
+    if text[start - 1 : start] in ("\\", "%"):
+        yield start + (1 if text[start - 1] == "\\" else 2)
+    for boundary in _BOUNDARY.finditer(text, start, end):
+        yield boundary.end()
+
+
+def _key_at(text: str, start: int, end: int) -> SecretSpan | None:
+    begins, shapes = _beginnings()
+    match = begins.match(text, start, end)
+    if match is None:
+        return None
+    if match.lastgroup:
+        name, _mark, rest = _MARKED_INSIDE[int(match.lastgroup[1:])]
+        found = [(len(match[0]), KeyPattern(name, (), rest))]
+    else:
+        found = shapes[match[0]]
+    for length, shape in found:
+        key = re.compile(shape.rest).match(text, start + length)
+        if key is not None and entropy_of(text[start : key.end()]) >= shape.entropy:
+            # A longer key than the shape says is one key too.
+            word = _REST.match(text, key.end()) if shape.entropy else None
+            return SecretSpan(shape.name, start, word.end() if word else key.end())
+    return None
+
+
+def entropy_of(text: str) -> float:
+    """Return Shannon's entropy of a text, in bits a character."""
+    return -sum(count / len(text) * log2(count / len(text)) for count in Counter(text).values())
