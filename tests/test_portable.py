@@ -69,7 +69,6 @@ BEHIND: dict[tuple[str, str], str] = {
                 ("supervised.py", "start_new_session"),
                 ("supervised.py", "socket.AF_UNIX"),
                 ("supervised.py", "wait_readable"),
-                ("supervised.py", "/proc/"),
                 ("selection.py", "/proc/"),
             )
         ),
@@ -201,7 +200,6 @@ SPECIAL: dict[str, tuple[Callable[[], object], tuple[str, ...]]] = {
     "openat2": (lambda: linux.openat2(0, "x", 0), ("win32", "darwin", "freebsd14")),
     "prctl": (linux.end_with_parent, ("win32", "darwin", "freebsd14")),
     "hiding": (linux.hide_from_others, ("win32", "darwin", "freebsd14")),
-    "orphans": (lambda: linux.adopt_orphans(True), ("win32", "darwin", "freebsd14")),
     "alarm": (lambda: linux.end_within(600), ("win32",)),
     "Landlock": (linux.landlock_abi, ("win32", "darwin", "freebsd14")),
     "the kernel's settings": (lambda: linux.kernel_setting("user/max_user_namespaces"), ("win32", "darwin")),

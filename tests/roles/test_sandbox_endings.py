@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -99,15 +99,24 @@ def test_a_signal_to_the_server_leaves_no_process(kind: Kind, here: Path, mark: 
         assert until(lambda: marked(mark) == []) < SOON_S
 
 
-def test_killing_the_supervisor_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
+@contextmanager
+def serving(kind: Kind, here: Path, mark: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+    """A server with a running command, its guard, and its supervisor."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
     with subprocess.Popen(
         [sys.executable, str(SERVER), kind, str(here.parent), mark],
         env=env, stderr=subprocess.PIPE, text=True,
     ) as server:  # fmt: skip
         until((here / "going").exists)
-        [supervisor] = children_of(server.pid)
-        os.kill(supervisor, signal.SIGKILL)
+        [guard] = children_of(server.pid)
+        [supervisor] = children_of(guard)
+        yield server, guard, supervisor
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["guard", "supervisor"])
+def test_killing_the_supervisor_or_its_guard_leaves_no_process(kind: Kind, here: Path, mark: str, which: int) -> None:
+    with serving(kind, here, mark) as (server, *pair):
+        os.kill(pair[which], signal.SIGKILL)
         assert until(lambda: marked(mark) == []) < SOON_S
         began = time.monotonic()
         _out, errors = server.communicate(timeout=10)
@@ -115,22 +124,24 @@ def test_killing_the_supervisor_leaves_no_process(kind: Kind, here: Path, mark: 
     assert "its supervisor was ended from outside" in errors
 
 
-def test_killing_the_server_of_a_stopped_supervisor_leaves_no_process(kind: Kind, here: Path, mark: str) -> None:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
-    with subprocess.Popen(
-        [sys.executable, str(SERVER), kind, str(here.parent), mark], env=env, stderr=subprocess.DEVNULL
-    ) as server:
-        until((here / "going").exists)
-        [supervisor] = children_of(server.pid)
-        os.kill(supervisor, signal.SIGSTOP)
-        server.kill()
-        server.wait(10)
+@pytest.mark.parametrize(
+    ("stopped", "killed"), [(1, 0), (2, 0), (2, 1)], ids=["guard-server", "supervisor-server", "supervisor-guard"]
+)
+def test_killing_the_parent_of_a_stopped_process_leaves_no_process(
+    kind: Kind, here: Path, mark: str, stopped: int, killed: int
+) -> None:
+    with serving(kind, here, mark) as (server, *pair):
+        chain = (server.pid, *pair)
+        os.kill(chain[stopped], signal.SIGSTOP)
+        os.kill(chain[killed], signal.SIGKILL)
+        server.communicate(timeout=10)
     try:
         assert until(lambda: marked(mark) == []) < SOON_S
-        assert until(lambda: not lives(supervisor)) < SOON_S
+        assert until(lambda: not any(map(lives, pair))) < SOON_S
     finally:
-        with suppress(ProcessLookupError):
-            os.kill(supervisor, signal.SIGCONT)
+        for pid in pair:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 async def test_a_killed_supervisor_ends_no_other_child(here: Path, mark: str) -> None:
@@ -148,7 +159,8 @@ async def test_a_killed_supervisor_ends_no_other_child(here: Path, mark: str) ->
 
                 tasks.start_soon(doomed)
                 await going(here)
-                [supervisor] = set(children_of(os.getpid())) - before
+                [guard] = set(children_of(os.getpid())) - before
+                [supervisor] = children_of(guard)
                 os.kill(supervisor, signal.SIGKILL)
             assert marked(mark) == []
             assert set(children_of(os.getpid())) == before

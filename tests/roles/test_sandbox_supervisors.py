@@ -87,13 +87,16 @@ async def test_a_supervisor_keeps_no_descriptor_and_no_memory_of_limits(
 ) -> None:
     box = sandbox(kind, here.parent)
     await box.run(command(here, "/bin/true"))
-    [supervisor] = set(children_of(os.getpid())) - before
-    until(lambda: len(held_by(supervisor)) in (0, 4))  # null three times and its socket; 0 as an ordinary user
+    [guard] = set(children_of(os.getpid())) - before
+    [supervisor] = children_of(guard)
+    # Null three times and two sockets; 0 as an ordinary user.
+    until(lambda: {len(held_by(guard)), len(held_by(supervisor))} in ({0}, {5}))
     limits = limits_of(supervisor)
     for words in (("/bin/false",), ("no-such-program",), ("/bin/sh", "-c", "kill -9 $$")):
         await box.run(command(here, *words))
-    assert set(children_of(os.getpid())) - before == {supervisor}
-    until(lambda: len(held_by(supervisor)) in (0, 4))
+    assert set(children_of(os.getpid())) - before == {guard}
+    assert children_of(guard) == [supervisor]
+    until(lambda: len(held_by(supervisor)) in (0, 5))
     assert limits_of(supervisor) == limits
     assert children_of(supervisor) == []
 
@@ -112,14 +115,16 @@ async def test_a_supervisor_that_had_to_end_its_command_takes_no_other(
     assert (await box.run(command(here, "/bin/true"))).code == 0
 
 
-async def test_a_killed_idle_supervisor_is_replaced(kind: Kind, here: Path, before: set[int]) -> None:
+@pytest.mark.parametrize("which", [0, 1], ids=["guard", "supervisor"])
+async def test_a_killed_idle_supervisor_is_replaced(kind: Kind, here: Path, before: set[int], which: int) -> None:
     box = sandbox(kind, here.parent)
     await box.run(command(here, "/bin/true"))
-    [supervisor] = set(children_of(os.getpid())) - before
-    os.kill(supervisor, signal.SIGKILL)
-    until(lambda: supervisor not in children_of(os.getpid()))
+    [guard] = set(children_of(os.getpid())) - before
+    pair = (guard, *children_of(guard))
+    os.kill(pair[which], signal.SIGKILL)
+    until(lambda: guard not in children_of(os.getpid()) and not any(map(lives, pair)))
     assert (await box.run(command(here, "/bin/echo", "on"))).output == "on\n"
-    assert supervisor not in children_of(os.getpid())
+    assert guard not in children_of(os.getpid())
 
 
 async def test_keeps_at_most_two_idle_supervisors_which_end_with_their_sandbox(
@@ -148,18 +153,20 @@ def test_an_idle_supervisor_ends_with_its_server(kind: Kind, here: Path, number:
     with subprocess.Popen([sys.executable, "-c", code, kind, str(here)], env=env, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == b"idle\n"
-        [supervisor] = children_of(server.pid)
+        [guard] = children_of(server.pid)
+        pair = (guard, *children_of(guard))
         server.send_signal(number)
         server.wait(10)
-    until(lambda: not lives(supervisor), 2.0)
+    until(lambda: not any(map(lives, pair)), 2.0)
 
 
-async def test_a_server_with_an_idle_supervisor_sweeps_what_a_killed_one_left(
+async def test_nothing_is_left_of_a_supervisor_that_is_killed_with_its_second_command(
     kind: Kind, here: Path, before: set[int]
 ) -> None:
     box = sandbox(kind, here.parent)
     await box.run(command(here, "/bin/true"))
-    [supervisor] = set(children_of(os.getpid())) - before
+    [guard] = set(children_of(os.getpid())) - before
+    [supervisor] = children_of(guard)
     async with anyio.create_task_group() as tasks:
 
         async def doomed() -> None:
@@ -179,8 +186,9 @@ def test_a_supervisor_without_work_ends_and_refuses_late_commands(monkeypatch: p
 
     monkeypatch.setattr(supervisor, "_IDLE_S", 0.01)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        assert supervisor._receive(theirs) == []
+    guard, guarded = socket.socketpair()
+    with ours, theirs, guard, guarded:
+        assert supervisor._receive(theirs, guarded.fileno()) == []
         with pytest.raises(BrokenPipeError):
             socket.send_fds(ours, [b"\0"], [0])
 
@@ -189,9 +197,10 @@ def test_a_supervisor_takes_the_command_that_arrives_as_its_time_ends(monkeypatc
     from ava_roles.sandbox.launcher import supervisor
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        late = {"register": lambda *_: None, "poll": lambda *_: socket.send_fds(ours, [b"\0"], [0]) - 1}
+    guard, guarded = socket.socketpair()
+    with ours, theirs, guard, guarded:
+        late = {"register": lambda *_: None, "poll": lambda *_: socket.send_fds(ours, [b"\0"], [0]) and ()}
         monkeypatch.setattr(select, "poll", type("Late", (), late))
-        [descriptor] = supervisor._receive(theirs)
+        [descriptor] = supervisor._receive(theirs, guarded.fileno())
         assert not os.get_inheritable(descriptor)
         os.close(descriptor)

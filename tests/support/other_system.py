@@ -144,7 +144,7 @@ def refuse_everything_special() -> None:
         raise locks.UnsupportedSystem(38, "not on this system", "mountinfo")
 
     linux.openat2 = linux.end_with_parent = linux.end_within = not_here
-    linux.landlock_abi = linux.hide_from_others = linux.adopt_orphans = linux.in_memory = not_here
+    linux.landlock_abi = linux.hide_from_others = linux.in_memory = not_here
     locks.mount_table = no_table
 
 

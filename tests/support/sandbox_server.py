@@ -1,15 +1,19 @@
-"""A process that plays a server: it runs one command in a sandbox, and says so once the command goes on.
+"""A process that plays a server: it runs commands in a sandbox, each of which makes a file once it goes on.
 
-python sandbox_server.py KIND FOLDER MARK
+python sandbox_server.py KIND FOLDER MARK            # one command
+python sandbox_server.py KIND FOLDER MARK --orders   # one for each line of stdin; says when it has ended
 """
 
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
+from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.sandbox import Kind
 from support.attacks import python, sandbox
 
@@ -33,15 +37,24 @@ for _ in range(3):
 for _ in range(3):
     os.wait()
 open("going", "w").close()
-time.sleep(float(sys.argv[1]))
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end and not os.path.exists("end"):
+    time.sleep(0.001)
 """
 
 
 async def main() -> None:
-    kind, folder, mark = sys.argv[1:]
+    kind, folder, mark, *orders = sys.argv[1:]
     here = Path(folder) / "here"
     chosen: Kind = kind  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-    await sandbox(chosen, Path(folder)).run(python(here, NASTY, "60", timeout_s=60, AVA_RUN_ID=mark))
+    box, command = sandbox(chosen, Path(folder)), python(here, NASTY, "60", timeout_s=60, AVA_RUN_ID=mark)
+    if not orders:
+        await box.run(command)
+        return
+    while await anyio.to_thread.run_sync(sys.stdin.readline):
+        with suppress(ToolFailed):
+            await box.run(command)
+        print("ended", flush=True)
 
 
 if __name__ == "__main__":

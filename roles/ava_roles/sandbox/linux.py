@@ -16,7 +16,7 @@ from typing import Any
 
 _OPENAT2 = 437
 _RESOLVE = 0x08 | 0x04 | 0x02 | 0x01  # BENEATH | NO_SYMLINKS | NO_MAGICLINKS | NO_XDEV
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 _LANDLOCK_CREATE_RULESET = 444
 _ASK_VERSION = 1
 _SETTINGS = Path("/proc/sys/")
@@ -86,15 +86,6 @@ def is_root() -> bool:
     """Tell whether this process runs as root."""
     ask = getattr(os, "geteuid", None)
     return ask is not None and ask() == 0
-
-
-def adopt_orphans(adopt: bool) -> None:
-    """Make descendants whose parent ends children of this process, or stop that.
-
-    Raises:
-        NotOnThisSystem: This is not Linux, or a sandbox forbids it.
-    """
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(adopt))
 
 
 def in_memory(data: bytes) -> int:

@@ -1,6 +1,6 @@
 """The server's side of a supervised command: give it to a supervisor, hold its pipe, and read its report.
 
-A supervisor is a process that gets one command after another; the server starts one when none is idle.
+A supervisor is a process that gets one command after another; the server starts one, below a guard, when none is idle.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import cast, get_args
@@ -24,14 +24,13 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux
-from ava_roles.sandbox.launcher import supervisor
 from ava_roles.sandbox.launcher.spec import BY_ITSELF, LaunchSpec, Limits
 from ava_roles.sandbox.sandbox import Bind, Command, Ended, Finished, Kind, Pipes
 from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
 END_S = 15.0
-"""Seconds for a supervisor to end its command; after that the supervisor is killed."""
+"""Seconds for a supervisor to end its command; after that its guard does so, in as many seconds at most."""
 REST_S = 2.0
 """Seconds to read what an ended command has written; no process is left that could write more."""
 _PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it
@@ -88,7 +87,6 @@ class SupervisedSandbox:
         ):
             tasks.start_soon(output.drain, running.stdout)
             await running.report.wait()
-            await self._sweep(running)
             tasks.cancel_scope.deadline = anyio.current_time() + REST_S
         how, _, rest = running.report.text.partition(" ")
         text, dropped = output.text()
@@ -119,9 +117,8 @@ class SupervisedSandbox:
     @asynccontextmanager
     async def _supervise(self, command: Command) -> AsyncGenerator[_Running]:
         """Hold the supervisor of a command; when this is left, all the command's processes have ended."""
-        with _adopt_orphans() if self.kind != "bubblewrap" else nullcontext():
-            async with self._temporary_folder(command) as given, self._start(given) as running:
-                yield running
+        async with self._temporary_folder(command) as given, self._start(given) as running:
+            yield running
 
     @asynccontextmanager
     async def _start(self, command: Command) -> AsyncGenerator[_Running]:
@@ -154,19 +151,10 @@ class SupervisedSandbox:
         """Wait for the end of a command whose supervisor's pipe has been closed."""
         supervisor, report = running.supervisor, running.report
         with anyio.CancelScope(shield=True):
-            with anyio.move_on_after(END_S) as scope:
+            with anyio.move_on_after(END_S):
                 await report.wait()
-            if scope.cancelled_caught:
-                supervisor.kill()
-            await self._sweep(running)
             if not self._supervisors.take_back(supervisor, report.text):
-                supervisor.dismiss()
-                await run_sync(supervisor.wait, abandon_on_cancel=False)
-
-    async def _sweep(self, running: _Running) -> None:
-        """End the processes that a killed supervisor has left; those in bubblewrap end with it."""
-        if not running.report.text and self.kind != "bubblewrap":
-            await run_sync(_end_orphans, self._limits, running.supervisor.pid, abandon_on_cancel=False)
+                await run_sync(supervisor.end, abandon_on_cancel=False)
 
     def _spec(self, command: Command) -> LaunchSpec:
         words = (*command.argv, str(command.folder), *command.environment, *command.environment.values())
@@ -257,75 +245,6 @@ def _writer(ours: ExitStack, theirs: ExitStack) -> tuple[PipeWriter, int]:
     writer = PipeWriter(write_at)
     ours.callback(writer.close)
     return writer, read_at
-
-
-# -- orphans ----------------------------------------------------------------------------------------------------------
-
-_lock = threading.Lock()
-_running = 0
-
-
-@contextmanager
-def _adopt_orphans() -> Generator[None]:
-    """Make descendants whose parent ends children of this process, as long as any command runs."""
-    global _running
-    with _lock:
-        _running += 1
-        if _running == 1:
-            linux.adopt_orphans(True)
-    try:
-        yield
-    finally:
-        with _lock:
-            _running -= 1
-            if _running == 0:
-                linux.adopt_orphans(False)
-
-
-def _end_orphans(limits: Limits, pid: int) -> None:
-    """End the children of this process that a supervisor left, and wait for them. Blocks.
-
-    A limit tells them apart that a command cannot raise: this process starts nothing else with so small a limit on the
-    size of files.
-
-    Args:
-        limits: The limits of the command.
-        pid: The supervisor. It is ending; until it has ended, its children are not ours.
-    """
-    until = time.monotonic() + supervisor.GIVE_UP_S
-    while time.monotonic() < until:
-        ended = _has_ended(pid)
-        left = [child for child in supervisor.children(os.getpid()) if _is_limited(child, limits.file)]
-        if ended and not left:
-            return
-        for number in (linux.STOP, linux.KILL):
-            for each in (*left, *(below for child in left for below in supervisor.descendants(child))):
-                with suppress(OSError):
-                    os.kill(each, number)
-        for child in left:
-            with suppress(ChildProcessError):
-                os.waitpid(child, getattr(os, "WNOHANG", 0))
-        time.sleep(0.002)
-
-
-def _is_limited(pid: int, file_size: int) -> bool:
-    """Tell whether a process may write only files of this size or smaller ones."""
-    try:
-        for line in supervisor.read_text(f"/proc/{pid}/limits").splitlines():
-            if line.startswith("Max file size"):
-                hard = line.split()[-2]
-                return hard.isdecimal() and int(hard) <= file_size
-    except OSError:  # the process has ended
-        pass
-    return False
-
-
-def _has_ended(pid: int) -> bool:
-    """Tell whether a process has ended, reaped or not: then its children have another parent."""
-    try:
-        return supervisor.read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()[0] in ("Z", "X")
-    except (OSError, IndexError):
-        return True
 
 
 class _End:
@@ -426,34 +345,36 @@ _SOURCES = str(Path(__file__).parents[2])
 
 
 class Supervisor:
-    """A supervisor process.
+    """A supervisor process, and its guard.
 
     Args:
         errors: The descriptor that it writes errors of starting to.
 
     Attributes:
-        pid: Its process id.
+        pid: The process id of the guard.
 
     Raises:
         OSError: No process could be started.
     """
 
     def __init__(self, errors: int) -> None:
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        self._control, control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._lifeline, lifeline = socket.socketpair()
+        with control, lifeline:
+            given = (lifeline.fileno(), control.fileno())
             try:
                 self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                    [sys.executable, "-I", "-S", "-c", _START, _SOURCES, str(theirs.fileno())],
+                    [sys.executable, "-I", "-S", "-c", _START, _SOURCES, *map(str, given)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=errors,
                     cwd="/",
                     env={},
-                    pass_fds=(theirs.fileno(),),
+                    pass_fds=given,
                     start_new_session=True,
                 )
             except BaseException:
-                self._control.close()
+                self.dismiss()
                 raise
         self.pid = self._process.pid
         self._reaper = threading.Thread(target=self._process.wait, name="ava-sandbox-reaper", daemon=True)
@@ -467,17 +388,18 @@ class Supervisor:
             return False
         return True
 
-    def kill(self) -> None:
-        """Kill it. What it supervises goes on, except in bubblewrap."""
-        self._process.kill()
-
     def dismiss(self) -> None:
-        """Let it end after its command, or at once when it has none."""
+        """Let the guard end it, and what its command has left."""
         self._control.close()
+        self._lifeline.close()
 
-    def wait(self) -> None:
-        """Wait for its end. Blocks."""
-        self._reaper.join()
+    def end(self) -> None:
+        """Dismiss it, and wait for the end. Blocks."""
+        self.dismiss()
+        self._reaper.join(END_S)
+        if self._reaper.is_alive():  # the guard is stopped, and the supervisor lives
+            self._process.kill()
+            self._reaper.join()
 
 
 class Supervisors:

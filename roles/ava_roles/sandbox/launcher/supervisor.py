@@ -3,6 +3,10 @@
 It watches the server through a pipe whose other end only the server holds: when the server closes it or dies, the
 command ends. It reports in one line how the command ended. After a command that ended by itself and left nothing, it
 takes another: starting an interpreter costs more than everything else here. It never runs two at the same time.
+
+A supervisor can be killed too, by the kernel when memory runs out. Its parent, the guard, then ends everything below:
+a process that does nothing else owns all of it, from the first instant. If the guard is killed, the supervisor ends
+its command. So no killed process leaves another.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import os
 import select
 import sys
 import time
-from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SHUT_RD, socket  # `socket` itself imports much more
+from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SHUT_RD, socket, socketpair  # `socket` itself imports much more
 
 from ava_roles.sandbox.launcher import kernel
 from ava_roles.sandbox.launcher.child import exec_command
@@ -150,25 +154,58 @@ _DESCRIPTORS = 6
 
 
 def main() -> None:
-    """Run commands one after another; the argument is the descriptor of the socket that they arrive on."""
-    control = socket(fileno=int(sys.argv[-1]))
-    os.set_inheritable(control.fileno(), False)
+    """Become the guard, and start the supervisor.
+
+    The arguments are two descriptors: of a socket whose other end only the server holds, and of the socket that
+    commands arrive on.
+    """
+    server, control = (socket(fileno=int(number)) for number in sys.argv[-2:])
+    for each in (server, control):
+        os.set_inheritable(each.fileno(), False)
     os.dup2(0, 2)  # errors of starting went to the first command's output
     for ignored in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)  # only the server decides when to end
-    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
-    kernel.adopt_orphans()
-    kernel.continue_on_parent_death()  # a stopped supervisor would not see that its server is gone
     kernel.hide_process()
+    _own_descendants()
+    supervisor, guard = socketpair()  # each of the two sees by its end when the other has ended
+    pid = os.fork()
+    if pid:
+        control.close()
+        guard.close()
+        _guard(pid, server, supervisor)
+    else:
+        server.close()
+        supervisor.close()
+        _own_descendants()  # a child does not inherit this
+        _run_commands(control, guard.fileno())
+
+
+def _own_descendants() -> None:
+    kernel.adopt_orphans()
+    kernel.continue_on_parent_death()  # a stopped process would not see that its parent is gone
+
+
+def _guard(pid: int, server: socket, supervisor: socket) -> None:
+    """Wait until the supervisor has ended or the server is gone, and end all that is left."""
+    waiting = select.poll()
+    waiting.register(server, select.POLLIN)
+    waiting.register(supervisor, select.POLLIN)
+    waiting.poll()
+    _end_all(pid)
+
+
+def _run_commands(control: socket, guard_at: int) -> None:
+    """Run commands one after another."""
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: None)  # without a handler nothing is written to the pipe
     opened = _count_open()
     for number in range(1, _COMMANDS + 1):
-        given = _receive(control)
+        given = _receive(control, guard_at)
         if not given:
             break
         spec_at, server_at, report_at, *streams = given
         with open(spec_at, "rb") as file:
             spec = from_bytes(file.read())
-        report = _Supervisor(spec, server_at, streams).supervise()
+        report = _Supervisor(spec, (server_at, guard_at), streams).supervise()
         os.close(server_at)
         left_nothing = _reap(0) == (None, False) and _count_open() == opened + 1
         goes_on = number < _COMMANDS and report.startswith(BY_ITSELF) and left_nothing
@@ -180,11 +217,15 @@ def main() -> None:
             break
 
 
-def _receive(control: socket) -> list[int]:
-    """Wait for a command, and return its descriptors; none when the server is gone, or gives none for long."""
+def _receive(control: socket, guard_at: int) -> list[int]:
+    """Wait for a command, and return its descriptors; none when the server or the guard is gone, or after a while."""
     waiting = select.poll()
     waiting.register(control, select.POLLIN)
-    if not waiting.poll(_IDLE_S * 1000):
+    waiting.register(guard_at, select.POLLIN)
+    ready = waiting.poll(_IDLE_S * 1000)
+    if any(descriptor == guard_at for descriptor, _event in ready):
+        return []
+    if not ready:
         control.shutdown(SHUT_RD)  # from now on the server cannot give one, but it may have done so just before
     _data, ancillary, _flags, _address = control.recvmsg(1, CMSG_SPACE(4 * _DESCRIPTORS), MSG_CMSG_CLOEXEC)
     return [number for _level, _kind, data in ancillary for number in memoryview(data).cast("i")]
@@ -200,13 +241,14 @@ class _Supervisor:
 
     Args:
         spec: What to run.
-        server_at: The descriptor that becomes readable when the server is gone or ends the command.
+        ends_at: The descriptors of which one becomes readable when the server ends the command or is gone, or when the
+            guard is gone.
         streams: The descriptors of the command's stdin, stdout and stderr.
     """
 
-    def __init__(self, spec: LaunchSpec, server_at: int, streams: list[int]) -> None:
+    def __init__(self, spec: LaunchSpec, ends_at: tuple[int, ...], streams: list[int]) -> None:
         self._spec = spec
-        self._server_at = server_at
+        self._ends_at = ends_at
         self._streams = streams
         self._writable = [source for source, _target, writable in spec.binds if writable]
         self._child_ended, self._wakeup = os.pipe()
@@ -277,7 +319,8 @@ class _Supervisor:
         look_at = time.monotonic()
         end = look_at + self._spec.timeout_s
         waiting = select.poll()
-        waiting.register(self._server_at, select.POLLIN | select.POLLHUP)
+        for descriptor in self._ends_at:
+            waiting.register(descriptor, select.POLLIN)
         waiting.register(self._child_ended, select.POLLIN)
         while True:
             now = time.monotonic()
@@ -288,7 +331,7 @@ class _Supervisor:
                     return why
                 look_at = time.monotonic() + _LOOK_S
             events = waiting.poll(max(0.0, min(end, look_at) - time.monotonic()) * 1000)
-            if any(descriptor == self._server_at for descriptor, _event in events):
+            if any(descriptor in self._ends_at for descriptor, _event in events):
                 return "cancelled"
             if events:
                 _read_all(self._child_ended)
