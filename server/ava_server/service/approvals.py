@@ -17,7 +17,7 @@ from ava_roles.wrap import one_line
 from ava_server.approval.decisions import PERSON_CHANNELS, is_free
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
-from ava_server.service.records import CHANNELS, changed_words, how_decided
+from ava_server.service.records import by_script, changed_words, how_decided
 
 PAGE = 200
 """Decisions on a page."""
@@ -112,7 +112,7 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
     entry, run, began = found.entry, found.run, found.began
     fact = entry.fact
     assert isinstance(fact, SpawnDecided | ExtensionDecided | RunResumed)
-    channel, how = str(fact.channel), how_decided(str(fact.channel), began, entry.user_id)
+    channel = str(fact.channel)
     texts, proposal = texts_of(view, run), view.proposal(run.pending_id)
     decision, cap, cap_micros = _decided(fact, found)
     digest = None if isinstance(fact, RunResumed) else fact.digest
@@ -121,9 +121,9 @@ def _made(view: View, found: FoundDecision) -> MadeDecision:
         at_us=entry.ts_us,
         decision=decision,
         by=entry.user_id,
-        kind=_kind(channel, how),
+        kind=_kind(channel, began),
         channel=channel,
-        how=how,
+        how=how_decided(channel, began, entry.user_id),
         client=_client(began),
         token=began.token if began is not None else None,
         run_id=run.id,
@@ -157,10 +157,10 @@ def _decided(fact: SpawnDecided | ExtensionDecided | RunResumed, found: FoundDec
     return fact.decision, "" if cap is None else f"at most {format_usd(cap, exact=True)}", cap
 
 
-def _kind(channel: str, how: str) -> str:
-    if channel == "auto":
-        return "policy"
-    return "person" if channel in PERSON_CHANNELS else "host" if how == CHANNELS[channel] else "script"
+def _kind(channel: str, began: SessionStart | None) -> str:
+    if channel in PERSON_CHANNELS:
+        return "person"
+    return "policy" if channel == "auto" else "script" if by_script(channel, began) else "host"
 
 
 def _client(began: SessionStart | None) -> str | None:

@@ -261,7 +261,7 @@ def _without_secrets(diff: str, redactor: Redactor) -> str:
 
 
 CHANNELS: Mapping[str, str] = {
-    "host_call": "by the host's call (host_call); the log has no answer of a person",
+    "host_call": "by the host's call or a script's --yes (host_call); the log has no answer of a person",
     "elicitation": "by a person, asked by the server through the host (elicitation)",
     "terminal": "by a person at the terminal",
     "auto": "by the policy auto, without a question",
@@ -271,10 +271,17 @@ CHANNELS: Mapping[str, str] = {
 """How a decision came, by its channel."""
 
 
+def by_script(channel: str, began: SessionStart | None) -> bool:
+    """Tell whether a command decided that asked nobody."""
+    return channel == "host_call" and began is not None and began.transport == "terminal"
+
+
 def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
-    """Return who decided, over which channel; a script's flag is told from a host's call by the session it began."""
-    if channel != "host_call" or began is None or began.transport != "terminal":
+    """Return who decided, over which channel; how the session began tells a host's call from a script's flag."""
+    if channel != "host_call" or began is None:
         return CHANNELS[channel]
+    if not by_script(channel, began):
+        return "by the host's call (host_call); the log has no answer of a person"
     flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
     return f"by a script as {user}: {flag} (host_call); no person was asked"
 
