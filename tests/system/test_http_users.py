@@ -31,6 +31,7 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
         'approval = "ask"\n[limits]\nuser_daily_cents = 100\nrunning_per_user = 2\n'
         '[users.lax]\ndaily_cents = 9999\nrunning = 99\napproval = "auto"\n'
         '[users.strict]\ndaily_cents = 7\nrunning = 0\napproval = "human"\n'
+        '[users."ana@example.org"]\napproval = "human"\n'
     )
     settings = load_settings(tmp_path, env={})
     for user in ("lax", "nobody"):
@@ -41,6 +42,8 @@ def test_ignores_user_settings_that_are_looser_than_the_general_ones(tmp_path: P
     own = ("human", '[users.strict] approval = "human"')
     assert user_limits.policy_in_force(settings, "strict", pin=False) == own
     assert user_limits.policy_in_force(settings, "lax", "strict", pin=False) == own
+    quoted = '[users."ana@example.org"] approval = "human"'
+    assert user_limits.policy_in_force(settings, "ana@example.org", pin=False) == ("human", quoted)
     assert user_limits.day_cents(settings, "strict") == 7
     assert user_limits.day_setting(settings, "strict") == "users.strict.daily_cents in config.toml"
     assert "slots of strict" in (user_limits.slots(settings).full({}, "strict") or "")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from ava_audit.units import micros_from_cents
 from ava_server.budget.caps import DayCaps, Slots
+from ava_server.config.checks import setting_name
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import Policy, Settings, UserSettings
 from ava_server.config.users import with_shared_users
@@ -81,7 +82,7 @@ def policy_in_force(settings: Settings, *users: str, pin: bool | None = None) ->
         settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set
     if pin:
         return "human", "there is an approval PIN"
-    own = ((user_settings(settings, user).approval, f"[users.{user}] ") for user in users)
+    own = ((user_settings(settings, user).approval, f"[{setting_name(('users', user))}] ") for user in users)
     policies = [(settings.approval, ""), *((policy, table) for policy, table in own if policy is not None)]
     policy, table = min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
     return policy, f'{table}approval = "{policy}"'

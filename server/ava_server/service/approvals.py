@@ -171,7 +171,7 @@ def totals_line(sums: DecisionSums) -> str:
     """Return the sums of a period as a sentence."""
     counts = ", ".join(f"{sums.counts[name]:,} {name}" for name in ORDER if sums.counts.get(name))
     worst = f", {format_usd(sums.uncosted_micros)} of it booked at the worst case" if sums.uncosted_micros else ""
-    return f"{counts or 'nothing decided'}. The approved runs have cost {usd(sums.cost_micros)} so far{worst}."
+    return f"{counts or 'nothing decided'}. The approved runs have cost ${usd(sums.cost_micros)} so far{worst}."
 
 
 def usd(micros: int) -> str:

@@ -129,7 +129,7 @@ class RunPage:
             "row": row,
             "answer": answer,
             "result": result_values(shown, answer),
-            "decisions": decisions_in([*decided, *raised]),
+            "decisions": decisions_in([*decided, *raised], view.session_start),
             "undecided": _undecided(shown, decided),
             "proposal": _proposal(first),
             "config": _config(row) if shown.caps else None,
