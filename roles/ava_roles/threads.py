@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,6 +36,50 @@ class _Threads:
 _threads: RunVar[_Threads] = RunVar("ava_tool_threads")
 
 
+class _Call:
+    """A call in a thread, and how to end what it waits for there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._over = False
+        self._ends: list[Callable[[], None]] = []
+
+    def add(self, end: Callable[[], None]) -> None:
+        with self._lock:
+            self._ends.append(end)
+            if self._over:
+                end()
+
+    def remove(self, end: Callable[[], None]) -> None:
+        with self._lock:
+            self._ends.remove(end)
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._over = True
+            for end in self._ends:
+                end()
+
+
+_call: ContextVar[_Call | None] = ContextVar("ava_tool_call", default=None)
+
+
+@contextmanager
+def ended_with_call(end: Callable[[], None]) -> Generator[None]:
+    """Have `end` called if the caller of this thread's `run_sync` is cancelled meanwhile, or was before.
+
+    The thread cannot be ended from outside, but the process that it waits for can: `end` kills that.
+    """
+    call = _call.get()
+    if call is not None:
+        call.add(end)
+    try:
+        yield
+    finally:
+        if call is not None:
+            call.remove(end)
+
+
 async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cancel: bool = True) -> _Result:
     """Run a blocking function in one of the tools' threads and return its result.
 
@@ -43,11 +89,12 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
     Args:
         func: The function; it may call `anyio.from_thread.check_cancelled`.
         *args: Its arguments.
-        abandon_on_cancel: A cancelled caller continues at once, and the function's result is dropped.
+        abandon_on_cancel: A cancelled caller continues at once, and the function's result is dropped. What the
+            function has in `ended_with_call` is ended.
     """
     threads = _of_this_loop()
     loop = asyncio.get_running_loop()
-    ticket = object()
+    ticket, call = object(), _Call()
     started = given_up = False
 
     def leave() -> None:
@@ -60,6 +107,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
     def work() -> _Result:
         nonlocal started
         started = True
+        _call.set(call)  # in a copy of the caller's context
         try:
             return func(*args)
         finally:
@@ -70,6 +118,7 @@ async def run_sync(func: Callable[..., _Result], *args: object, abandon_on_cance
     try:
         return await anyio.to_thread.run_sync(work, abandon_on_cancel=abandon_on_cancel, limiter=threads.unlimited)
     except anyio.get_cancelled_exc_class():
+        call.cancel()
         if started and abandon_on_cancel and threads.given_up < GIVEN_UP:
             leave()
             given_up = True

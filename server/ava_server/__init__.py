@@ -5,3 +5,6 @@ MODULE_ARGS = ("-P", "-m", "ava_server")
 COLLECT_AFTER = 10_000
 """New objects from which on garbage is looked for. Python's 700 cost a tenth of a busy server's time, and a twentieth
 of a short command's."""
+SWITCH_S = 0.0005
+"""Seconds after which a thread that computes gives way to another. A thread that hides secrets in a long text made all
+runs of its process wait for Python's 5 ms at each of their steps, and take three times as long."""

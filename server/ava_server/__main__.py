@@ -13,7 +13,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from ava_server import COLLECT_AFTER
+from ava_server import COLLECT_AFTER, SWITCH_S
 
 _INTERRUPTED = 130
 
@@ -21,6 +21,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command line."""
     gc.set_threshold(COLLECT_AFTER)
+    sys.setswitchinterval(SWITCH_S)
     atexit.register(gc.freeze)  # nothing is looked for at the end: a tenth of a short command's time
     if sys.argv[1:2] == ["serve"]:
         # Until the server watches for signals itself. An exception is lost where it comes up in a callback of the

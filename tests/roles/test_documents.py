@@ -14,10 +14,12 @@ import pytest
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net.fetch import Response
-from ava_roles.tools import parsers
+from ava_roles.tools import parser_process, parsers
 from ava_roles.tools.web import read_page
 
-SHEET = '<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main">%s<sheetData>%s</sheetData></worksheet>'
+MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+SHEET = f'<worksheet xmlns="{MAIN}">' + "%s<sheetData>%s</sheetData></worksheet>"
+SHARED = '<c t="s"><v>%d</v></c>'
 WORD = '<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>%s</w:body></w:document>'
 
 
@@ -53,6 +55,32 @@ def workbook(sheet: str | None = None, part: str = "sheet1.xml") -> bytes:
     made = io.BytesIO()
     book.save(made)
     return made.getvalue() if sheet is None else replaced(made.getvalue(), part, sheet)
+
+
+def shared_texts(rows: str, *texts: str) -> bytes:
+    """Return a workbook whose cells name texts by their numbers."""
+    items = "".join(f"<si><t>{text}</t></si>" for text in texts)
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    made = io.BytesIO(workbook(SHEET % ("", rows)))
+    with zipfile.ZipFile(made) as archive:
+        types = archive.read("[Content_Types].xml").decode()
+    part = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
+    made = io.BytesIO(replaced(made.getvalue(), "[Content_Types].xml", types.replace("</Types>", part)))
+    with zipfile.ZipFile(made, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("xl/sharedStrings.xml", f'<sst xmlns="{MAIN}">{items}</sst>')
+    return made.getvalue()
+
+
+class Hiding:
+    """Hides secrets, and counts in how many characters; ends a test in which that goes on and on."""
+
+    def __init__(self) -> None:
+        self.texts: list[int] = []
+
+    def __call__(self, text: str) -> str:
+        self.texts.append(len(text))
+        assert sum(self.texts) < 30_000_000, "one file may cost only so much"
+        return text.replace("hunter2", "[hidden]")
 
 
 def word(body: str) -> bytes:
@@ -135,7 +163,15 @@ def test_reads_unusual_csv_files_in_bounded_time_and_memory(text: str) -> None:
 
 
 def test_reads_only_the_beginning_of_a_large_csv() -> None:
-    assert "(only the first 4,000,000 characters were read)" in parsers.read_csv(b"aaa,bbb\n" * 600_000)
+    hiding = Hiding()
+    assert "(only the first 4,000,000 characters were read)" in parsers.read_csv(b"aaa,bbb\n" * 2_400_000, hiding)
+    assert sum(hiding.texts) < 4_100_000
+
+
+def test_a_csv_that_is_shorter_without_its_secrets_was_read_to_its_end() -> None:
+    assert parsers.read_csv(b"a,b\nc,hunter2222222\n", lambda text: text.replace("hunter2222222", "-")) == (
+        "| a | b |\n|---|---|\n| c | - |"
+    )
 
 
 # -- workbooks ----------------------------------------------------------------------------------------------------
@@ -198,6 +234,26 @@ def test_counts_the_elements_of_utf_16_parts_too() -> None:
         parsers.read_xlsx(bomb)
 
 
+def test_a_text_that_many_cells_name_is_hidden_once() -> None:
+    hiding = Hiding()
+    row = f"<row>{SHARED % 0 * 200}</row>"
+    book = shared_texts(row * 20, "password hunter2 " + "words " * 100_000)
+    assert len(book) < 21_000
+    text = parser_process.read_xlsx(book, hiding)
+    assert text.count("password [hidden] words") >= 1_900
+    assert len(hiding.texts) == 2, "the cell, and the table"
+
+
+def test_limits_in_how_many_characters_of_a_workbook_secrets_are_hidden() -> None:
+    hiding = Hiding()
+    cells = "".join(SHARED % number for number in range(200))
+    book = shared_texts(f"<row>{cells}</row>" * 10, *(f"{number} " + "words " * 50_000 for number in range(200)))
+    text = parser_process.read_xlsx(book, hiding)
+    assert text.startswith("## Sheet Sheet\n\n| 0 words ")
+    assert "(cut here: the rest is too long to read)" in text
+    assert sum(hiding.texts) < 6_000_000
+
+
 # -- word documents -----------------------------------------------------------------------------------------------
 
 CELL = "<w:tc><w:tcPr>%s</w:tcPr><w:p><w:r><w:t>a</w:t></w:r></w:p></w:tc>"
@@ -227,6 +283,14 @@ def test_refuses_a_document_of_too_many_elements_and_truncates_a_long_one() -> N
     assert text.endswith("(cut here: the rest is too long to read)")
 
 
+def test_hides_secrets_only_in_the_beginning_of_a_long_cell() -> None:
+    hiding = Hiding()
+    cell = CELL.replace("<w:t>a</w:t>", f"<w:t>password hunter2 {'words ' * 50_000}</w:t>") % ""
+    text = parser_process.read_docx(word(f"<w:tbl>{f'<w:tr>{cell}</w:tr>' * 200}</w:tbl>"), hiding)
+    assert text.count("| password [hidden] words") == 200
+    assert sum(hiding.texts) < 1_000_000
+
+
 # -- PDF and pages ------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +313,12 @@ def test_truncates_the_text_of_a_long_page() -> None:
     [(number, text)] = parsers.read_pdf(pdf(b"BT /F1 12 Tf (" + b"a" * 1_000_000 + b") Tj ET")).pages
     assert number == 1
     assert text == "a" * 200_000 + "\n(cut here: the page has more text)"
+
+
+def test_hides_secrets_only_in_as_much_of_a_page_as_may_be_shown() -> None:
+    html = f"<html><body>{'<p>words of a page that has no end</p>' * 20_000}</body></html>"
+    page = parser_process.read_html(html, "https://example.org/")
+    assert len(page.text) == 200_000
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -32,13 +33,14 @@ ATTACKS = {
 
 @pytest.fixture
 def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let the child's parser for PDF do what a hostile file has it do."""
+    """Let the child's parsers for PDF and Word do what a hostile file has it do."""
 
     def attack(code: str) -> None:
         start = (
             "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools import parser_process, parsers;"
-            f" parser_process.SECONDS = 2; parsers.read_pdf = parsers._parsing('PDF')(lambda *_given: exec({code!r}));"
-            " parser_process.main()"
+            " parser_process.SECONDS = 2;"
+            f" parsers.read_pdf = parsers._parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
+            " parsers.read_docx = parsers.read_pdf; parser_process.main()"
         )
         own = str(Path(child.__file__).parents[2])
         monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own])
@@ -66,6 +68,66 @@ async def test_an_attacked_parser_is_a_file_that_cannot_be_read(name: str, attac
         tasks.cancel_scope.cancel()
     assert longest < 1, "all runs go on meanwhile"
     assert time.monotonic() - began < 10
+
+
+ENDLESS = "import signal; signal.alarm(0); from ava_roles.tools.child import hide\nwhile True: hide('x' * 1_000_000)"
+STUCK = "import signal, time; signal.alarm(0); time.sleep(600)"
+
+
+def test_bounds_what_a_child_may_have_hidden_whatever_it_sends(attacked: Callable[[str], None]) -> None:
+    attacked(ENDLESS)
+    hidden: list[int] = []
+
+    def hide(text: str) -> str:
+        hidden.append(len(text))
+        assert sum(hidden) < 30_000_000, "one file may cost only so much"
+        return text
+
+    with pytest.raises(ToolFailed, match="more than 15,000,000 characters to hide secrets in; ask for a smaller one"):
+        parser_process.read_docx(b"", hide)
+    assert sum(hidden) == 15_000_000
+
+
+def test_the_time_for_hiding_secrets_counts(attacked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    attacked(ENDLESS)
+    monkeypatch.setattr(parser_process, "SECONDS", 1)
+    asked = 0
+
+    def hide(text: str) -> str:
+        nonlocal asked
+        asked += 1
+        assert asked < 20, "the time is up"
+        time.sleep(0.2)  # hiding that takes long is the subject
+        return text
+
+    with pytest.raises(ToolFailed, match="takes longer than 1 s"):
+        parser_process.read_docx(b"", hide)
+
+
+def test_ends_a_child_that_has_switched_its_own_time_limit_off(
+    attacked: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacked(STUCK)
+    monkeypatch.setattr(parser_process, "SECONDS", 1)
+    with pytest.raises(ToolFailed, match="takes longer than 1 s"):
+        parser_process.read_docx(b"")
+
+
+@pytest.mark.parametrize("code", [STUCK, ENDLESS])
+async def test_a_child_ends_when_its_call_is_cancelled(
+    code: str, tmp_path: Path, attacked: Callable[[str], None]
+) -> None:
+    alive = tmp_path / "alive"
+    os.mkfifo(alive)
+    attacked(f"alive = open({str(alive)!r}, 'wb', 0); alive.write(b'here'); {code}")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_sync, parser_process.read_docx, b"", str)
+        with anyio.fail_after(20):
+            async with await anyio.open_file(alive, "rb", 0) as child_is:
+                assert await child_is.read(4) == b"here"
+                tasks.cancel_scope.cancel()
+                with anyio.CancelScope(shield=True):
+                    assert await child_is.read(1) == b"", "the end of the child closes it"
 
 
 async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_others(

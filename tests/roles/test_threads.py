@@ -10,7 +10,7 @@ import pytest
 from anyio.from_thread import check_cancelled
 from anyio.lowlevel import RunVar
 
-from ava_roles.threads import GIVEN_UP, THREADS, run_sync
+from ava_roles.threads import GIVEN_UP, THREADS, ended_with_call, run_sync
 
 
 class Parsers:
@@ -128,3 +128,33 @@ def test_each_event_loop_has_its_own_thread_limit() -> None:
         return await run_sync(str, 1)
 
     assert [anyio.run(once), anyio.run(once)] == ["1", "1"]
+
+
+@pytest.mark.parametrize("first", ["the wait", "the cancellation"])
+async def test_ends_what_a_thread_waits_for_when_its_call_is_cancelled(first: str) -> None:
+    began, ended, waits, go_on = (threading.Event() for _ in range(4))
+
+    def work() -> None:
+        began.set()
+        assert first == "the wait" or go_on.wait(10)
+        with ended_with_call(ended.set):
+            waits.set()
+            assert ended.wait(10)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run_sync, work)
+        assert await anyio.to_thread.run_sync((waits if first == "the wait" else began).wait, 10)
+        tasks.cancel_scope.cancel()
+    go_on.set()
+    assert await anyio.to_thread.run_sync(ended.wait, 10)
+
+
+async def test_a_call_that_is_not_cancelled_ends_nothing() -> None:
+    ended: list[str] = []
+
+    def work() -> str:
+        with ended_with_call(lambda: ended.append("it")):
+            return "done"
+
+    assert await run_sync(work) == "done"
+    assert not ended

@@ -101,14 +101,13 @@ def _read_pdf(
 ) -> ToolOutput:
     try:
         pdf = read_pdf(data, args.offset, args.limit, room)
-        before = read_pdf(data, args.offset - 1, 1).pages if args.offset > 1 else ()
     except ToolFailed as error:
         raise ToolFailed(f"{shown(name)}: {error}") from None
     if args.offset > pdf.total:
         raise ToolFailed(f"{shown(name)} has {pdf.total:,} pages; give an offset up to that")
     last = args.offset + len(pdf.pages) - 1
     head = f"{shown(name)} (PDF, {size}): pages {args.offset} to {last} of {pdf.total}"
-    pages = hide_pages((*before, *pdf.pages), hide)[len(before) :]
+    pages = hide_pages(((args.offset - 1, pdf.before), *pdf.pages), hide)[1:]
     if not any(text for _, text in pages):
         head += "; they contain no text: they may be scanned images, which cannot be read here"
     text = "\n\n".join(f"[page {number}]\n{text}" for number, text in pages)

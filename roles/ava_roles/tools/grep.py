@@ -161,4 +161,8 @@ def main() -> None:
 
 
 def _hide(text: str) -> str:
-    return child.hide(text, CHILD_SECONDS)
+    """Let the server hide the secrets in a text; the time limit is the expression's, so this does not count."""
+    child.limit_lifetime(0)
+    shown = child.hide(text)
+    child.limit_lifetime(CHILD_SECONDS)
+    return shown

@@ -2,28 +2,35 @@
 
 A parser in C that crashes ends its process; one that hangs holds Python's lock, and with it every run; and no library
 bounds its memory. A child that is killed is only a file that cannot be read.
+
+What a file may cost this process is bounded here, whatever the child says: seconds, and characters to hide secrets in.
+A child ends when its call does.
 """
 
 from __future__ import annotations
 
 import subprocess
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from json import loads
 from sys import stdin
 from typing import IO, Any, cast
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
+from ava_roles.threads import ended_with_call
 from ava_roles.tools import child, parsers
 from ava_roles.tools.parsers import Page, Pdf
 
 SECONDS = 30
-"""After so many seconds the kernel ends a child, whatever its parser does."""
+"""After so many seconds a child is ended, whatever its parser does; the time for hiding secrets counts."""
+HIDDEN_CHARS = 15_000_000
+"""The most characters of one file in which secrets are hidden; twice what the parsers' own limits let through."""
 MEMORY_BYTES = 1_500_000_000
-ANSWER_BYTES = 64_000_000
+ANSWER_BYTES = 30_000_000
 """The longest message of a child; a parser that a file has taken over may send anything."""
 
 
@@ -35,13 +42,13 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
 
 
 def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a Word document as text, as `parsers.read_docx` does."""
-    return str(_parse("Word document", data, hide=hide))
+    """Return a Word document as text without secrets, as `parsers.read_docx` does."""
+    return _read_text("Word document", data, hide)
 
 
 def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a workbook as tables, as `parsers.read_xlsx` does."""
-    return str(_parse("workbook", data, hide=hide))
+    """Return a workbook as tables without secrets, as `parsers.read_xlsx` does."""
+    return _read_text("workbook", data, hide)
 
 
 def read_html(html: str, url: str) -> Page:
@@ -49,14 +56,60 @@ def read_html(html: str, url: str) -> Page:
     return Page(**_parse("page", html.encode("utf-8", "replace"), url))
 
 
-def _parse(what: str, data: bytes, *given: object, hide: Callable[[str], str] = str) -> Any:
+def _read_text(what: str, data: bytes, hide: Callable[[str], str]) -> str:
+    limits = _Limits(what, hide)
+    return limits.hide(str(_parse(what, data, limits=limits)))
+
+
+class _Limits:
+    """What one file may cost this process.
+
+    Args:
+        what: What the file is.
+        hide: Replaces secrets in a text.
+    """
+
+    def __init__(self, what: str, hide: Callable[[str], str] = str) -> None:
+        self._what = what
+        self._hide = hide
+        self._chars = HIDDEN_CHARS
+        self._until = time.monotonic() + SECONDS
+
+    def seconds_left(self) -> float:
+        """Return how long the file may still be read; 0 if its time is up."""
+        return max(0.0, self._until - time.monotonic())
+
+    def hide(self, text: str) -> str:
+        """Return a text of the file without secrets.
+
+        Raises:
+            ToolFailed: It costs too much.
+        """
+        self._chars -= len(text)
+        if self._chars < 0:
+            raise self.failed(f"it has more than {HIDDEN_CHARS:,} characters to hide secrets in; ask for a smaller one")
+        if not self.seconds_left():
+            raise self.late()
+        return self._hide(text)
+
+    def failed(self, why: str) -> ToolFailed:
+        """Return that the file cannot be read, and why."""
+        return ToolFailed(f"this {self._what} cannot be read: {why}")
+
+    def late(self) -> ToolFailed:
+        """Return that the file takes too long."""
+        return self.failed(f"its parser takes longer than {SECONDS} s; ask for another copy")
+
+
+def _parse(what: str, data: bytes, *given: object, limits: _Limits | None = None) -> Any:
     """Return what a child makes of a file. Blocks.
 
     Raises:
-        ToolFailed: The file cannot be read; or its parser crashed, took too long, or needed too much memory.
+        ToolFailed: The file cannot be read; or its parser crashed, took too long, or needed too much.
     """
     from ava_roles.sandbox.sandbox import child_environment
 
+    limits = limits or _Limits(what)
     process = subprocess.Popen(  # noqa: S603 - this very program
         child.command(__name__),
         stdin=subprocess.PIPE,
@@ -65,13 +118,19 @@ def _parse(what: str, data: bytes, *given: object, hide: Callable[[str], str] = 
         env=child_environment(""),
         start_new_session=True,
     )
+    clock = threading.Timer(limits.seconds_left(), process.kill)
+    clock.daemon = True
+    clock.start()
     answer = None
-    with suppress(OSError), process:  # it may end before it has read everything
-        answer = _exchange(process, {"parser": what, "bytes": len(data), "given": given}, data, hide)
+    try:
+        with suppress(OSError), process, ended_with_call(process.kill):  # it may end before it has read everything
+            answer = _exchange(process, {"parser": what, "bytes": len(data), "given": given}, data, limits.hide)
+    finally:
+        clock.cancel()
     if answer is None:
-        late = child.took_too_long(process.returncode)
-        why = f"takes longer than {SECONDS} s" if late else "fails, or needs too much memory"
-        raise ToolFailed(f"this {what} cannot be read: its parser {why}; ask for another copy")
+        if child.took_too_long(process.returncode) or not limits.seconds_left():
+            raise limits.late()
+        raise limits.failed("its parser fails, or needs too much memory; ask for another copy")
     if "failed" in answer:
         raise ToolFailed(str(answer["failed"]))
     return answer["result"]
@@ -100,7 +159,7 @@ def _next_answer(sent: IO[bytes]) -> dict[str, Any] | None:
     data = sent.read(size) if size <= ANSWER_BYTES else b""
     try:
         answer: Any = loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", answer) if isinstance(answer, dict) else None
 
@@ -112,11 +171,10 @@ def main() -> None:
         limit_memory(MEMORY_BYTES)
     order = child.receive()
     data = stdin.buffer.read(order["bytes"])
-    hide = partial(child.hide, seconds=SECONDS)
     known: dict[str, Callable[..., object]] = {
         "PDF": lambda *given: asdict(parsers.read_pdf(data, *given)),
-        "Word document": lambda: parsers.read_docx(data, hide),
-        "workbook": lambda: parsers.read_xlsx(data, hide),
+        "Word document": lambda: parsers.read_docx(data, child.hide),
+        "workbook": lambda: parsers.read_xlsx(data, child.hide),
         "page": lambda *given: asdict(parsers.read_html(data.decode(), *given)),
     }
     try:

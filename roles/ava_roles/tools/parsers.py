@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 from xml.parsers import expat
 
@@ -127,6 +127,8 @@ _MAX_ROWS = 2_000
 _ROWS_SCANNED = 200_000  # a sheet may claim a million empty rows
 _MAX_COLUMNS = 200
 _MAX_CELL_CHARS = 500
+_LONG_CELL_CHARS = 50_000  # of a cell that is cut: a secret in its beginning ends in these
+_HIDDEN_CHARS = 5_000_000  # of such cells, of all tables of a file together
 _TABLE_CHARS = 1_000_000  # of all tables of a file together
 _CSV_CHARS = 4_000_000
 _TEXT_CHARS = 5_000_000
@@ -145,12 +147,14 @@ class Pdf:
         total: The number of its pages.
         title: Its title, if it has one.
         unread: The time was up before the last requested page.
+        before: The text of the page before the first one: a secret may begin there.
     """
 
     pages: tuple[tuple[int, str], ...]
     total: int
     title: str | None
     unread: bool = False
+    before: str = ""
 
 
 def is_pdf(data: bytes) -> bool:
@@ -198,16 +202,21 @@ def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: i
         if reader.is_encrypted and not reader.decrypt(""):
             raise ToolFailed("this PDF needs a password; ask for a copy without one")
         total = len(reader.pages)
+
+        def text_of(number: int) -> str:
+            text = reader.pages[number - 1].extract_text(visitor_operand_before=in_time).strip()
+            cut = "\n(cut here: the page has more text)" if len(text) > _PAGE_CHARS else ""
+            return text[:_PAGE_CHARS] + cut
+
+        before = text_of(first - 1) if 1 < first <= total else ""
         last = total if count is None else min(total, first + count - 1)
         pages: list[tuple[int, str]] = []
         for number in range(first, last + 1):
             if time.monotonic() > until or sum(len(text) for _, text in pages) > max_chars:
                 break
-            text = reader.pages[number - 1].extract_text(visitor_operand_before=in_time).strip()
-            cut = "\n(cut here: the page has more text)" if len(text) > _PAGE_CHARS else ""
-            pages.append((number, text[:_PAGE_CHARS] + cut))
+            pages.append((number, text_of(number)))
         title = (reader.metadata.title if reader.metadata else None) or None
-        return Pdf(tuple(pages), total, title, first + len(pages) - 1 < last)
+        return Pdf(tuple(pages), total, title, first + len(pages) - 1 < last, before)
 
 
 def hide_pages(pages: Sequence[tuple[int, str]], hide: Callable[[str], str]) -> list[tuple[int, str]]:
@@ -223,7 +232,7 @@ def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
 
     Args:
         data: The file.
-        hide: Replaces secrets in its text, before cells are cut.
+        hide: Replaces secrets in cells that are cut; the caller does so in the whole text.
 
     Raises:
         ToolFailed: It cannot be read.
@@ -232,18 +241,16 @@ def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
     from docx.table import Table
 
     check_office_file(data)
-    until = time.monotonic() + _SECONDS
+    budget = TableBudget(hide)
     parts: list[str] = []
     marks: dict[str | None, str] = {}
-    room = _TABLE_CHARS
     size = 0
     for block in docx.Document(io.BytesIO(data)).iter_inner_content():
-        if size > _TEXT_CHARS or time.monotonic() > until:
+        if size > _TEXT_CHARS or budget.late:
             parts.append("(cut here: the rest is too long to read)")
             break
         if isinstance(block, Table):
-            text = render_table(_rows(block), room, hide)
-            room -= len(text)
+            text = render_table(_rows(block), budget)
         else:
             style = block._p.style  # pyright: ignore[reportPrivateUsage]  # finding a style's name takes long
             if style not in marks:
@@ -253,7 +260,7 @@ def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
         if text:
             parts.append(text)
             size += len(text)
-    return hide("\n\n".join(parts))
+    return "\n\n".join(parts)
 
 
 def _mark(style: str) -> str:
@@ -262,13 +269,13 @@ def _mark(style: str) -> str:
     return "# " if style == "Title" else "#" * min(int(level), 6) + " " if level.isdecimal() and level.isascii() else ""
 
 
-def _rows(of: Table) -> Iterable[list[str]]:
+def _rows(of: Table) -> Iterable[Iterable[str]]:
     """Yield a table's rows. A cell that spans columns comes once; `row.cells` would repeat it as often as it claims."""
     from docx.table import _Cell  # pyright: ignore[reportPrivateUsage]
 
     for row in of.rows:
         cells = islice(row._tr.tc_lst, _MAX_COLUMNS + 1)  # pyright: ignore[reportPrivateUsage]
-        yield [_Cell(cell, of).text for cell in cells]
+        yield (_Cell(cell, of).text for cell in cells)
 
 
 @_parsing("workbook")
@@ -277,7 +284,7 @@ def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
 
     Args:
         data: The file.
-        hide: Replaces secrets in its text, before cells are cut.
+        hide: Replaces secrets in cells that are cut; the caller does so in the whole text.
 
     Raises:
         ToolFailed: It cannot be read.
@@ -285,24 +292,22 @@ def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
     import openpyxl
 
     check_office_file(data)
-    until = time.monotonic() + _SECONDS
+    budget = TableBudget(hide)
     book = openpyxl.load_workbook(io.BytesIO(data), read_only=True, data_only=True)
     try:
         parts: list[str] = []
-        room = _TABLE_CHARS
         for number, sheet in enumerate(book.worksheets):
-            if room <= 0 or time.monotonic() > until:
+            if budget.spent:
                 parts.append(f"({len(book.worksheets) - number:,} more sheets are not shown)")
                 break
             sheet.reset_dimensions()  # otherwise the claimed size is filled with empty cells
             rows = (
                 # Empty rows are dropped early: a row far down comes with as many empty rows as there are above it.
-                [] if row.count(None) == len(row) else ["" if value is None else str(value) for value in row]
+                () if row.count(None) == len(row) else ("" if value is None else str(value) for value in row)
                 for row in sheet.iter_rows(max_col=_MAX_COLUMNS + 1, values_only=True)
             )
-            parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, room, hide)}")
-            room -= len(parts[-1])
-        return hide("\n\n".join(parts))
+            parts.append(f"## Sheet {sheet.title}\n\n{render_table(rows, budget)}")
+        return "\n\n".join(parts)
     finally:
         book.close()
 
@@ -322,9 +327,9 @@ def read_csv(data: bytes, hide: Callable[[str], str] = str) -> str:
     if text is None:
         raise ToolFailed("this file is named like a CSV but is not text; choose another file")
 
-    beginning = hide(text)[:_CSV_CHARS]
+    beginning = hide(text[: _CSV_CHARS + _LONG_CELL_CHARS])[:_CSV_CHARS]
     shown = render_table(csv.reader(io.StringIO(beginning, newline=""), delimiter=_separator(beginning)))
-    if len(text) > len(beginning):
+    if len(text) > _CSV_CHARS:
         shown += f"\n(only the first {_CSV_CHARS:,} characters were read)"
     return shown
 
@@ -335,48 +340,85 @@ def _separator(text: str) -> str:
     return max(",;\t|", key=lambda sign: (sum(sign in line for line in lines), sum(line.count(sign) for line in lines)))
 
 
-def render_table(rows: Iterable[Iterable[str]], room: int = _TABLE_CHARS, hide: Callable[[str], str] = str) -> str:
+class TableBudget:
+    """What the tables of one file may cost together: time, characters that are shown, and cells to hide secrets in.
+
+    Args:
+        hide: Replaces secrets in cells that are cut; it is asked once for each different cell.
+
+    Attributes:
+        room: How many characters may still be shown.
+    """
+
+    def __init__(self, hide: Callable[[str], str] = str) -> None:
+        self.room = _TABLE_CHARS
+        self._until = time.monotonic() + _SECONDS
+        self._hide = hide
+        self._hidden: dict[str, str] = {}
+        self._to_hide = _HIDDEN_CHARS
+
+    @property
+    def late(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() > self._until
+
+    @property
+    def spent(self) -> bool:
+        """Whether nothing more may be read."""
+        return self.room <= 0 or self._to_hide <= 0 or self.late
+
+    def clean_row(self, row: Iterable[str]) -> list[str]:
+        """Return the cells of a row, without empty ones at its end; the clock is looked at for each of them."""
+        in_time = takewhile(lambda _cell: not self.spent, islice(row, _MAX_COLUMNS + 1))
+        cells = [self._clean_cell(cell) for cell in in_time]
+        while cells and not cells[-1]:
+            cells.pop()
+        return cells
+
+    def _clean_cell(self, cell: str) -> str:
+        if len(cell) <= _MAX_CELL_CHARS:
+            return " ".join(cell.split())
+        cell = cell[:_LONG_CELL_CHARS]
+        if (shown := self._hidden.get(cell)) is None:
+            self._to_hide -= len(cell)
+            shown = " ".join(self._hide(cell)[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS]
+            self._hidden[cell] = shown
+        return shown
+
+
+def render_table(rows: Iterable[Iterable[str]], budget: TableBudget | None = None) -> str:
     """Return rows as a Markdown table, with notes about what is not shown.
 
-    Empty rows are left out. The table has at most 2,000 rows, 200 columns and `room` characters, and what can be read
-    in 20 s. Short rows are not padded. `hide` replaces secrets in cells that are cut.
+    Empty rows are left out. The table has at most 2,000 rows and 200 columns, and what the budget of its file allows.
+    Short rows are not padded.
     """
-    until = time.monotonic() + _SECONDS
+    budget = budget or TableBudget()
     lines: list[str] = []
     notes: list[str] = []
     more = 0
     for scanned, row in enumerate(rows):
-        if room <= 0 or scanned > _ROWS_SCANNED or time.monotonic() > until:
+        cells = budget.clean_row(row)
+        cut = budget.spent or scanned > _ROWS_SCANNED
+        if cells and len(lines) > _MAX_ROWS:
+            more += 1
+        elif cells:
+            if len(cells) > _MAX_COLUMNS:
+                cells.pop()
+                if not notes:
+                    notes.append(f"(only the first {_MAX_COLUMNS} columns are shown)")
+            if not lines:
+                lines.append("|" + "---|" * len(cells))
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            budget.room -= len(lines[-1]) + 1
+        if cut:
             notes.append("(cut here: the rest is too long to read)")
             break
-        cells = [_clean_cell(cell, hide) for cell in islice(row, _MAX_COLUMNS + 1)]
-        while cells and not cells[-1]:
-            cells.pop()
-        if not cells:
-            continue
-        if len(lines) > _MAX_ROWS:
-            more += 1
-            continue
-        if len(cells) > _MAX_COLUMNS:
-            cells.pop()
-            if not notes:
-                notes.append(f"(only the first {_MAX_COLUMNS} columns are shown)")
-        if not lines:
-            lines.append("|" + "---|" * len(cells))
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        room -= len(lines[-1]) + 1
     if more:
         notes.append(f"({more:,} more rows are not shown)")
     if not lines:
         return "\n".join(["(empty)", *notes])
     lines[:2] = [lines[1], lines[0]]
     return "\n".join([*lines, *notes])
-
-
-def _clean_cell(cell: str, hide: Callable[[str], str]) -> str:
-    if len(cell) > _MAX_CELL_CHARS:
-        cell = hide(cell)
-    return " ".join(cell[: 4 * _MAX_CELL_CHARS].split())[:_MAX_CELL_CHARS]
 
 
 _HOLLOW_CHARS = 30  # a page with scripts and fewer characters shows nothing without them
@@ -431,7 +473,7 @@ class Page:
     """The content of a page.
 
     Attributes:
-        text: Its text.
+        text: Its text; of a web page, at most 200,000 characters.
         title: Its title, if it has one.
         date: When it was published, `YYYY-MM-DD`, if known.
         note: What a reader must know, e.g. that it needs JavaScript.
@@ -450,7 +492,7 @@ def read_html(html: str, url: str) -> Page:
 
     if html.count("<") > _MAX_TAGS:
         words, _hollow = page_words(html[:_HUGE_CHARS])
-        return Page(words, note="it is very large: this is its beginning, without headings and links")
+        return Page(words[:_PAGE_CHARS], note="it is very large: this is its beginning, without headings and links")
     found: Document | None = None
     try:
         text = trafilatura.extract(html, url=url, output_format="markdown", include_links=True, include_comments=False)
@@ -466,7 +508,7 @@ def read_html(html: str, url: str) -> Page:
             note = "it seems to need JavaScript, which is not run here; look for another source"
         elif not text:
             note = "it contains no text"
-    return Page(text, _text(found, "title"), _text(found, "date"), note)
+    return Page(text[:_PAGE_CHARS], _text(found, "title"), _text(found, "date"), note)
 
 
 def _text(found: object, name: str) -> str | None:

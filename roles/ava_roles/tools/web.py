@@ -219,7 +219,8 @@ class ReadWebpages:
 def _readable(got: Response, hide: Callable[[str], str]) -> Page:
     page = read_page(got)
     title = page.title and hide(page.title)[:_TITLE_CHARS]
-    return replace(page, text=hide(page.text), title=title)  # before the text is cut below
+    # Before the text is cut for the answer; a secret that begins in what is shown ends in twice as much.
+    return replace(page, text=hide(page.text[: 2 * _PAGE_CHARS]), title=title)
 
 
 def _status(got: Response) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,11 @@ class _Ready:
     sentence: str
 
 
+_LONG_TEXT = 100_000
+_one_long_text = threading.Lock()
+"""Held while secrets are hidden in a long text: each further thread that computes would slow all runs down."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Redaction:
     """Cleans and redacts the texts of one call, and counts the invisible characters that it removes.
@@ -88,7 +94,11 @@ class _Redaction:
         return self.redactor.redact(seen)[0]
 
     def hide_in_lines(self, text: str) -> str:
-        """Return a whole text with its secrets hidden; lines without a secret stay unchanged."""
+        """Return a whole text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
+        with _one_long_text if len(text) > _LONG_TEXT else contextlib.nullcontext():
+            return self._hide_in_lines(text)
+
+    def _hide_in_lines(self, text: str) -> str:
         seen, removed = clean(text)
         if self.learns:
             self.redactor.learn_private_keys(seen)
