@@ -20,7 +20,9 @@ from ava_audit.events import SpawnProposed, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
 from ava_audit.view import View
-from ava_server.approval.proposals import proposal_in
+from ava_audit.units import now_us
+from ava_server.approval.proposals import proposal_in, spawn_limits
+from ava_server.config.settings import Settings
 from ava_server.mcp_server import elicitation
 from ava_server.service.access import Access
 from ava_server.service.run_tasks import RunTasks
@@ -224,9 +226,10 @@ def decides_elsewhere(at: Host, decision: str, then: Answering) -> Answering:
 
     async def answers(shown: ElicitRequestFormParams) -> ElicitResult:
         at.person.answers = accept()  # to the question of the other call
+        limits = spawn_limits(Settings(data_root=at.root), "")
         async with Store.open(at.root) as store:
             [run] = await store.read(View.runs)
-            made = await store.read(lambda view: proposal_in(view, run.pending_id, run.user_id))
+            made = await store.read(lambda view: proposal_in(view, run.pending_id, run.user_id, limits, now_us()))
         assert made is not None
         approving = {"approving": [made.line]} if decision == "approve" else {}
         await at.client.call_tool("confirm_spawn", {"pending_ids": [run.pending_id], "decision": decision, **approving})

@@ -122,7 +122,7 @@ def test_an_endpoint_that_is_too_slow_is_a_fault_and_does_not_block(
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (f"{PRICED}[limits]\nuser_daily_cents = 0\n", "the daily budget of you is $0.00"),
+        (f"{PRICED}[limits]\nuser_daily_cents = 0\n", "your daily budget is $0.00"),
         (f"{PRICED}[limits]\nspawns_per_hour = 0\n", "not asked: Not started"),
         (f'approval = "human"\n{PRICED}', "only a person with the approval PIN"),
         (f'{PRICED}[users.{os_user()}]\napproval = "human"\n', "only a person with the approval PIN"),

@@ -72,7 +72,7 @@ async def test_a_daily_cap_of_zero_refuses_paid_runs_and_names_its_setting(tmp_p
     async with open_lab(tmp_path, config=PRICED, env={"AVA_DAILY_USD": "0"}) as lab:
         answer = await lab.call("spawn_subagent", role="researcher", task="look")
     assert answer.status == "failed"
-    assert "the daily budget of you is $0.00" in answer.message and "raise AVA_DAILY_USD" in answer.message
+    assert "your daily budget is $0.00" in answer.message and "raise AVA_DAILY_USD" in answer.message
     assert "user_daily_cents" not in answer.message
     assert "renewed" not in answer.message, "no day brings more than nothing"
 

@@ -18,7 +18,7 @@ from support.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_er
 from support.stdio import until
 
 from ava_audit.events import CostReserved, CostUpdate, RunClaimed, SpawnProposed, ToolCall, ToolResult
-from ava_audit.units import format_usd
+from ava_audit.units import format_usd, now_us
 from ava_server.approval.proposals import Pending, pending_proposal
 from ava_server.config.keys import key_variables, remove_key, set_key
 from ava_server.models.base import Bound
@@ -160,7 +160,8 @@ async def test_a_free_model_whose_searches_cost_is_not_free_in_a_table(tmp_path:
         async with open_lab(tmp_path, [], config=config(server, more=free), runs=False) as lab:
             made = await lab.propose(role="web_crawler", task=TASK, workspace=None, max_cost_cents=50)
             run = await lab.run(made.subagent_id)
-            waiting = await lab.store.read(lambda view: pending_proposal(view, run))
+            limits = lab.runtime.spawn_limits_of(run.user_id)
+            waiting = await lab.store.read(lambda view: pending_proposal(view, run, limits, now_us()))
     assert isinstance(waiting, Pending) and waiting.summary is not None
     assert not waiting.free and waiting.summary.limits.startswith("$0.50, "), waiting.summary
 

@@ -24,7 +24,7 @@ from ava_roles.tools import registry
 from ava_roles.tools.registry import builtin_tools, tool_specs
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
-from ava_server.approval.summary import proposal_message
+from ava_server.approval.summary import DayLeft, proposal_message
 from ava_server.budget.run_config import EarlierRun
 from ava_server.cli.role_screens import trust_lines
 from ava_server.models.selection import ModelSettings
@@ -129,7 +129,7 @@ def screens(names: list[str], tools: Mapping[str, Tool], around: ResolveContext)
                 args, replace(around, catalog=Catalog({"painter": role}), tools=tools), earlier
             )
             assert set(config.tools) == set(names)
-            message = proposal_message(config, texts).splitlines()[1]
+            message = proposal_message(config, texts, DayLeft(10**9, 10**9, "your", "")).splitlines()[1]
             assert message.startswith(f"It {config.reach}")
             return f"can {trust_screen(role).partition(' it can ')[2]}", config.reach
         finally:

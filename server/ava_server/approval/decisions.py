@@ -12,8 +12,8 @@ from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMe
 from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
-from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
-from ava_server.approval.summary import approval_line, group_line, minutes, normalize_typography
+from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
+from ava_server.approval.summary import DayLeft, approval_line, group_line, minutes, normalize_typography
 from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
@@ -106,11 +106,12 @@ class ProposalChange:
 
 @dataclass(frozen=True)
 class CheckedApproval:
-    """An approval that can be given: its members, and the limits over all of them where they are a group."""
+    """An approval that can be given: its members, the limits over all where they are a group, and what the day has."""
 
     members: tuple[ProposalChange, ...]
     group_cap: int | None
     group_timeout_s: float | None
+    day: DayLeft
 
     @property
     def free(self) -> bool:
@@ -141,20 +142,21 @@ def check_approval(
         return refused(why_not)
     cap = sum(member.config.max_cost_micros for member in members)
     group = len(members) > 1
+    least = max(member.config.least_micros for member in members)
     if group and asked.group_max_micros is not None:
         if asked.group_max_micros > cap:
             return refused(
                 f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap, exact=True)}; give that"
                 " or less"
             )
-        least = max(member.config.least_micros for member in members)
         if asked.group_max_micros < least:
             return refused(
                 f"group_max_cost_cents: {format_usd(asked.group_max_micros, exact=True)} buys no useful work; give"
                 f" {format_usd(least)} or more"
             )
         cap = asked.group_max_micros
-    checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None)
+    day = day_left(view, who.user_id, limits, now_us)
+    checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None, day)
     lines = approval_lines(checked)
     if asked.approving is None or not _lines_match(view, asked.approving, lines, checked):
         why = (
@@ -165,7 +167,7 @@ def check_approval(
         if asked.approving is not None and group and asked.approving == lines[:-1]:
             why = "the last line, of all of them together, is missing in `approving`"
         return refused(f"{why}; show the person approval_lines and give exactly these", lines=lines)
-    if not checked.free and (why_not := day_budget_refusal(view, who.user_id, limits, now_us)):
+    if not checked.free and (why_not := day_refusal(day, least)):
         return refused(why_not)
     changed: list[ProposalChange] = []
     for member in members:

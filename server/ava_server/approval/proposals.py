@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
@@ -24,17 +24,23 @@ from ava_audit.units import format_usd
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.summary import (
     TASK_CHARS,
+    DayLeft,
     approval_line,
     group_line,
+    group_note,
     minutes,
     powers,
     proposal_message,
     quoted,
     warnings,
 )
+from ava_server.budget import user_limits
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.core.ids import AGENT, label
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Settings
 
 MOST_WAITING = 200
 """Most proposals of one user that may wait at once."""
@@ -53,6 +59,17 @@ class SpawnLimits:
     days: DayCaps
     day_settings: tuple[str, str]
     ttl_us: int
+
+
+def spawn_limits(settings: Settings, user: str) -> SpawnLimits:
+    """Return the limits on a user's approvals."""
+    return SpawnLimits(
+        spawns_per_hour=user_limits.spawns_per_hour(settings, user),
+        spawns_setting=user_limits.spawns_setting(settings, user),
+        days=user_limits.day_caps(settings, user),
+        day_settings=(user_limits.day_setting(settings, user), settings.installation_day_setting),
+        ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
+    )
 
 
 @dataclass(frozen=True)
@@ -90,18 +107,20 @@ def propose(
         texts: Its texts.
         who: The session and the user that propose.
         candidates: New `(pending_id, subagent_id)` pairs; the first unused one is taken.
-        limits: A proposal waits for `ttl_us`; a used-up day refuses it.
+        limits: A proposal waits for `ttl_us`; a day of which too little is left refuses it.
         retry_of: The ended run that this one repeats.
     """
     sha = digest(config, texts)
-    line, message = approval_line(config, texts), proposal_message(config, texts)
+    line = approval_line(config, texts)
 
     def command(view: View, now_us: int) -> Outcome[Proposal | str]:
+        day = day_left(view, who.user_id, limits, now_us)
+        message = proposal_message(config, texts, day)
         first = _first_proposal(view, who.user_id, config.task_id, sha, now_us)
         if first is not None:
             row, run = first
             return Outcome(Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us))
-        if not config.free and (why := day_budget_refusal(view, who.user_id, limits, now_us)):
+        if not config.free and (why := day_refusal(day, config.least_micros)):
             return Outcome(why)
         superseded, ends = _superseded(view, who, config.task_id)
         if superseded is None and _waiting(view, who.user_id, now_us) >= MOST_WAITING:
@@ -172,22 +191,34 @@ def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, 
     return superseded, tuple(ends)
 
 
-def day_budget_refusal(view: View, user: str, limits: SpawnLimits, now_us: int) -> str | None:
-    """Return why no money is left for today, or None."""
+def day_left(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft:
+    """Return the budget of a user's day, or of the installation's, of which less is left."""
     day, days = utc_day(now_us), limits.days
-    of_user, of_installation = limits.day_settings
-    for what, scope, cap, setting in (
-        ("you", user_scope(user, day), days.user_micros, of_user),
-        ("this installation", installation_scope(day), days.installation_micros, of_installation),
-    ):
-        spent = view.bucket(scope).committed
-        if cap == 0:  # tomorrow it is still 0
-            return f"the daily budget of {what} is $0.00, so only free runs can start; raise {setting}"
-        if spent >= cap:
-            return (
-                f"today's budget of {what} is used up ({format_usd(spent)} of {format_usd(cap)}); it is renewed at"
-                f" 00:00 UTC, or raise {setting}"
-            )
+    budgets = (
+        ("your", user_scope(user, day), days.user_micros),
+        ("this installation's", installation_scope(day), days.installation_micros),
+    )
+    left = (
+        DayLeft(cap - view.bucket(scope).committed, cap, whose, setting)
+        for (whose, scope, cap), setting in zip(budgets, limits.day_settings, strict=True)
+    )
+    return min(left, key=lambda each: each.micros)
+
+
+def day_refusal(day: DayLeft, least_micros: int = 1) -> str | None:
+    """Return why too little money is left for today, or None; `least_micros` is what a run needs to work."""
+    if day.cap_micros == 0:  # tomorrow it is still 0
+        return f"{day.whose} daily budget is $0.00, so only free runs can start; raise {day.setting}"
+    of = f"{format_usd(day.cap_micros - day.micros)} of {format_usd(day.cap_micros)}"
+    renewed = f"it is renewed at 00:00 UTC, or raise {day.setting}"
+    if day.micros <= 0:
+        return f"{day.whose} budget for today is used up ({of}); {renewed}"
+    if day.micros < least_micros:
+        return (
+            f"{format_usd(day.micros)} is left of {day.whose} budget for today ({of} are spent or reserved), which buys"
+            f" no useful work: that takes {format_usd(least_micros)}; {renewed}, choose a cheaper model, or give a"
+            " shorter task or context"
+        )
     return None
 
 
@@ -248,6 +279,7 @@ class Pending(BaseModel):
         free: It costs nothing.
         expires_us: When it expires, in microseconds since 1970.
         summary: It in short; None from a server of an older version.
+        day: What is left of the day; None from a server of an older version.
     """
 
     pending_id: str
@@ -259,9 +291,10 @@ class Pending(BaseModel):
     free: bool
     expires_us: int
     summary: ProposalSummary | None = None
+    day: DayLeft | None = None
 
 
-def proposal_in(view: View, pending_id: str, user: str) -> Proposal | None:
+def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now_us: int) -> Proposal | None:
     """Return a user's proposal as the log has it, whatever became of it; None if there is none or it was erased."""
     row = view.proposal(pending_id)
     run = view.run(row.run_id) if row is not None and row.user_id == user else None
@@ -269,30 +302,39 @@ def proposal_in(view: View, pending_id: str, user: str) -> Proposal | None:
     if row is None or run is None or texts is None:
         return None
     config = config_of(run.config)
-    line, message = approval_line(config, texts), proposal_message(config, texts)
+    message = proposal_message(config, texts, day_left(view, user, limits, now_us))
+    line = approval_line(config, texts)
     return Proposal(row.pending_id, run.id, run.state, config, line, message, row.expires_us)
 
 
-def pending_proposal(view: View, run: RunRow) -> Pending | str:
-    """Return a proposal that waits, also an expired one; or why it no longer waits."""
+def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
+    """Return a proposal that waits, also an expired one; or why it no longer waits.
+
+    Args:
+        view: The state.
+        run: The run that it would be.
+        limits: Those of its user.
+        now_us: Now.
+    """
     proposal, texts = view.proposal(run.pending_id), texts_of(view, run)
     if proposal is None or proposal.state != WAITING or texts is None:
         return f"{run.pending_id} no longer waits: {label(run)} is {run.state}."
-    config = config_of(run.config)
+    config, day = config_of(run.config), day_left(view, run.user_id, limits, now_us)
     return Pending(
         pending_id=run.pending_id,
         subagent_id=run.id,
-        message=proposal_message(config, texts),
+        message=proposal_message(config, texts, day),
         approval_line=approval_line(config, texts),
         digest=proposal.digest,
         max_cost_micros=config.max_cost_micros,
         free=config.free,
         expires_us=proposal.expires_us,
-        summary=_summary(config, texts),
+        summary=_summary(config, texts, day),
+        day=day,
     )
 
 
-def _summary(config: RunConfig, texts: Texts) -> ProposalSummary:
+def _summary(config: RunConfig, texts: Texts, day: DayLeft) -> ProposalSummary:
     from ava_roles.tools.registry import specs_of  # takes 40 ms, and commands that only look need none of it
 
     cost = "free" if config.free else format_usd(config.max_cost_micros, exact=True)
@@ -303,13 +345,13 @@ def _summary(config: RunConfig, texts: Texts) -> ProposalSummary:
         task=quoted(texts.task, TASK_CHARS),
         reach=config.reach,
         powers=powers(config, specs_of(config.tools, {})),
-        warnings=warnings(config, texts),
+        warnings=warnings(config, texts, day),
     )
 
 
-def pending_proposals(view: View, user: str, now_us: int) -> list[Pending]:
+def pending_proposals(view: View, user: str, limits: SpawnLimits, now_us: int) -> list[Pending]:
     """Return a user's waiting proposals that have not expired, oldest first."""
-    found = [pending_proposal(view, run) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
+    found = [pending_proposal(view, run, limits, now_us) for run in view.runs(user=user, states=(WAITING,), limit=-1)]
     return [one for one in found if isinstance(one, Pending) and one.expires_us > now_us]
 
 
@@ -334,3 +376,11 @@ def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s:
     """Return the line of a group that an approval repeats; without a cap, the sum of the members' caps counts."""
     cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
     return group_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
+
+
+def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:
+    """Return which cap keeps proposals from spending all of their own caps if they start together, or empty text."""
+    paid = [one for one in waiting if not one.free]
+    together = sum(one.max_cost_micros for one in paid)
+    day = paid[0].day if paid else None
+    return group_note(together, together if cap_micros is None else cap_micros, day) if day is not None else ""

@@ -21,7 +21,7 @@ from ava_server.approval.decisions import (
     lowered_by_call,
     lowered_words,
 )
-from ava_server.approval.summary import approval_line, group_line, proposal_message
+from ava_server.approval.summary import approval_line, group_line, group_note, proposal_message
 from ava_server.core.errors import BadInput
 
 COST, TIME = "max_cost_dollars", "max_minutes"
@@ -211,7 +211,7 @@ class PageOpener(Protocol):
 
 def question(checked: CheckedApproval) -> Question:
     """Return the question about an approval that can be given."""
-    parts = [proposal_message(member.changed, member.texts) for member in checked.members]
+    parts = [proposal_message(member.changed, member.texts, checked.day) for member in checked.members]
     for number, member in enumerate(checked.members):
         without = [name for name in member.config.tools if name not in member.changed.tools]
         if without:
@@ -222,6 +222,9 @@ def question(checked: CheckedApproval) -> Question:
         for number, member in enumerate(checked.members, 1):
             lines.append(f"{number}. {approval_line(member.changed, member.texts)}")
             parts[number - 1] = f"{number}. {parts[number - 1]}"
+        together = sum(member.changed.max_cost_micros for member in checked.members if not member.config.free)
+        if note := group_note(together, checked.group_cap, checked.day):
+            lines.append(note)
         parts.insert(0, "\n".join(lines))
     fields = _fields(checked)
     parts.append("Start it?" if len(checked.members) == 1 else "Start them?")

@@ -41,6 +41,28 @@ _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u280
 """Characters that are invisible, though Unicode counts them among letters, marks and symbols."""
 
 
+@dataclass(frozen=True)
+class DayLeft:
+    """The budget of a day of which less is left: the user's or the installation's.
+
+    Attributes:
+        micros: What is left, in micro-USD.
+        cap_micros: The whole budget.
+        whose: Whose it is: `your`, `this installation's`.
+        setting: The setting that limits it, with its place.
+    """
+
+    micros: int
+    cap_micros: int
+    whose: str
+    setting: str
+
+    @property
+    def words(self) -> str:
+        """What is left of what."""
+        return f"{format_usd(max(self.micros, 0))} is left of {self.whose} budget for today ({self.setting})"
+
+
 def approval_line(config: RunConfig, texts: Texts) -> str:
     """Return the line that an approval must repeat exactly: role, caps, reach, and the beginning of the task."""
     cost = "free" if config.free else f"at most {format_usd(config.max_cost_micros, exact=True)}"
@@ -167,9 +189,9 @@ def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
     return tuple(power for power, holds in zip(POWERS, held, strict=True) if holds)
 
 
-def warnings(config: RunConfig, texts: Texts) -> tuple[str, ...]:
+def warnings(config: RunConfig, texts: Texts, day: DayLeft) -> tuple[str, ...]:
     """Return the sentences of a proposal that a list of several must have too: all but the limits and the reason."""
-    lines = [*_reach_lines(config, texts), *_secret_lines(config), *_clamped_lines(config)]
+    lines = [*_reach_lines(config, texts), *_secret_lines(config), *_clamped_lines(config), *_day_lines(config, day)]
     return tuple(map(_line, lines))
 
 
@@ -270,10 +292,10 @@ def minutes(seconds: float) -> str:
     return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
 
 
-def proposal_message(config: RunConfig, texts: Texts) -> str:
+def proposal_message(config: RunConfig, texts: Texts, day: DayLeft) -> str:
     """Return the proposal for the person who approves: plain sentences, dollars, no JSON."""
     # A host may show only the first three lines at once.
-    lines = [*_first_lines(config, texts), *_reach_lines(config, texts), *_limit_lines(config)]
+    lines = [*_first_lines(config, texts), *_reach_lines(config, texts), *_limit_lines(config, day)]
     if texts.rationale:
         lines.append(f"Why: {quoted(texts.rationale.rstrip('. '), SHOWN_CHARS)}.")
     return "\n".join(map(_line, lines))
@@ -330,7 +352,7 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
     return lines
 
 
-def _limit_lines(config: RunConfig) -> list[str]:
+def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
     """Return the model, the limits, and what is missing."""
     lines: list[str] = []
     if config.model.startswith("offline/"):
@@ -350,9 +372,7 @@ def _limit_lines(config: RunConfig) -> list[str]:
         lines.append(f"It runs only on a machine with these labels: {', '.join(config.labels)}.")
     if config.background:
         lines.append("It continues within these limits if you close the host or terminal.")
-    if 0 < config.least_turns < turns:
-        some = "1 turn" if config.least_turns == 1 else f"{config.least_turns} turns"
-        lines.append(f"Its cost cap buys at least {some}, even if each model call costs its maximum.")
+    lines.extend(_day_lines(config, day) or _bought(config, "Its cost cap", config.max_cost_micros))
     if config.plan:
         lines.append(_plan_line(config))
     if config.questions > 1:
@@ -362,6 +382,40 @@ def _limit_lines(config: RunConfig) -> list[str]:
     if config.commands_note:
         lines.append(f"No commands because: {config.commands_note}.")
     return [*lines, *_clamped_lines(config)]
+
+
+def _day_lines(config: RunConfig, day: DayLeft) -> list[str]:
+    """Return what is left of the day where that is less than the run's own cap, and what it buys."""
+    if config.free or day.micros >= config.max_cost_micros:
+        return []
+    less = f"Only {day.words}, less than its cost cap"
+    if day.micros < max(config.least_micros, 1):
+        return [f"{less}: it cannot start before 00:00 UTC."]
+    return [f"{less}.", *_bought(config, "That", day.micros)]
+
+
+def _bought(config: RunConfig, what: str, micros: int) -> list[str]:
+    """Return how many turns an amount buys at least, where it may be too little for all of them."""
+    turns = config.least_turns(micros)
+    if not 0 < turns < config.max_iterations:
+        return []
+    some = "1 turn" if turns == 1 else f"{turns} turns"
+    return [f"{what} buys at least {some}, even if each model call costs its maximum."]
+
+
+def group_note(sum_micros: int, cap_micros: int, day: DayLeft) -> str:
+    """Return which cap keeps the members of a group from spending all of their own caps; empty where none does.
+
+    Args:
+        sum_micros: Their own caps together.
+        cap_micros: The group's.
+        day: What is left of the day.
+    """
+    if sum_micros <= min(cap_micros, day.micros):
+        return ""
+    own = f"Their own caps are {format_usd(sum_micros, exact=True)} together"
+    which = f"only {day.words}" if day.micros < cap_micros else f"the group's is {format_usd(cap_micros, exact=True)}"
+    return f"{own}, and {which}: together they may have fewer turns than each could have alone."
 
 
 def _clamped_lines(config: RunConfig) -> list[str]:

@@ -205,7 +205,8 @@ class RunConfig(BaseModel):
         questions: How many questions it may ask the person.
         wrap_output: Most tokens of the wrap-up's answer.
         least_micros: The cost cap from which it can work; no lower one is accepted.
-        least_turns: The turns that its cost cap buys even if each call costs its maximum.
+        start_micros: The most that its first call and its last one cost.
+        turn_micros: The most that each further call costs; 0 where none costs anything.
         search: The engine of its web searches; empty without any.
         search_micros: What a search costs, as far as that is known. Caps count it only with a `search_call`.
         search_call: The call that a search makes; None for a search engine, which bills separately.
@@ -242,7 +243,8 @@ class RunConfig(BaseModel):
     max_output: int = 4096
     wrap_output: int = 1024
     least_micros: int = 0
-    least_turns: int = 0
+    start_micros: int = 0
+    turn_micros: int = 0
     tools: tuple[str, ...]
     unavailable_tools: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -287,6 +289,12 @@ class RunConfig(BaseModel):
         """Whether nothing that it does is expected to be billed."""
         return self.price.free and self.search_call is None
 
+    def least_turns(self, micros: int) -> int:
+        """Return how many turns an amount buys even if each call costs its maximum."""
+        if not self.turn_micros:
+            return self.max_iterations
+        return max(0, min(1 + (micros - self.start_micros) // self.turn_micros, self.max_iterations))
+
     @property
     def plans(self) -> bool:
         """Whether it plans before it works; the offline reader has no language model for that."""
@@ -329,13 +337,16 @@ def role_caps(role: "Role") -> dict[str, float]:
     }
 
 
+_ESTIMATES = {"estimated_minutes", "least_micros", "start_micros", "turn_micros"}
+
+
 def digest(config: RunConfig, texts: Texts) -> str:
     """Return the hash of what is approved: the complete configuration and texts.
 
     What is estimated is not part of it: an equal spawn has an equal digest after other runs have ended.
     """
     both = {
-        "config": config.model_dump(mode="json", exclude={"estimated_minutes", "least_micros", "least_turns"}),
+        "config": config.model_dump(mode="json", exclude=_ESTIMATES),
         "texts": texts.model_dump(mode="json"),
     }
     line = json.dumps(both, ensure_ascii=False, separators=(",", ":"), sort_keys=True)

@@ -299,7 +299,7 @@ def show_table(waiting: Sequence[Pending], limits: Mapping[str, Any], *, err: bo
         for number, one in enumerate(waiting, 1):
             _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
         show("")
-    show(f"All of them: {group_line(waiting, limits)}.")
+    show(f"All of them: {group_line(waiting, limits)}.{_note(waiting, limits)}")
 
 
 def _fits_table(waiting: Sequence[Pending]) -> bool:
@@ -368,7 +368,7 @@ async def choose(
             " Nothing was started."
         )
     if len(chosen) > 1:
-        show(f"\nThese: {group_line(chosen, limits)}.")
+        show(f"\nThese: {group_line(chosen, limits)}.{_note(chosen, limits)}")
     return chosen, limits
 
 
@@ -388,8 +388,19 @@ def group_line(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
     """Return the approval line of all together, which an approval has to repeat."""
     from ava_server.approval.proposals import together_line
 
+    return together_line(waiting, _cap(limits), limits.get("group_timeout"))
+
+
+def _note(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
+    from ava_server.approval.proposals import together_note
+
+    note = together_note(waiting, _cap(limits))
+    return f" {note}" if note else ""
+
+
+def _cap(limits: Mapping[str, Any]) -> int | None:
     cents = limits.get("group_max_cost_cents")
-    return together_line(waiting, None if cents is None else cap_micros(cents), limits.get("group_timeout"))
+    return None if cents is None else cap_micros(cents)
 
 
 async def approve_proposals(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> str:

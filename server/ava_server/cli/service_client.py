@@ -205,16 +205,17 @@ class LocalApprovals:
         from ava_server.approval.proposals import pending_proposal, pending_proposals
 
         now_us = time.time_ns() // 1000
+        limits = self._runtime.spawn_limits_of(self._session.user)
         found = await find_runs(self._runtime.store, ids) if ids else []
 
         def query(view: View) -> list[Pending]:
             if not ids:
-                return pending_proposals(view, self._session.user, now_us)
+                return pending_proposals(view, self._session.user, limits, now_us)
             waiting: list[Pending] = []
             for run in found:
                 if run.user_id != self._session.user:
                     raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
-                one = pending_proposal(view, run)
+                one = pending_proposal(view, run, limits, now_us)
                 if isinstance(one, str):
                     raise Refused(one)
                 waiting.append(unexpired(one, now_us))

@@ -101,8 +101,8 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
 
 
 async def _waiting(app: App, token: Token) -> Response:
-    at_us = now_us()
-    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, at_us))
+    at_us, limits = now_us(), app.runtime.spawn_limits_of(token.user)
+    found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, limits, at_us))
     asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
     extensions = [one.pending.model_dump() for one in asked]
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})

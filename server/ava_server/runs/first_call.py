@@ -97,12 +97,14 @@ class FirstCalls:
     Attributes:
         first: The first call at its maximum.
         least: The cap from which the run can work, in whole cents.
-        turns: The turns that the run's cap buys even if each call costs its maximum.
+        start: The first call and a last one at their maximum.
+        turn: Each further call at its maximum.
     """
 
     first: int
     least: int
-    turns: int
+    start: int
+    turn: int
 
 
 def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
@@ -121,14 +123,13 @@ def estimate(config: RunConfig, prompt_tokens: int) -> FirstCalls:
     _first, likely_later, likely_wrap = costs(math.ceil(prompt_tokens * LIKELY), LIKELY_OUTPUT)
     turns = min(WORK_TURNS + (PLAN_TURNS if config.plans else 0), config.max_iterations - 1)
     least = max(first + wrap, turns * likely_later + likely_wrap)
-    bought = 1 + (config.max_cost_micros - first - wrap) // later if later else config.max_iterations
-    return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, min(bought, config.max_iterations))
+    return FirstCalls(first, -(-least // MICROS_PER_CENT) * MICROS_PER_CENT, first + wrap, later)
 
 
 def with_figures(
     config: RunConfig, texts: Texts, tools: Mapping[str, Tool], model: Model, tokens_per_byte: float | None
 ) -> RunConfig:
-    """Return a configuration with the least cap and the turns that its cap buys.
+    """Return a configuration with the least cap from which it can work, and with what its calls cost at most.
 
     Raises:
         Refused: Its caps buy no work; the text has the figure.
@@ -155,4 +156,6 @@ def with_figures(
             f" {calls.least // MICROS_PER_CENT} or more ({format_usd(calls.least)}), a cheaper model, or a shorter"
             " task or context"
         )
-    return config.model_copy(update={"least_micros": calls.least, "least_turns": calls.turns})
+    return config.model_copy(
+        update={"least_micros": calls.least, "start_micros": calls.start, "turn_micros": calls.turn}
+    )

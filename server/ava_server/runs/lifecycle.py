@@ -46,7 +46,7 @@ from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import Command, Outcome, View, loads
-from ava_server.approval.proposals import SpawnLimits, close_proposal, day_budget_refusal, texts_of
+from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
 from ava_server.approval.summary import approval_line, normalize_typography
 from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
 from ava_server.budget.run_config import RunConfig, config_of
@@ -490,7 +490,7 @@ def resume(
             return Outcome(NotResumed(f"a newer Ava has proposed {label(run)}, so it cannot be resumed with this one"))
         if line is not None and normalize_typography(line) != normalize_typography(right):
             return Outcome(NotResumed("`approving` is not, letter for letter, the line of this resume", right))
-        if not config_of(run.config).free and (why := day_budget_refusal(view, run.user_id, limits, now_us)):
+        if not config_of(run.config).free and (why := day_refusal(day_left(view, run.user_id, limits, now_us))):
             return Outcome(NotResumed(why))
         settled = settle_unknown(run, _agent(run), purpose=in_flight_purpose(view, run))
         forced = where != "held" and run.instance not in gone

@@ -310,7 +310,7 @@ class RunSetup:
         return {name: tools[name] for name in config.tools}
 
     def with_figures(self, config: RunConfig, texts: Texts, user: str, tokens_per_byte: float | None) -> RunConfig:
-        """Return the configuration of a proposal with the least cost cap, and with the turns that its cap buys. Blocks.
+        """Return the configuration of a proposal with the least cost cap, and with what its calls cost at most. Blocks.
 
         Args:
             config: The resolved configuration.

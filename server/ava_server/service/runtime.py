@@ -31,7 +31,7 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.temporary import remove_leftovers, temporary_files_in
 from ava_roles.sandbox.workspace import Workspace
 from ava_server.approval import remote_users
-from ava_server.approval.proposals import SpawnLimits
+from ava_server.approval.proposals import SpawnLimits, spawn_limits
 from ava_server.approval.resolve import ResolveContext
 from ava_server.approval.scope import remove_workbenches
 from ava_server.budget import user_limits
@@ -114,14 +114,7 @@ class Runtime(RunResources):
 
     def spawn_limits_of(self, user: str) -> SpawnLimits:
         """Return the limits on a user's approvals."""
-        settings = self.settings
-        return SpawnLimits(
-            spawns_per_hour=user_limits.spawns_per_hour(settings, user),
-            spawns_setting=user_limits.spawns_setting(settings, user),
-            days=self.day_caps(user),
-            day_settings=(user_limits.day_setting(settings, user), settings.installation_day_setting),
-            ttl_us=int(settings.proposal_lifetime_s * 1_000_000),
-        )
+        return spawn_limits(self.settings, user)
 
     def limits_under(self, policy: Policy, user: str) -> SpawnLimits:
         """Return the limits on a user's approvals, with a proposal's lifetime under a policy."""

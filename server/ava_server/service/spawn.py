@@ -133,7 +133,7 @@ class Spawns(Operations):
             Refused: It was erased, or nothing starts here any more.
         """
         self._runtime.closing.refuse_new()
-        made = await self._store.look(lambda view: proposal_in(view, pending_id, self._session.user))
+        made = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         if made is None:
             raise Refused(f"{pending_id} was erased; propose it again")
         answer = _proposal(made)
@@ -142,6 +142,10 @@ class Spawns(Operations):
         advised = _Caller(policy, asks=asks, opens=opens, wakes=caller.wakes, needs_key=False)
         self._advise(made, answer, advised, None)
         return answer
+
+    def _proposal_in(self, view: View, pending_id: str) -> Proposal | None:
+        user = self._session.user
+        return proposal_in(view, pending_id, user, self._runtime.spawn_limits_of(user), now_us())
 
     async def _ask(self, answer: SpawnAnswer, caller: CallContext) -> SpawnAnswer:
         """Have the person decide on a proposal, and return its answer with what they decided.
@@ -159,7 +163,7 @@ class Spawns(Operations):
             (made,) = decided.decisions
             if made.status == "approved":
                 return await self._started(answer, decided)
-            now = await self._store.look(lambda view: proposal_in(view, pending_id, self._session.user))
+            now = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         except AnsweredLater as asked:
             raise AnsweredLater(asked.question, pending_id) from None
         except OutcomeUnknown as error:

@@ -19,7 +19,7 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cents, entered_micros, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_server.approval.proposals import Pending, changed_since, pending_proposal, together_line
+from ava_server.approval.proposals import Pending, changed_since, pending_proposal, together_line, together_note
 from ava_server.approval.questions import COST, TIME, LimitField, dollars_field, minutes_field
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -123,7 +123,7 @@ class Deciding:
             raise Refused(why)
         await self._prove("/proposals", visitor, form)
         rows = [await self._context.access(visitor).run(pending_id, "id") for pending_id in shown]
-        waiting = await store.read(lambda view: [_unexpired(pending_proposal(view, row), now) for row in rows])
+        waiting = await store.read(lambda view: [_unexpired(self._pending(view, row, now), now) for row in rows])
         lines = [one.approval_line for one in waiting]
         fields = {field.name: field for field in _fields(rows)}
         cost, minutes = _entered(form, "cost", fields.get(COST)), _entered(form, "minutes", fields.get(TIME))
@@ -143,7 +143,7 @@ class Deciding:
             raise BadInput(f"choose 1 to {MOST_TOGETHER} proposals")
         access, now = self._context.access(visitor), now_us()
         rows = [await access.run(given, "id", reading=True) for given in ids]
-        found = await self._context.store.read(lambda view: [_shown(view, row, now) for row in rows])
+        found = await self._context.store.read(lambda view: [self._shown(view, row, now) for row in rows])
         waiting = [one for one in found if isinstance(one, Pending)]
         own = all(row.user_id == visitor.user for row in rows)
         values = {
@@ -151,11 +151,20 @@ class Deciding:
             "closed": [(row, one) for row, one in zip(rows, found, strict=True) if isinstance(one, str)],
             "fields": _fields([row for row, one in zip(rows, found, strict=True) if isinstance(one, Pending)]),
             "together": together_line(waiting, None, None) if len(waiting) > 1 else "",
+            "note": together_note(waiting, None) if len(waiting) > 1 else "",
             "own": own,
             "means": await self._context.authority.means(visitor) if waiting and own else None,
             "said": said,
         }
         return self._context.show(request, "proposals.html", values, 409 if said else 200)
+
+    def _pending(self, view: View, row: RunRow, now: int) -> Pending | str:
+        return pending_proposal(view, row, self._context.runtime.spawn_limits_of(row.user_id), now)
+
+    def _shown(self, view: View, row: RunRow, now: int) -> Pending | str:
+        found = self._pending(view, row, now)
+        expired = isinstance(found, Pending) and found.expires_us <= now
+        return f"{row.pending_id} has expired; ask your host to propose it again." if expired else found
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -229,12 +238,6 @@ class Deciding:
         session = visitor.service_session(url, agreed=True)
         session.started = True
         return Service(self._context.runtime, session)
-
-
-def _shown(view: View, row: RunRow, now: int) -> Pending | str:
-    found = pending_proposal(view, row)
-    expired = isinstance(found, Pending) and found.expires_us <= now
-    return f"{row.pending_id} has expired; ask your host to propose it again." if expired else found
 
 
 def _unexpired(found: Pending | str, now: int) -> Pending:

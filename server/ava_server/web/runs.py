@@ -229,7 +229,7 @@ class Overview:
             view, None if everybody else user, runtime.instances.alive, at_us, served=lambda: True, most=MOST_RUNS
         )
         return Now(
-            proposals=pending_proposals(view, user, at_us),
+            proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),
             extensions=[one.pending for one in waiting_extensions(view, user, at_us)],
             runs=runs,
             counts=counts,

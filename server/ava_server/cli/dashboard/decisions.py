@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ava_audit.rows import WAITING
 from ava_audit.units import format_usd, iso_second, now_us
 from ava_roles.wrap import add_bars
-from ava_server.approval.proposals import Pending, pending_proposal, texts_of
+from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
@@ -95,7 +95,7 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
 
 def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> Decision:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
-    shown, approves = _waiting(run, view), kind == "approve"
+    shown, approves = _waiting(run, view, settings), kind == "approve"
     pin = approves and policy_in_force(settings, user)[0] == "human"
     if pin:
         PinFile(settings.paths.approval_file).ready()
@@ -109,7 +109,7 @@ def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View
     return Decision(kind, run, title, text, question, f"Nothing was {done}; it still waits.", shown, pin)
 
 
-def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
+def _waiting(run: RunRow, view: View, settings: Settings) -> Pending | PendingExtension:
     """Return the proposal or the request for more that waits.
 
     Raises:
@@ -117,7 +117,7 @@ def _waiting(run: RunRow, view: View) -> Pending | PendingExtension:
     """
     now = now_us()
     if run.state == WAITING:
-        proposal = pending_proposal(view, run)
+        proposal = pending_proposal(view, run, spawn_limits(settings, run.user_id), now)
         if isinstance(proposal, str):
             raise Refused(proposal)
         return unexpired(proposal, now)

@@ -12,7 +12,7 @@ from rich.text import Text
 from ava_audit.events import ToolCall
 from ava_audit.units import format_ts, now_us
 from ava_roles.wrap import add_bars
-from ava_server.approval.proposals import Pending, pending_proposal, texts_of
+from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
 from ava_server.cli.dashboard.page import folded, joined, why_ended
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.budget.run_config import Texts
     from ava_server.cli.dashboard.live import LivePage
+    from ava_server.config.settings import Settings
     from ava_server.service.responses import RunAnswer
     from ava_server.service.run_view import Alive
 
@@ -59,14 +60,15 @@ class RunDetail:
         return run_answer(self.run)
 
 
-def read_detail(view: View, run_id: str, alive: Alive, *, served: bool) -> RunDetail | None:
+def read_detail(view: View, run_id: str, alive: Alive, settings: Settings, *, served: bool) -> RunDetail | None:
     """Return a run with everything that its screen shows, or None. Blocking."""
     row, now = view.run(run_id), now_us()
     if row is None:
         return None
     run = view_run(view, row, alive, now, served=lambda: served, task=True)
     calls = (entry.fact for entry in view.entries(run_id, 0, ("ToolCall",)) if entry.generation is not None)
-    proposal, extension = pending_proposal(view, row), waiting_extension(view, row, now)
+    proposal = pending_proposal(view, row, spawn_limits(settings, row.user_id), now)
+    extension = waiting_extension(view, row, now)
     return RunDetail(
         run,
         texts_of(view, row),

@@ -200,7 +200,8 @@ class RunScreen(TextScreen):
         def read() -> RunDetail | None:
             from ava_server.cli.dashboard.detail import read_detail
 
-            return reader.read(lambda view, alive: read_detail(view, run_id, alive, served=self.status.served))
+            settings, served = reader.settings, self.status.served
+            return reader.read(lambda view, alive: read_detail(view, run_id, alive, settings, served=served))
 
         self._detail = await read_apart(read)
 
