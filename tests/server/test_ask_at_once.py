@@ -19,8 +19,8 @@ from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import SpawnProposed, UserMessage
 from ava_audit.rows import WAITING
 from ava_audit.store.store import Store
-from ava_audit.view import View
 from ava_audit.units import now_us
+from ava_audit.view import View
 from ava_server.approval.proposals import proposal_in, spawn_limits
 from ava_server.config.settings import Settings
 from ava_server.mcp_server import elicitation

@@ -83,7 +83,7 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     text = "\n".join(lines)
     assert re.search(
         r"^S-\w{6}  awaiting_approval  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
-        r"  P-\w{8}, at most \$0.50 and 10 min, expires \d\d:\d\d\n  ava approve P-\w{8}, or ava reject P-\w{8}$",
+        r"  P-\w{8}, at most \$0.50 and 10 min, expires (?:[\d-]+ )?\d\d:\d\d\n  ava approve P-\w{8}, or ava reject P-\w{8}$",
         text,
         re.MULTILINE,
     )
