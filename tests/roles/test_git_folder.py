@@ -236,6 +236,14 @@ def test_a_users_own_conditional_settings_count(folder: Path, tmp_path: Path) ->
     assert UserRepository.at(folder, tmp_path).settings["user.name"] == "W"
 
 
+def test_a_nested_git_folder_does_not_tell_which_commit_somebody_has_checked_out(folder: Path, tmp_path: Path) -> None:
+    theirs = git(tmp_path / "victim", "rev-parse", "HEAD").strip()
+    write(folder, {"sub/.git": f"gitdir: {tmp_path}/victim/.git\n", "own.txt": "changed\n", "new.txt": "new\n"})
+    for commit in (theirs, "1" * len(theirs)):
+        git(folder, "update-index", "--add", "--cacheinfo", f"160000,{commit},sub")
+        assert inspect_checkout(folder, tmp_path).uncommitted == 2
+
+
 @pytest.mark.parametrize("name", ["exclude", "attributes"])
 def test_a_linked_list_of_names_does_not_travel(name: str, folder: Path, tmp_path: Path) -> None:
     (folder / ".git/info" / name).unlink(missing_ok=True)

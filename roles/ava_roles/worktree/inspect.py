@@ -81,13 +81,18 @@ def inspect_checkout(repository: Path, home: Path, accept: Accept = NOTHING_OUTS
 
 
 def _count_uncommitted(checkout: UserRepository, git: Git, head: str) -> int:
-    """Return how many files differ from the last commit, by a copy of the index."""
+    """Return how many files differ from the last commit, by a copy of the index.
+
+    Submodules do not count: git compares the commits that their `.git` leads to, which may be anybody's.
+    """
     index = git.own / "index"
     with translate_os_errors("reading the index"):
         for name in ("index", *(path.name for path in checkout.folder.glob("sharedindex.*"))):
             copy_file(checkout.folder, name, git.own / name)
     indexed = git.on(checkout.root, index)
     changed = set(indexed("ls-files", "-z", "--modified", "--deleted", "--others", "--exclude-standard").names())
+    staged = (entry.partition("\t") for entry in indexed("ls-files", "-z", "--stage").names())
+    changed -= {name for stage, _tab, name in staged if stage.startswith("160000 ")}
     if index.exists():
         changed |= set(indexed("diff-index", "--cached", "-z", "--name-only", "--ignore-submodules=all", head).names())
     return len(changed)
