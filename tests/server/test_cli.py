@@ -60,6 +60,23 @@ def test_a_key_typed_at_a_terminal_is_not_echoed(tmp_path: Path) -> None:
     assert VALUE in (tmp_path / "keys.toml").read_text()
 
 
+@pytest.mark.parametrize(
+    "words", [("key", "set", "openrouter"), ("secret", "set", "CRM_TOKEN", "--for", "example.org")]
+)
+def test_an_empty_key_or_secret_says_that_nothing_arrived(tmp_path: Path, words: tuple[str, ...]) -> None:
+    what = "key" if words[0] == "key" else "value"
+    for given in ("", "\n", "  \t\n", "\n" + VALUE):
+        piped = ava(tmp_path / "data", *words, stdin=given)
+        assert piped.returncode == 2 and f"No {what} arrived" in piped.stderr, piped.stderr
+    for typed in ("\n", "  \n", "\x04"):
+        with on_terminal(tmp_path / "data", *words, columns=300) as screen:
+            screen.until("(not shown): ")
+            screen.type(typed)
+            assert screen.ended() == 2
+        assert f"No {what} was typed; nothing is stored." in screen.text
+    assert not (tmp_path / "data").exists()
+
+
 def test_an_unknown_name_is_rejected_before_asking_for_the_key(tmp_path: Path) -> None:
     with on_terminal(tmp_path / "data", "key", "set", "openruter") as screen:
         assert screen.ended() == 2

@@ -66,20 +66,29 @@ def read_secret(prompt: str, what: str, command: str) -> str:
         BadInput: Nothing was given, or the terminal would show it.
     """
     if not sys.stdin.isatty():
-        return sys.stdin.readline(LONGEST_LINE)
+        line = sys.stdin.readline(LONGEST_LINE)
+        if line.strip():
+            return line
+        raise BadInput(
+            f"No {what} arrived: the {'first line of the ' if line else ''}input is empty, as after a command that"
+            " failed or a variable that is not set. Nothing is stored. To type it, run the command without a pipe."
+        )
 
     try:
         with restore_echo(sys.stdin.fileno()), warnings.catch_warnings():
             warnings.simplefilter("error", getpass.GetPassWarning)
-            return getpass.getpass(f"{prompt} (not shown): ")
+            typed = getpass.getpass(f"{prompt} (not shown): ")
     except KeyboardInterrupt:
         tell()  # the shell's prompt starts on a new line
         raise
     except EOFError:
         tell()
-        raise BadInput(f"No {what} was given; nothing is stored.") from None
+        raise BadInput(f"No {what} was typed; nothing is stored.") from None
     except getpass.GetPassWarning:
         raise BadInput(f"This terminal would show the {what}. Pipe it in instead: {command} < FILE") from None
+    if not typed.strip():
+        raise BadInput(f"No {what} was typed; nothing is stored.")
+    return typed
 
 
 ReadPin = Callable[[], Awaitable[str]]
