@@ -32,6 +32,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_reports_the_fetch_proxy_and_what_it_decides_without_its_password(root: Path) -> None:
+    (root / "config.toml").write_text('[fetch]\nproxy = "http://proxy.example:3128"\n')
     done = ava(root, "doctor", "--json", env={"AVA_FETCH__PROXY": "http://ava:s3cr3t-password@proxy.example:3128"})
     found = read(done)["network"]
     assert found["state"] == "ok"

@@ -29,8 +29,11 @@ async def test_fetches_use_the_configured_proxy_and_model_calls_do_not(
     async with site({"/prices": Page(PAGE)}) as web:
         with running_proxy({HOST: web.port}) as proxy:
             proxy.login = f"ava:{PASSWORD}"
-            env = {"AVA_FETCH__PROXY": proxy.url_of(proxy.login)}
-            async with open_lab(tmp_path, [look, hand_over()], env=env) as lab:
+            env, config = (
+                {"AVA_FETCH__PROXY": proxy.url_of(proxy.login)},
+                f'[fetch]\nproxy = "{proxy.scheme}://{proxy.place}"\n',
+            )
+            async with open_lab(tmp_path, [look, hand_over()], env=env, config=config) as lab:
                 run_id = await lab.start(role="web_crawler", task=f"What does it cost? See http://{HOST}/prices")
                 assert (await lab.ended(run_id)).state == "success"
                 results = {fact.tool: fact for fact in await lab.facts(run_id, ToolResult)}

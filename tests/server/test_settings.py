@@ -216,9 +216,44 @@ def test_reports_an_invalid_proxy_without_its_password(tmp_path: Path, given: st
 
 
 def test_accepts_a_proxy_password_from_the_environment_and_hides_it_in_reprs(tmp_path: Path) -> None:
-    settings = load(tmp_path, AVA_FETCH__PROXY="http://ava:s3cr3t-x@proxy:3128")
-    assert settings.fetch.proxy == "http://ava:s3cr3t-x@proxy:3128"
+    settings = load(tmp_path, '[fetch]\nproxy = "http://Proxy:80/"', AVA_FETCH__PROXY="http://ava:s3cr3t-x@proxy")
+    assert settings.fetch.proxy == "http://ava:s3cr3t-x@proxy"
     assert "s3cr3t" not in f"{settings!r} {settings}"
+
+
+@pytest.mark.parametrize("toml", ["", '[fetch]\nproxy = "http://proxy:3128"'])
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"AVA_FETCH__PROXY": "http://ava:s3cr3t-x@evil.example:3128"},
+        {"AVA_FETCH__PROXY": "https://ava:s3cr3t-x@proxy:3128"},
+        {"AVA_FETCH__PROXY": "http://ava:s3cr3t-x@proxy:3129"},
+        {"AVA_FETCH__PROXY": "http://proxy:3128@evil.example"},
+        {"AVA_FETCH": '{"proxy": "http://ava:s3cr3t-x@evil.example"}'},
+    ],
+)
+def test_no_variable_names_the_proxy_through_which_pages_go(
+    tmp_path: Path, toml: str, variable: dict[str, str]
+) -> None:
+    text = refused(tmp_path, toml, **variable)
+    assert "Pages go only through a proxy that the file names" in text and "s3cr3t" not in text, text
+    assert (tmp_path / "config.toml").as_posix() in text
+
+
+def test_an_empty_list_in_a_variable_removes_no_limit_of_the_file(tmp_path: Path) -> None:
+    """An empty list of workspaces or hosts means any."""
+    assert "looser than" in refused(tmp_path, '[workspace]\nroots = ["/srv/code"]', AVA_WORKSPACE__ROOTS="[]")
+    assert "looser than" in refused(tmp_path, '[fetch]\nhosts = ["a.example"]', AVA_FETCH='{"hosts": []}')
+    assert "only allowed in" in refused(tmp_path, 'on_event = ["/bin/true"]', AVA_ON_EVENT="[]")
+
+
+def test_a_variable_narrows_the_hosts_of_the_file_and_opens_none(tmp_path: Path) -> None:
+    file = '[fetch]\nhosts = ["a.example", "b.example"]'
+    assert load(tmp_path, file, AVA_FETCH__HOSTS='["b.example"]').fetch.hosts == ("b.example",)
+    for given in ('["b.example", "c.example"]', "[]"):
+        assert "looser than" in refused(tmp_path, file, AVA_FETCH__HOSTS=given)
+    assert load(tmp_path, "", AVA_FETCH__HOSTS='["c.example"]').fetch.hosts == ("c.example",)
+    assert "without a question" in refused(tmp_path, 'approval = "auto"', AVA_FETCH__HOSTS='["c.example"]')
 
 
 def test_does_not_show_a_key_put_in_the_wrong_variable(tmp_path: Path) -> None:

@@ -243,6 +243,15 @@ def proxy_place(text: str) -> str:
     return host if parts.port is None else f"{host}:{parts.port}"
 
 
+def without_login(text: str) -> tuple[str, str, int] | None:
+    """Return scheme, host and port of a proxy's address, to compare two; None if it names no host."""
+    parts = _parts(text)
+    if parts is None:
+        return None
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return parts.scheme, parts.hostname or "", port
+
+
 def proxy_password(text: str) -> str:
     """Return the password in a proxy's address, decoded; empty if there is none."""
     try:

@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ava_roles.net.addresses import masked
+from ava_roles.net.addresses import masked, proxy_place, without_login
 from ava_roles.placeholders import PLACEHOLDER
 from ava_server.config.host_placeholders import placeholder_in
 from ava_server.core.errors import ConfigError
@@ -47,6 +47,7 @@ _STRICTEST_FIRST: dict[tuple[str, ...], tuple[object, ...]] = {
 _LOWER_IS_STRICTER = (("limits",), ("auto_approve_cents",), ("auto_approve_daily_cents",))
 _FEWER_IS_STRICTER = (("sandbox", "read_only"), ("workspace", "allow"))
 _ROOTS = ("workspace", "roots")
+_HOSTS = ("fetch", "hosts")
 
 _SECRET_NAME = re.compile(
     r"(?:\A|[_.-])(?:api_?key|secret_?key|access_?key|private_?key|key|token|secret|password|passwd|passphrase"
@@ -213,9 +214,9 @@ def _is_key(value: object) -> bool:
 
 
 def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
-    """Yield every value in nested tables and lists with the names that lead to it, at least one."""
+    """Yield every value in nested tables and lists with the names that lead to it, at least one; also an empty list."""
     for key, value in data.items():
-        for item in cast("list[object]", value) if isinstance(value, list) else [value]:
+        for item in cast("list[object]", value) if isinstance(value, list) and value else [value]:
             if isinstance(item, Mapping):
                 yield from leaves(cast("Mapping[str, object]", item), (*path, key))
             else:
@@ -235,6 +236,17 @@ def refuse_looser(
         if path[0] in FILE_ONLY:
             raise ConfigError(f"{name} is set in the environment, but {path[0]} is only allowed in {config}. Unset it.")
         old, new = _at(before, path), _at(after, path)
+        if path == PROXY and without_login(new) != without_login(old):
+            raise ConfigError(
+                f"{name} names the proxy {proxy_place(new)}, and fetch.proxy in {config} {proxy_place(old) or 'none'}."
+                " Pages go only through a proxy that the file names: set it there, without a password. The variable may"
+                " add user and password to it; otherwise unset it."
+            )
+        if path == _HOSTS and not old and new and _at(before, ("approval",)) == "auto":
+            raise ConfigError(
+                f"{name} names hosts, and {config} none. Under approval = auto only fetch.hosts there, or a role file,"
+                " may name those from which pages are read without a question. Set it there, or unset the variable."
+            )
         if _looser(path, old, new):
             what = name if path in variables else f"{name}: {setting_name(path)}"
             raise ConfigError(
@@ -251,7 +263,11 @@ def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
         return bool(new > old)
     if path in _FEWER_IS_STRICTER:
         return not set(new) <= set(old)
-    return path == _ROOTS and bool(old) and not all(any(root.is_relative_to(own) for own in old) for root in new)
+    if path == _HOSTS:  # an empty list is every host
+        return bool(old) and not (new and set(new) <= set(old))
+    return (
+        path == _ROOTS and bool(old) and not (new and all(any(root.is_relative_to(own) for own in old) for root in new))
+    )
 
 
 def _at(settings: BaseModel, path: tuple[str, ...]) -> Any:
