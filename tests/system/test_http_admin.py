@@ -300,9 +300,11 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
                       ("add", "eve2", "--scope", "admin"), ("add", "ana"), ("remove", "nobody")):  # fmt: skip
             code, _out, err = await there("user", *words)
             assert code == 2 and "Traceback" not in err, err
-        for words in (("limit", "dora", "--approval", "ask"), ("remove", "dora"), ("remove", "eve")):
+        for words in (("limit", "dora", "--approval", "ask"), ("remove", "eve")):
             code, _out, err = await there("user", *words)
             assert code == 2 and "only in a terminal on the server" in err, err  # given by the owner
+        code, out, err = await there("user", "remove", "dora")
+        assert code == 0 and "Token dora of dora is revoked" in out and "The limits of dora stay" in out, err
         code, out, err = await all_of.ava("user", "remove", "dora")
         assert code == 0 and f"To end them: `ava cancel {run}`" in " ".join(out.split()), (out, err)
         code, _out, err = await there("user", "add", "dora", "--running", "1", "-q")
@@ -311,7 +313,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         async with all_of.server.client(text.strip()) as dora:
             run = await all_of.start(dora)
         code, out, err = await there("user", "remove", "dora2")
-        assert code == 0 and "is revoked" in out and "limits of dora2 are removed" in out, err
+        assert code == 0 and "is revoked" in out, err
         ends = shlex.split(" ".join(out.split()).partition("To end them: `")[2].partition("`")[0])
         assert ends == ["ava", "--url", all_of.server.base, "cancel", run]
         assert (await there(*ends[1:]))[0] == 0
@@ -321,6 +323,38 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
             assert code == 10 and scope in err and not out, err
         by = [entry.user for entry in logged(all_of.root, "SettingsChanged") if "dora" in str(entry.content)]
         assert by.count("ops") == 7 and len({*by}) == 2, "the administrator's changes, and two of the owner's"
+
+
+LIMITED = """
+[users.gus]
+roles = ["researcher"]
+workspaces = ["/srv/gus"]
+daily_cents = 100
+running = 1
+spawns_per_hour = 2
+"""
+
+
+async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp_path: Path) -> None:
+    async with team(tmp_path, config=LIMITED) as (all_of, _gate):
+        admin = token(all_of.root, "ops", "admin", name="ops-laptop")
+        gus = token(all_of.root, "gus", name="gus")
+
+        async def limits() -> dict[str, Any]:
+            listed = json.loads((await all_of.server.get("/users", admin)).text)["users"]
+            [found] = [one for one in listed if one["name"] == "gus"]
+            return {name: value for name, value in found.items() if name != "tokens"}
+
+        before = await limits()
+        assert (before["roles"], before["daily_cents"], before["workspaces"]) == (["researcher"], 100, ["/srv/gus"])
+        answer = await all_of.server.request("DELETE", "/users/gus", admin)
+        assert (answer.status_code, answer.json()) == (200, {"revoked": ["gus"], "limited": True})
+        assert (await all_of.server.get("/token", gus)).status_code == 401, "revoking a token is always possible"
+        for method, body in (("POST", {}), ("POST", {"daily_cents": 900}), ("DELETE", None)):
+            answer = await all_of.server.request(method, "/users/gus", admin, json=body)
+            assert answer.status_code == 400, answer.text
+        assert await limits() == before
+        assert "[users.gus]" in (all_of.root / "config.toml").read_text()
 
 
 async def test_an_administrator_gets_no_token_of_the_operator(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ async def remove_user_command(
     """Revoke all tokens of a user, and remove their passkeys and their table from config.toml.
 
     Their runs and log stay; what goes on spending is listed. For a user with passkeys it takes a terminal, and the
-    approval PIN if one is set.
+    approval PIN if one is set. With --url, the limits stay, and only a person on the server removes them.
     """
     from ava_server.cli.records import ask_server
     from ava_server.service.users import RemovedUser, remove_user, unended_runs
@@ -303,7 +303,8 @@ async def remove_user_command(
     for passkey in passkeys:
         say(f"Passkey {passkey} of {name} is removed.")
     if limited:
-        say(f"The limits of {name} are removed.")
+        stay = f"stay, and apply if {name} gets a token again. On the server, `ava user remove {name}` removes them."
+        say(f"The limits of {name} {'are removed.' if server is None else stay}")
     if unended:
         _say_unended(name, unended, "" if server is None else f"--url {shlex.quote(server.address)} ")
 

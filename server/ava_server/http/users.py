@@ -1,7 +1,7 @@
 """`/users`: the users of the data root and their limits, for tokens of the scope `admin`.
 
 What opens the server's own folders or grants roles (`workspaces`, `roles`), and tokens of the operator or that approve
-or administer, are set only in a terminal on the server.
+or administer, are set only in a terminal on the server. Limits of a user stay when their tokens are revoked.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def _answer(app: App, token: Token, request: Request) -> Response:
     changed = _recorder(app, token)
     if request.method == "DELETE":
         await anyio.to_thread.run_sync(_refuse_removal, root, user)
-        removed = await remove_user(root, user, changed)
+        removed = await remove_user(root, user, changed, keep_limits=True)
         unended = await app.runtime.store.read(lambda view: unended_runs(view, user))
         revoked = [one.name for one in removed.tokens]
         return _json(RemovedUser(revoked=revoked, limited=removed.limited, unended=unended))
@@ -134,10 +134,10 @@ def _refuse_looser(root: DataRoot, user: str, approval: Policy | None) -> None:
 
 
 def _refuse_removal(root: DataRoot, user: str) -> None:
-    """Refuse to remove a user whose tokens, passkeys or policy only a person on the server may take away. Blocking.
+    """Refuse to remove a user whose tokens or passkeys only a person on the server may take away. Blocking.
 
     Raises:
-        BadInput: There is such a token, passkey or policy.
+        BadInput: There is such a token or passkey.
     """
     if Passkeys(root.passkeys).of(user):
         raise BadInput(f"{user} has a passkey; {_ONLY_THERE}")
@@ -146,8 +146,6 @@ def _refuse_removal(root: DataRoot, user: str) -> None:
             raise BadInput(
                 f"{user} has the token {token.name} with the scopes {', '.join(token.scopes)}; {_ONLY_THERE}"
             )
-    if (own := read_users(root).get(user, UserSettings()).approval) is not None:
-        raise BadInput(f"{user} has approval = {own}; {_ONLY_THERE}")
 
 
 def _recorder(app: App, token: Token) -> Change:

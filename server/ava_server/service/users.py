@@ -78,7 +78,7 @@ class UnendedRun(BaseModel):
 
 
 class RemovedUser(BaseModel):
-    """The answer to DELETE /users/NAME: the revoked tokens, whether there were limits, and the runs that go on."""
+    """The answer to DELETE /users/NAME: the revoked tokens, whether limits stay, and the runs that go on."""
 
     revoked: list[str]
     limited: bool
@@ -198,8 +198,14 @@ async def limit_user(root: DataRoot, user: str, limits: Mapping[str, Any], chang
     await changed(f"users.{user}", was, dict(limits))
 
 
-async def remove_user(root: DataRoot, user: str, changed: Change) -> Removed:
+async def remove_user(root: DataRoot, user: str, changed: Change, *, keep_limits: bool = False) -> Removed:
     """Revoke a user's tokens, and remove their passkeys and limits: nothing of them counts for a new user of that name.
+
+    Args:
+        root: The data root.
+        user: The user.
+        changed: Records each change.
+        keep_limits: Leave the limits: whoever could remove them could also add the user again without them.
 
     Raises:
         BadInput: There is none of these.
@@ -220,10 +226,11 @@ async def remove_user(root: DataRoot, user: str, changed: Change) -> Removed:
         if passkey is not None:
             removed.append(passkey)
             await changed(f"passkeys.{passkey.name}", passkey.on_record(), None)
-    if limited:
+    if limited and not keep_limits:
         places: dict[Place, Any] = {("users", user): None}
         [before] = await anyio.to_thread.run_sync(lambda: change_users(root, places))
         await changed(f"users.{user}", before, None)
-    if not (revoked or removed or limited):
-        raise BadInput(f"{user} has no token, no passkey and no limits here; `ava user list` shows all users")
+    if not (revoked or removed or (limited and not keep_limits)):
+        why = "only limits, which a person on the server removes" if limited else "no token, no passkey and no limits"
+        raise BadInput(f"{user} has {why} here; `ava user list` shows all users")
     return Removed(revoked, removed, limited)
