@@ -50,6 +50,8 @@ def test_a_change_takes_the_sessions_own_csrf_token(here: There, proposed: dict[
         {"Origin": "https://evil.example"}, {"Origin": "null"}, {"Origin": ""},
         {"Origin": f"http://localhost:{here.server.port + 1}"}, {"Origin": here.base.replace("http", "https")},
         {"Origin": f"http://localhost.evil.example:{here.server.port}"}, {"Origin": f"{here.base}@evil.example"},
+        {"Origin": f"http://[::1]:{here.server.port}"}, {"Origin": f"http://127.0.0.1:{here.server.port}"},
+        {"Host": f"127.0.0.1:{here.server.port}"}, {"Host": "localhost"},
     ):  # fmt: skip
         assert visitor.post(path, right, **headers).status_code in (403, 409), headers
     without = httpx2.post(

@@ -466,8 +466,12 @@ class Authentication:
             return error_response(
                 421, "Unknown host name (Host header). The person who runs the server can set it with --public-url."
             )
-        if any(not self._reach.allows_origin(origin) for origin in headers.getlist("origin")):
-            return error_response(403, "Requests from pages of that origin are not allowed (Origin header).")
+        if any(not self._reach.allows_origin(origin, hosts[0]) for origin in headers.getlist("origin")):
+            return error_response(
+                403,
+                "Requests from pages of that origin are not allowed (Origin header): it must be this server's, and the"
+                " one in the Host header, which a proxy has to pass on.",
+            )
         secure = self._reach.public_url is not None and self._reach.public_url.startswith("https://")
         if proxied and secure and (_last(headers, "x-forwarded-proto") or "").lower() == "http":
             return error_response(403, "Use https: over http the token can be read on the way.")

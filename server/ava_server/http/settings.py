@@ -90,22 +90,29 @@ class Reach:
         plain = parts.hostname is not None and parts.username is None and not (parts.path or parts.query)
         return plain and port != 0 and parts.hostname in self.names
 
-    def allows_origin(self, given: str) -> bool:
-        """Tell whether an Origin header is allowed: only the server's own origin, and that of the public URL."""
+    def allows_origin(self, given: str, host: str) -> bool:
+        """Tell whether an Origin header is allowed: only the one of the request's own host, under which the page came.
+
+        Another name of this server is another site: on this machine, `[::1]` may be another program's.
+
+        Args:
+            given: The Origin header.
+            host: The request's Host header, which `allows_host` has allowed.
+        """
         if not _plain(given):
             return False
         try:
-            parts = urlsplit(given)
+            parts, asked = urlsplit(given), urlsplit(f"//{host}")
             origin = parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
         except ValueError:
             return False
-        if parts.path or parts.query or parts.username is not None:
+        if parts.path or parts.query or parts.username is not None or parts.hostname != asked.hostname:
             return False
-        allowed = {("http", name, self.port) for name in self._own_names}
-        if self.public_url:
-            public = urlsplit(self.public_url)
-            allowed.add((public.scheme, public.hostname or "", public.port or _PORTS[public.scheme]))
-        return origin in allowed
+        public = urlsplit(self.public_url) if self.public_url else None
+        if public is not None and origin == (public.scheme, public.hostname, public.port or _PORTS[public.scheme]):
+            return True  # a proxy may leave the port out of Host, so it is not compared
+        own = parts.hostname in self._own_names and origin[::2] == ("http", self.port)
+        return own and (asked.port or _PORTS["http"]) == self.port
 
     def trusts(self, address: str) -> bool:
         """Tell whether an address is a trusted proxy."""
