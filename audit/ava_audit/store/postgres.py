@@ -66,6 +66,7 @@ WHERE locktype = 'advisory' AND granted AND classid = 0 AND objid = %s AND datna
     AND wait_event IN ('ClientRead', 'ClientWrite')
     AND greatest(state_change, query_start) < clock_timestamp() - %s * interval '1 second'
 """
+_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
 PAUSE_S = 0.2
 """Between two attempts to connect."""
 SETTLE_S = 20.0
@@ -152,9 +153,11 @@ class PostgresDatabase:
     # -- statements ---------------------------------------------------------------------------------------------------
 
     def execute(self, sql: str, values: Values = (), /) -> Rows:
-        """Run a statement."""
+        """Run a statement; a query for a text that the database cannot have finds nothing."""
         conn = self.open() if self._pipeline is None else self._conn
         assert conn is not None
+        if sql.lstrip().startswith("SELECT"):
+            values = findable(values)
         return cast("Rows", conn.execute(cast("LiteralString", translate(sql)), values))
 
     def run_script(self, script: str) -> None:
@@ -178,7 +181,7 @@ class PostgresDatabase:
         self._streams += 1
         name = f"stream_{self._streams}"
         declare = cast("LiteralString", f"DECLARE {name} NO SCROLL CURSOR FOR {translate(sql)}")
-        psycopg.ClientCursor(self._conn).execute(declare, values)
+        psycopg.ClientCursor(self._conn).execute(declare, findable(values))
         while rows := self.execute(f"FETCH {FETCHED} FROM {name}").fetchall():
             yield from rows
             if len(rows) < FETCHED:
@@ -397,6 +400,20 @@ class PostgresDatabase:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer()
         return self._tokenizer
+
+
+def findable(values: Values) -> Values:
+    """Return the values of a query without NUL and lone surrogates, which psycopg refuses as if the database failed.
+
+    The log has U+FFFD in their place. An entry is never changed on the way: its hash covers it.
+    """
+    if isinstance(values, Mapping):
+        return {name: _findable(value) for name, value in values.items()}
+    return [_findable(value) for value in values]
+
+
+def _findable(value: object) -> object:
+    return _UNSTORABLE.sub("\ufffd", value) if isinstance(value, str) and not value.isprintable() else value
 
 
 def _is_refusal(error: psycopg.Error) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, LiteralString, TypeVar
 
@@ -44,7 +45,17 @@ def _no_bool(kind: LiteralString) -> BeforeValidator:
 # The bounds come first: in the JSON schema, pydantic would misspell those that come after a validator.
 Number = Annotated[float, Field(gt=0), _no_bool("float_type")]
 WholeNumber = Annotated[int, Field(gt=0), _no_bool("int_type")]
-ShortText = Annotated[str, Field(min_length=1)]
+
+
+def _storable(text: str | None) -> str | None:
+    """Refuse a name with a NUL or half a surrogate: it is looked up as it was given, and no database can have it."""
+    if text is not None and _UNSTORABLE.search(text):
+        raise PydanticCustomError("string_unstorable", "NUL or half a surrogate")
+    return text
+
+
+_UNSTORABLE = re.compile("[\ud800-\udfff\x00]")
+ShortText = Annotated[str, Field(min_length=1), AfterValidator(_storable)]
 Wait = Annotated[
     float,
     Field(ge=0, le=MOST_WAIT_S),
@@ -149,7 +160,7 @@ class SpawnArgs(Arguments):
         description="Absolute path of the folder to read. Without it only code_reviewer and coder see files.",
     )
     output_schema: dict[str, Any] | None = Field(default=None, description="JSON schema of `output`.")
-    task_id: str | None = Field(
+    task_id: Annotated[str | None, AfterValidator(_storable)] = Field(
         default=None,
         max_length=64,
         description="Your reference; repeated before its end, returns the first call's.",
