@@ -213,7 +213,8 @@ class RequestInProgress:
         self._send = send
         self._limits = limits
         self._until = anyio.current_time() + BODY_WITHIN_S
-        self._whole = self._reading = self._too_slow = self._ended = self._rejected = False
+        self._whole = self._reading = self._too_slow = self._ended = self._rejected = self._settled = False
+        self._start: Message | None = None
         method = Headers(scope=scope).get("mcp-method", "")
         self.is_told = scope["method"] == "POST" and method == _LISTEN
         self.listens = scope["method"] == "GET" or self.is_told
@@ -254,8 +255,8 @@ class RequestInProgress:
             await self._hand_on({"type": "http.response.body", "body": b"", "more_body": False})
 
     def check_token(self) -> None:
-        """End it if its token is no longer valid."""
-        if not self._rejected and not self._counts():
+        """End it if its token is no longer valid, unless a whole answer is on its way."""
+        if not self._rejected and not self._settled and not self._counts():
             self._rejected = True
             self._answering.cancel()
 
@@ -294,6 +295,8 @@ class RequestInProgress:
     async def send(self, message: Message) -> None:
         """Send a piece of the answer, if the token is still valid.
 
+        The headers of a whole answer wait for its body: both are sent, or neither, and the client gets a 401.
+
         Raises:
             TimeoutError: The client does not read.
         """
@@ -301,13 +304,19 @@ class RequestInProgress:
         if self._rejected:
             await anyio.lowlevel.checkpoint_if_cancelled()
             return
+        if message["type"] == "http.response.start" and "content-length" in Headers(raw=message["headers"]):
+            self._start = message
+            return
+        if self._start is not None:
+            self._settled, start, self._start = True, self._start, None
+            await self._hand_on(start)
         await self._hand_on(message)
 
     async def _hand_on(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
             if not self._whole and not self._reading:
                 await self._skip_rest()
+            self.status = message["status"]
         elif message["type"] == "http.response.body":
             if self._ended:
                 return
