@@ -348,7 +348,7 @@ async def test_an_administrator_lifts_no_limit_by_removing_and_adding_a_user(tmp
         before = await limits()
         assert (before["roles"], before["daily_cents"], before["workspaces"]) == (["researcher"], 100, ["/srv/gus"])
         answer = await all_of.server.request("DELETE", "/users/gus", admin)
-        assert (answer.status_code, answer.json()) == (200, {"revoked": ["gus"], "limited": True})
+        assert (answer.status_code, answer.json()) == (200, {"revoked": ["gus"], "limited": True, "unended": []})
         assert (await all_of.server.get("/token", gus)).status_code == 401, "revoking a token is always possible"
         for method, body in (("POST", {}), ("POST", {"daily_cents": 900}), ("DELETE", None)):
             answer = await all_of.server.request(method, "/users/gus", admin, json=body)
