@@ -513,7 +513,7 @@ class CostReserved(Fact):
 
 
 class Activity(Fact):
-    """A turn's one-sentence activity. What a run does at this second is in the table `live`."""
+    """A turn's one-sentence activity. What a run does at this second is not in the log (`Instances.activities`)."""
 
     transcript = True
     text_fields = ("activity",)

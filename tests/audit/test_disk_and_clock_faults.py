@@ -341,3 +341,34 @@ async def test_clock_jumps_of_an_hour_neither_stop_nor_reorder_the_log(
 
 def words(entries: Iterable[Entry]) -> list[str]:
     return [entry.fact.search_text() if entry.fact else "" for entry in entries]
+
+
+SHOWS = """
+import os, sys
+from pathlib import Path
+from ava_audit.store.locks import LockedInstances
+instances = LockedInstances(Path(sys.argv[2]) / "instances")
+own, late = instances.join(), instances.join()
+own.show({"S-aaaaaa": "Thinking (1 token)"})
+try:
+    with open(Path(sys.argv[2]) / "filler", "wb", buffering=0) as filler:
+        while filler.write(b"x" * 4096):
+            pass
+except OSError as error:
+    print(error.strerror)
+own.show({"S-aaaaaa": "Thinking (2 tokens)"})
+print(list(LockedInstances(instances.folder).activities().values()))
+late.show({"S-bbbbbb": "Reading"})
+own.show({"S-aaaaaa": "x" * 9_000})
+print(list(LockedInstances(instances.folder).activities().values()))
+own.remove()
+late.remove()
+print(os.listdir(instances.folder))
+"""
+
+
+@pytest.mark.sqlite_only("the disk of the data root")
+def test_on_a_full_disk_it_is_rewritten_or_not_shown_and_raises_nothing(tmp_path: Path) -> None:
+    assert with_a_small_disk(tmp_path / "disk", SHOWS, size="200k") == [
+        "No space left on device", "['Thinking (2 tokens)']", "[]", "[]",
+    ]  # fmt: skip

@@ -115,7 +115,7 @@ def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
     ("name", "tables"),
     [
         ("postgres_documents", {"documents"}),
-        ("postgres_leases", {"leases"}),
+        ("postgres_leases", {"leases", "activities"}),
         ("postgres_blobs", {"blobs", "blob_parts", "blob_uses"}),
     ],
 )

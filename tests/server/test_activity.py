@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
-from support.model_server import Gate, Raw, Say, events
+from support.model_server import Gate, Raw, Say, events, slowly
 from support.runtime import DONE, arrived, hand_over, open_lab
 
 from ava_audit.events import Activity
+from ava_audit.store.backend import Activities
 from ava_audit.store.store import Store
+from ava_audit.view import Outcome
 from ava_roles.tool import Tool, status_sentence
 from ava_roles.tools.registry import builtin_tools
+from ava_server.runs import activities, loop
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import ReadSubagentResult, run_tools
+from ava_server.service.run_view import activity_of
 from ava_server.service.runtime import stored_result_words
 
 LONG = "/".join(f"part-{number}" for number in range(20))
@@ -88,18 +93,19 @@ SHAPE = "sk-or-v1-" + "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize("value", [SECRET, SHAPE])
-async def test_shows_no_fragment_of_a_secret_wherever_the_line_is_cut(tmp_path: Path, value: str) -> None:
+async def test_shows_no_fragment_of_a_secret_wherever_the_line_is_cut(
+    tmp_path: Path, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queries = ["q" * length + " " + value + " and more" for length in (0, 30, 45, 55, 64, 70, 200)]
     script = [Say(calls=[("search_codebase", {"query": query})]) for query in queries]
     async with open_lab(tmp_path, [*script, hand_over()], env={"AVA_MODEL_API_KEY": SECRET}) as lab:
         said: list[str] = []
-        house_says = lab.store.set_live
 
-        def set_live(run_id: str, text: str) -> None:
-            said.append(text)
-            house_says(run_id, text)
+        def shown(doing: str) -> str:
+            said.append(status_sentence(doing))
+            return said[-1]
 
-        lab.store.set_live = set_live  # type: ignore[method-assign]
+        monkeypatch.setattr(loop, "status_sentence", shown)
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"
         said += [fact.activity for fact in await lab.facts(run_id, Activity)]
@@ -180,5 +186,72 @@ async def test_streamed_progress_never_appears_after_the_next_step(tmp_path: Pat
                 [run] = (await lab.call("check_subagent", subagent_id=run_id)).runs
                 assert "tokens" not in (run.untrusted_activity or "")
                 await anyio.sleep(0.05)
+        gate.released.set()
+        await lab.ended(run_id)
+
+
+async def test_a_streaming_answer_is_not_written_to_the_log(tmp_path: Path) -> None:
+    async with open_lab(tmp_path, [slowly(40, Gate())]) as lab:
+        run_id = await lab.start()
+        shown = ""
+        with anyio.fail_after(20):
+            while shown != "Thinking (10 tokens)":
+                shown = (await lab.call("check_subagent", subagent_id=run_id)).runs[0].untrusted_activity
+                await anyio.sleep(0.05)
+        await lab.store.do(lambda _view, _now: Outcome(None, ()))  # what waits for the next transaction is written
+        assert await lab.store.read(lambda view: view.live(run_id)) is None
+        await lab.call("cancel_subagent", subagent_id=run_id)
+
+
+async def test_what_has_not_changed_is_shown_again_until_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activities, "AGAIN_S", 0.05)
+    monkeypatch.setattr(activities, "SHOW_EVERY_S", 0.05)
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate)]) as lab:
+        shown: list[dict[str, str]] = []
+        membership = lab.runtime.membership
+        show = membership.show
+
+        def noted(doing: Mapping[str, str]) -> None:
+            shown.append(dict(doing))
+            show(doing)
+
+        monkeypatch.setattr(membership, "show", noted)
+        run_id = await lab.start()
+        with anyio.fail_after(10):
+            while shown[-3:] != [{run_id: "Thinking"}] * 3:  # noqa: ASYNC110 - nothing tells of it
+                await anyio.sleep(0.02)
+        assert lab.runtime.instances.activities() == {(membership.name, run_id): "Thinking"}
+        gate.released.set()
+        await lab.ended(run_id)
+        with anyio.fail_after(10):
+            while shown[-1]:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        count = len(shown)
+        await lab.call("check_subagent", subagent_id=run_id)
+        await anyio.sleep(0.2)  # four times as long as the others
+        assert len(shown) == count, "nothing is done while nothing runs"
+
+
+async def test_what_another_process_shows_is_cleaned_and_short_and_only_its_owner_is_believed(tmp_path: Path) -> None:
+    gate = Gate()
+    async with open_lab(tmp_path, [Say(calls=[DONE], gate=gate)]) as lab:
+        run_id = await lab.start()
+        await arrived(gate.arrived)
+        row = await lab.run(run_id)
+        evil = "\x1b[31mok\x1b[0m\n\u202e" + "x" * 100_000
+
+        class Shows:
+            def alive(self, _name: str, /) -> bool:
+                return True
+
+            def activities(self) -> Activities:
+                return {(row.instance or "", run_id): evil, ("another", run_id): "a lie"}
+
+        shown = activity_of(row, Shows())
+        assert "ok" in shown and shown.isprintable() and len(shown) == 80
+        assert activity_of(replace(row, instance="a third"), Shows()) == ""
         gate.released.set()
         await lab.ended(run_id)

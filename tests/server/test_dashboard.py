@@ -35,6 +35,7 @@ from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxP
 from ava_server.cli.dashboard.page import NO_RUNS, Page, bar, both_ends, joined, short_number
 from ava_server.cli.terminal import cells
 from ava_server.config.settings import Settings, load_settings
+from ava_server.runs import activities
 from ava_server.runs.lifecycle import HELD_UNTIL_US, NotResumed
 from ava_server.service.records import Budget
 
@@ -71,7 +72,10 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     gate = Gate()
     async with open_lab(tmp_path, [*SCRIPT, Say("so", gate=gate), *[hand_over()] * 2], config=ONE_AT_ONCE) as lab:
         await everything(lab, gate)
-        overview = await look(lab)
+        with anyio.fail_after(10):
+            overview = await look(lab)
+            while not any(run.activity for run in overview.runs):  # it is shown a moment after the request
+                overview = await look(lab)
         lines = plain(page(lab.runtime.settings, overview, width).whole())
         gate.released.set()
         for shown in overview.runs:
@@ -83,7 +87,8 @@ async def test_shows_every_state_with_its_activity_and_a_bar_for_each_cap(tmp_pa
     text = "\n".join(lines)
     assert re.search(
         r"^S-\w{6}  awaiting_approval  researcher \(new\)\n  asked \d\d:\d\d: May it\?\n"
-        r"  P-\w{8}, at most \$0.50 and 10 min, expires (?:[\d-]+ )?\d\d:\d\d\n  ava approve P-\w{8}, or ava reject P-\w{8}$",
+        r"  P-\w{8}, at most \$0.50 and 10 min, expires (?:[\d-]+ )?\d\d:\d\d\n"
+        r"  ava approve P-\w{8}, or ava reject P-\w{8}$",
         text,
         re.MULTILINE,
     )
@@ -164,15 +169,20 @@ async def test_shows_a_run_whose_configuration_this_version_cannot_read(tmp_path
     assert (shown["subagent_id"], shown["task"], shown["caps"]) == ("S-000001", "What is to come?", {})
 
 
-async def test_model_text_neither_controls_nor_colors_the_terminal(tmp_path: Path) -> None:
+async def test_model_text_neither_controls_nor_colors_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(activities, "AGAIN_S", 600)
     gate = Gate()
     script = [Say("", [("read_file", {"path": f"{EVIL}.md"})]), Say(EVIL, gate=gate)]
     async with open_lab(tmp_path, script, check=False) as lab:
         await lab.propose(task=f"Waits {EVIL}", name="[blink]x[/]")
         run_id = await lab.start(task=f"Runs {EVIL}")
         await arrived(gate)
-        lab.store.set_live(run_id, f"Reading {EVIL}")
-        await lab.store.maintain(lambda _db: None)  # with which it is written
+        shown = (lab.runtime.membership.name, run_id)
+        await until(lambda: lab.runtime.instances.activities().get(shown) == "Thinking")
+        lab.runtime.membership.show({run_id: f"Reading {EVIL}"})
+        await until(lambda: lab.runtime.instances.activities().get(shown) != "Thinking")
         settings, overview = lab.runtime.settings, await look(lab)
     for lines in (*parts_at(settings, overview), page(settings, overview, everybody=True).whole()):
         for line in lines:

@@ -36,7 +36,7 @@ async def test_a_billed_run_of_a_free_model_ends_with_the_price_to_add_and_is_no
         run = await lab.ended(run_id)
         assert (run.state, run.cost_micros, run.overrun) == (state, 20_000, 1)
         answer = await lab.call("check_subagent", subagent_id=run_id)
-        shown = await lab.store.read(lambda view: view_run(view, run, lambda _id: True, now_us()))
+        shown = await lab.store.read(lambda view: view_run(view, run, lab.runtime.instances, now_us()))
         [one] = answer.runs
     assert one.advice.endswith(LINES) and f"counts as free, but its endpoint billed {cost}" in one.advice
     assert json.loads(run_answer(shown).model_dump_json())["advice"] == one.advice
@@ -55,7 +55,7 @@ async def test_a_free_model_that_bills_nothing_is_free_and_needs_no_price(tmp_pa
     async with open_lab(tmp_path, [hand_over()]) as lab:
         run_id = await lab.start()
         run = await lab.ended(run_id)
-        shown = await lab.store.read(lambda view: view_run(view, run, lambda _id: True, now_us()))
+        shown = await lab.store.read(lambda view: view_run(view, run, lab.runtime.instances, now_us()))
         assert (await lab.call("check_subagent", subagent_id=run_id)).runs[0].advice is None
     assert shown.free and cost_of(shown) == "free"
 

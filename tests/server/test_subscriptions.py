@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mcp.client.subscriptions import (
 )
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
-from support.model_server import Gate, Say, running_model_server
+from support.model_server import Gate, Say, running_model_server, slowly
 from support.runtime import arrived, connect, hand_over, open_lab
 from support.updates import Ear, following, subscribe, unsubscribe
 
@@ -61,6 +62,28 @@ async def test_sends_updates_of_a_subscribed_run_until_it_ends(tmp_path: Path, m
                     ear.heard.clear()
                     await ear.until(ResourceUpdated(run))
                 assert ResourceUpdated("ava://roles") not in ear.heard
+
+
+@ERAS
+async def test_tells_of_what_a_followed_run_is_doing_although_the_log_has_nothing_new(
+    tmp_path: Path, mode: str
+) -> None:
+    ear = Ear()
+    with running_model_server([slowly(80, Gate())]) as models:
+        async with connect(tmp_path, server=models, mode=mode, hears=ear.on_message) as (client, _server):
+            made, other = await propose(client, tmp_path), await propose(client, tmp_path)
+            run, second = (f"ava://runs/{each['subagent_id']}" for each in (made, other))
+            async with following(client, ear, mode, run, second):
+                await approve(client, made)
+                shown: set[str | None] = set()
+                with anyio.fail_after(20):
+                    while "Thinking (20 tokens)" not in shown:
+                        await ear.until(ResourceUpdated(run))
+                        ear.heard.clear()
+                        resource: Any = (await client.read_resource(run)).contents[0]
+                        shown.add(json.loads(resource.text).get("untrusted_activity"))
+                assert ResourceUpdated(second) not in ear.heard
+            await client.call_tool("cancel_subagent", {"subagent_id": made["subagent_id"]})
 
 
 @pytest.mark.slow

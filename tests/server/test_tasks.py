@@ -11,7 +11,7 @@ import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
 from support.extensions import CAP, works
-from support.model_server import Fail, Gate, Say
+from support.model_server import Fail, Gate, Say, slowly
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import AVA, environment, told
 from support.tasks import TASKS, Host, Started, hosting
@@ -212,6 +212,23 @@ async def test_a_stream_tells_of_each_change_of_its_tasks(tmp_path: Path) -> Non
         last = host.tasks.heard[-1]
         assert {changed.task_id for changed in host.tasks.heard} == {started.task_id}
         assert last.model_dump()["result"]["structuredContent"]["runs"][0]["state"] == "success"
+
+
+async def test_the_status_message_follows_what_the_run_is_doing(tmp_path: Path) -> None:
+    async with hosting(tmp_path, [slowly(80, Gate())]) as host:
+        started = await host.start()
+        async with anyio.create_task_group() as listening:
+            listening.start_soon(
+                host.request, "subscriptions/listen", {"notifications": {"taskIds": [started.task_id]}}
+            )
+            with anyio.fail_after(20):
+                while not host.tasks.heard or "Thinking (20 tokens)" not in host.tasks.heard[-1].status_message:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+            listening.cancel_scope.cancel()
+        counts = {changed.status_message for changed in host.tasks.heard if "tokens)" in changed.status_message}
+        assert len(counts) > 2
+        assert "Thinking (20 tokens)" in (await host.ask("tasks/get", started.task_id))["statusMessage"]
+        await host.ask("tasks/cancel", started.task_id)
 
 
 async def test_a_stream_for_tasks_needs_the_extension(tmp_path: Path) -> None:

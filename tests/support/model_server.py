@@ -359,6 +359,11 @@ def events(step: Say, turn: int = 0) -> list[bytes]:
     return [b": connected\n\n", *written, b"data: [DONE]\n\n"]
 
 
+def slowly(chars: int, stall: Gate) -> Raw:
+    """An answer of so many characters, four every 0.3 s; it has no end until the gate is released."""
+    return Raw(events(Say("w" * chars, fragment=4))[:-3], chunked=True, cut=True, pause_s=0.3, stall=stall)
+
+
 def whole(step: Say, turn: int = 0) -> dict[str, Any]:
     """Return an answer in one piece."""
     message: dict[str, Any] = {"role": "assistant", "content": step.text or None}

@@ -45,6 +45,7 @@ class Changed(types.NotificationParams):
 
     task_id: str
     status: str
+    status_message: str
 
 
 class Tasks(ClientExtension):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import anyio
 import httpx2
 import pytest
 from support.lab_pages import serving_pages
+from support.model_server import Gate, slowly
 from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.events import Event, SettingsChanged, Who
@@ -57,6 +59,33 @@ async def test_a_change_while_the_page_was_on_its_way_is_told_when_its_stream_op
         for odd in ("", "x", "-1", "9" * 30, "٣"):
             async with browser.http.stream("GET", "/stream", params={"after": odd}) as stream:
                 assert stream.status_code == 200 and "event: open" in await anext(stream.aiter_text())
+
+
+async def test_what_a_run_is_doing_is_told_to_its_user_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "ALIVE_EVERY_S", 0.5)
+    script = [slowly(80, Gate()), slowly(120, Gate())]
+    async with open_lab(tmp_path, script, config=PRICED, everybody=True) as lab, serving_pages(lab) as browser:
+        other = replace(lab, service=lab.as_user("ben"))
+        for whose in (other, lab):
+            run_id, shown = await whose.start(role="custom", system_prompt="Look.", workspace=None), ""
+            with anyio.fail_after(20):
+                while "Thinking (" not in shown:
+                    shown = str((await whose.call("check_subagent", subagent_id=run_id)).runs[0].untrusted_activity)
+                    await anyio.sleep(0.05)
+                async with browser.http.stream("GET", "/stream") as stream:
+                    seen, enough = "", 6 if whose is other else 30
+                    async for piece in stream.aiter_text():
+                        seen += piece
+                        if seen.count(": alive") == enough or seen.count("event: changed") == 3:
+                            break
+            assert ("event: changed" in seen) is (whose is lab), seen
+            if whose is other:
+                assert (await browser.http.get(f"/stream?run={run_id}")).status_code == 404
+        for whose in (other, lab):
+            for run in (await whose.call("check_subagent")).runs:
+                await whose.call("cancel_subagent", subagent_id=run.subagent_id)
 
 
 class Late:

@@ -5,7 +5,8 @@ A `Backend` says how the database is opened, what its errors mean, and how commi
 
 - the live processes: each is an instance with a name, and a run's claim names the one that owns it. With the embedded
   database, an instance lives as long as it holds a lock file of the data root. On a server, it also has a lease, which
-  shows processes on other machines that it lives (`postgres_leases.py`);
+  shows processes on other machines that it lives (`postgres_leases.py`). An instance shows the others what its runs are
+  doing at the moment: beside its lock or its lease, never in the log, and only for people to read;
 - blobs: files that every machine can read, only on a server. A blob has no name but its SHA-256. Entries refer to it by
   that, and the digest is checked whenever a blob is read: a changed byte is never used. Which runs use a blob is kept
   beside it; without one, it is removed;
@@ -29,6 +30,8 @@ MARK = "database.id"
 """The file of a data root whose log is in Postgres: the id of that log."""
 LEASE_S = 15.0
 """How long a process counts as alive after it last renewed its lease."""
+SHOWN_S = 8.0
+"""How long what runs do counts after their process has last shown it: a process that was stopped shows nothing more."""
 Kind = Literal["server", "worker", "command"]
 
 
@@ -66,6 +69,10 @@ class LiveInstance:
     told: Announcement
 
 
+Activities = Mapping[tuple[str, str], str]
+"""What runs are doing, by the instance that shows it and the run; only of instances that have shown it lately."""
+
+
 class Membership(Protocol):
     """This process as an instance.
 
@@ -81,6 +88,13 @@ class Membership(Protocol):
         Raises:
             StoreUnavailable: The database cannot be written.
             OSError: The file cannot be written.
+        """
+        ...
+
+    def show(self, activities: Mapping[str, str], /) -> None:
+        """Show the others what its runs are doing, by run, in place of what it showed before. Blocking, for a moment.
+
+        Repeat it before `SHOWN_S` is over. Where it cannot be written, nothing is shown, and nothing else happens.
         """
         ...
 
@@ -126,6 +140,13 @@ class Instances(Protocol):
 
         Raises:
             StoreUnavailable: The database cannot be read.
+        """
+        ...
+
+    def activities(self) -> Activities:
+        """Return what runs are doing; empty where it cannot be read. Blocking, for a moment.
+
+        It comes from other processes: use it for nothing but a line that a person reads, and clean it.
         """
         ...
 

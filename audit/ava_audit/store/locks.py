@@ -14,8 +14,8 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +24,8 @@ import anyio.to_thread
 import portalocker
 
 from ava_audit.errors import DataRootRefused
-from ava_audit.store.backend import QUIET, Announcement, LiveInstance, Membership
+from ava_audit.store.activity_file import KNOWN_S, SUFFIX, ActivityFile, read_activities
+from ava_audit.store.backend import QUIET, Activities, Announcement, LiveInstance, Membership
 
 # fmt: off
 _NETWORK = frozenset({
@@ -241,6 +242,11 @@ class LockMembership:
     def __init__(self, name: str, held: HeldLock) -> None:
         self.name = name
         self._held = held
+        self._shown = ActivityFile(held.path.with_suffix(SUFFIX))
+
+    def show(self, activities: Mapping[str, str], /) -> None:
+        """Write what its runs are doing into a file beside the lock."""
+        self._shown.write(activities)
 
     def announce(self, address: str) -> None:
         """Write the address into a file beside the lock."""
@@ -254,10 +260,12 @@ class LockMembership:
 
     def release(self) -> None:
         """Release the lock."""
+        self._shown.remove()
         self._held.release()
 
     def remove(self) -> None:
         """Release the lock, and remove its files."""
+        self._shown.remove()
         self._held.remove()
         self.announce("")
 
@@ -267,10 +275,11 @@ class LockedInstances:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir(mode=0o700, exist_ok=True)
+        self._activities: tuple[float, Activities] = (-math.inf, {})
 
     def join(self, _told: Announcement = QUIET, /) -> LockMembership:
         """Become an instance; nothing is announced, because nobody elsewhere is on this log."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         while True:
             name = secrets.token_hex(6)
             held = try_hold(self.folder / f"{name}.lock")
@@ -308,12 +317,24 @@ class LockedInstances:
         names = (path.stem for path in sorted(self.folder.glob("*.lock")))
         return [LiveInstance(name, "", QUIET) for name in names if self.alive(name)]
 
+    def activities(self) -> Activities:
+        """Return what runs on this machine are doing, as it was read within `KNOWN_S`."""
+        read_s, found = self._activities
+        if time.monotonic() - read_s > KNOWN_S:
+            found = read_activities(self.folder)
+            self._activities = time.monotonic(), found
+        return found
+
     def remove_dead(self, keep: frozenset[str]) -> None:
-        """Remove the lock files of dead instances.
+        """Remove the files of dead instances.
 
         Args:
-            keep: Instances that a run's claim names; their files stay.
+            keep: Instances that a run's claim names; their lock files stay.
         """
+        for path in self.folder.glob(f"*{SUFFIX}"):
+            if not self.alive(path.stem):
+                with suppress(OSError):
+                    path.unlink()
         for path in self.folder.glob("*.lock"):
             if path.stem in keep or path.is_symlink() or not path.is_file():  # opening a pipe would block
                 continue

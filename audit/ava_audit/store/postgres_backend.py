@@ -45,7 +45,7 @@ MAINTAINER, MAINTAIN_AFTER_S = 0x61_76_62, 3.0
 """The advisory lock of the process that maintains the log, and how often others try to take it."""
 NETWORK = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3, "tcp_user_timeout": 15_000}
 """After how long a connection counts as lost whose other end is gone (seconds; the last in milliseconds)."""
-_MADE = re.compile(r"CREATE (TABLE|TRIGGER|INDEX) (?:IF NOT EXISTS )?(\w+)")
+_MADE = re.compile(r"CREATE (?:UNLOGGED )?(TABLE|TRIGGER|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _FUNCTION = re.compile(r"CREATE FUNCTION (\w+)\(.*?\$\$(.*?)\$\$", re.DOTALL)
 _FOUND = """
 SELECT 'table', relname::text, 'O' FROM pg_class WHERE relnamespace = 'ava'::regnamespace AND relkind IN ('r', 'p', 'v')
@@ -274,7 +274,7 @@ class PostgresBackend:
 
     def schema_changes(self, db: Database) -> schema.Changes:
         """Return how tables, indexes, triggers and functions differ from those of a new database."""
-        script = "\n".join((_script(), *schema.INDEXES))
+        script = "\n".join((_script(), *schema.INDEXES, schema.ACTIVITIES))
         expected = {(kind.lower(), name): "O" for kind, name in _MADE.findall(script)}
         expected |= {("function", name): body for name, body in _FUNCTION.findall(script)}
         found = {(kind, name): state for kind, name, state in db.execute(_FOUND)}

@@ -24,7 +24,9 @@ import psycopg
 
 from ava_audit.database import Values
 from ava_audit.errors import StoreUnavailable
-from ava_audit.store.backend import LEASE_S, QUIET, Announcement, LiveInstance, Membership
+from ava_audit.store.activity_file import KNOWN_S as SHOWN_KNOWN_S
+from ava_audit.store.activity_file import activities_in
+from ava_audit.store.backend import LEASE_S, QUIET, SHOWN_S, Activities, Announcement, LiveInstance, Membership
 from ava_audit.store.locks import LockedInstances, LockMembership
 from ava_audit.store.postgres_session import dial, first_line
 
@@ -42,6 +44,11 @@ VALUES (%(name)s, %(kind)s, %(host)s, %(pid)s, %(address)s, %(offers)s, %(lease_
 ON CONFLICT (name) DO UPDATE SET renewed_at = clock_timestamp(), address = EXCLUDED.address
 """
 _EXPIRES = "renewed_at + lease_ms * interval '1 millisecond'"
+_SHOW = """
+INSERT INTO activities (name, doing, shown_at) VALUES (%s, %s, clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET doing = EXCLUDED.doing, shown_at = EXCLUDED.shown_at
+"""
+_IS_SHOWN = "shown_at > clock_timestamp() - %s * interval '1 second'"
 _LEFT_MS = f"CAST(extract(epoch FROM {_EXPIRES} - clock_timestamp()) * 1000 AS bigint)"
 
 
@@ -109,6 +116,8 @@ class LeaseMembership:
         self._connection = SessionConnection(conninfo, lease_s / 2)
         self._address = told.address
         self._place = place
+        self._lock = threading.Lock()
+        self._shown = False
         self._released = False
 
     def announce(self, address: str) -> None:
@@ -132,12 +141,26 @@ class LeaseMembership:
         if not self._released:
             self._connection.run(_RENEW, {**self._row, "address": self._address})
 
+    def show(self, activities: Mapping[str, str], /) -> None:
+        """Write what its runs are doing into a table that has no write-ahead log."""
+        with self._lock:
+            if self._released or not (activities or self._shown):
+                return
+            try:
+                self._connection.run(_SHOW, (self.name, json.dumps(dict(activities))))
+                self._shown = True
+            except (psycopg.Error, OSError) as error:
+                log.debug("what runs are doing is not shown: %s", first_line(error))
+
     def release(self) -> None:
         """Give the lease back; without a database it expires."""
-        if not self._released:
-            self._released = True
+        with self._lock:
+            released, self._released = self._released, True
+        if not released:
             try:
                 self._connection.run("DELETE FROM leases WHERE name = %s", (self.name,))
+                if self._shown:
+                    self._connection.run("DELETE FROM activities WHERE name = %s", (self.name,))
             except (psycopg.Error, OSError) as error:
                 log.debug("the lease of %s is left to expire: %s", self.name, first_line(error))
             self._connection.close()
@@ -169,6 +192,7 @@ class LeasedInstances:
         self._lock = threading.Lock()
         self._expires: dict[str, float] = {}
         self._read_s = float("-inf")
+        self._activities: tuple[float, Activities] = (float("-inf"), {})
 
     def join(self, told: Announcement = QUIET, /) -> LeaseMembership:
         """Become an instance.
@@ -245,11 +269,27 @@ class LeasedInstances:
             if not self._files.known_dead(name)
         ]
 
+    def activities(self) -> Activities:
+        """Return what runs are doing on any machine, as it was read within a tenth of a second."""
+        with self._lock:
+            read_s, found = self._activities
+            if time.monotonic() - read_s > SHOWN_KNOWN_S:
+                sql = f"SELECT name, doing FROM activities WHERE {_IS_SHOWN}"  # noqa: S608
+                try:
+                    rows = self._connection.run(sql, (SHOWN_S,))
+                except (psycopg.Error, OSError) as error:
+                    log.debug("cannot read what runs are doing: %s", first_line(error))
+                    rows = []
+                found = {(name, run): text for name, doing in rows for run, text in activities_in(doing)}
+                self._activities = time.monotonic(), found
+            return found
+
     def remove_dead(self, keep: frozenset[str]) -> None:
-        """Remove lock files of dead processes of this machine, and leases that expired a while ago."""
+        """Remove files of dead processes of this machine, leases that expired a while ago, and what they showed."""
         self._files.remove_dead(keep)
         sql = f"DELETE FROM leases WHERE {_EXPIRES} < clock_timestamp() - %s * interval '1 second'"  # noqa: S608
         try:
+            self._connection.run(f"DELETE FROM activities WHERE NOT ({_IS_SHOWN})", (SHOWN_S,))  # noqa: S608
             self._connection.run(sql, (FORGET_AFTER_S,))
         except (psycopg.Error, OSError) as error:  # the next time tries again
             log.debug("old leases stay: %s", first_line(error))

@@ -64,11 +64,24 @@ def _decisions(db: Database) -> None:
         db.execute(statement)
 
 
+ACTIVITIES = (
+    'CREATE UNLOGGED TABLE activities (name text COLLATE "C" PRIMARY KEY, doing text COLLATE "C" NOT NULL,'
+    " shown_at timestamptz NOT NULL)"
+)
+"""What the runs of each instance are doing: not a part of the log, and not in the write-ahead log either."""
+
+
+def _activities(db: Database) -> None:
+    """Version 6: a table for what runs are doing. Processes with the embedded database show it in files."""
+    if not isinstance(db, SqliteDatabase):
+        db.execute(ACTIVITIES)
+
+
 def reducers_changed(_db: Database) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first, _extension, _question, _indexes, _decisions)
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first, _extension, _question, _indexes, _decisions, _activities)
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

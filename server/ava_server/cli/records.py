@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 GONE_S = 300.0
 """How long a wait survives a server that does not answer."""
-AGAIN_S = 1.0
+AGAIN_S = 0.7
 _WRONG = (ValueError, TypeError, LookupError, OverflowError, AttributeError)
 """What showing an answer raises that no Ava of this version gives."""
 
@@ -126,10 +126,10 @@ class LocalRecords:
 
         def query(view: View) -> list[RunView]:
             rows = [row for row in map(view.run, run_ids) if row is not None]
-            now, alive, served = now_us(), self._processes.alive, self._processes.any_alive
+            now, processes, served = now_us(), self._processes, self._processes.any_alive
             more: dict[str, Any] = {"served": served, "manager": self._manager, "result": False}
             more["task"] = len(rows) > 1
-            return [view_run(view, row, alive, now, **more) for row in rows]
+            return [view_run(view, row, processes, now, **more) for row in rows]
 
         return await self._log.read(query)
 
@@ -138,7 +138,7 @@ class LocalRecords:
         del shown  # `note_shown` does it
         from ava_server.service.records import run_record
 
-        return await self._log.read(lambda view: run_record(view, run_id, self._processes.alive))
+        return await self._log.read(lambda view: run_record(view, run_id, self._processes))
 
     async def note_shown(self, command: str, shown: Sequence[RunRecord]) -> None:
         """Log which results a command has shown at this terminal; if the log cannot be written, say so."""

@@ -152,10 +152,10 @@ class _Reader:
     async def _current(self) -> Response:
         user, at_us = self._whose(), now_us()
         own, caps = self._token.user, day_caps(self._runtime.settings, self._token.user)
-        alive = self._runtime.instances.alive
+        processes = self._runtime.instances
 
         def query(view: View) -> records.CurrentRuns:
-            counts, runs = records.current_runs(view, user, alive, at_us, served=lambda: True, most=MOST_RUNS)
+            counts, runs = records.current_runs(view, user, processes, at_us, served=lambda: True, most=MOST_RUNS)
             budgets = records.todays_budgets(view, own, own, caps, at_us, everybody=self._session.audits)
             others = 0 if user is None else view.unended_of_others(user)
             return records.CurrentRuns(at_us, counts, runs, budgets, _facts(self._token), others)
@@ -174,12 +174,12 @@ class _Reader:
             else:
                 rows.append(await self._run(given))
         at_us, manager = now_us(), self._runtime.manager
-        alive, unique = self._runtime.instances.alive, {row.id: row for row in rows}.values()
+        processes, unique = self._runtime.instances, {row.id: row for row in rows}.values()
 
         def query(view: View) -> records.ListedRuns:
             return records.ListedRuns(
                 [
-                    view_run(view, row, alive, at_us, manager=manager, result=False, task=len(unique) > 1)
+                    view_run(view, row, processes, at_us, manager=manager, result=False, task=len(unique) > 1)
                     for row in unique
                 ]
             )
@@ -187,8 +187,8 @@ class _Reader:
         return _json(await self._store.read(query))
 
     async def _record(self, run: RunRow) -> Response:
-        alive = self._runtime.instances.alive
-        found = await self._store.read(lambda view: records.run_record(view, run.id, alive))
+        processes = self._runtime.instances
+        found = await self._store.read(lambda view: records.run_record(view, run.id, processes))
         answer = found.answer
         answer.waits_for = answer.waits_for and self._access.adapt_text(answer.waits_for)
         if "shown" in self._asked and answer.untrusted_result is not None and self._access.owns(run):
@@ -204,8 +204,8 @@ class _Reader:
         return _json(await self._store.read(query))
 
     async def _diff(self, run: RunRow) -> Response:
-        alive, known = self._runtime.instances.alive, self._runtime.credentials.redactor
-        found = await self._store.read(lambda view: records.run_record(view, run.id, alive))
+        processes, known = self._runtime.instances, self._runtime.credentials.redactor
+        found = await self._store.read(lambda view: records.run_record(view, run.id, processes))
         changes = records.changes_in(found.row, found.answer)
         text = await anyio.to_thread.run_sync(records.diff_of, changes, home_folder(), known, abandon_on_cancel=True)
         return _json(records.RunDiff(text))

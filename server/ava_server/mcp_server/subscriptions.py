@@ -9,8 +9,8 @@ listens, nothing is checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -180,7 +180,7 @@ if TYPE_CHECKING:
     Ctx = ServerRequestContext[Any, Any]
 
 log = logging.getLogger("ava.updates")
-RUNS_EVERY_S = 1.0
+RUNS_EVERY_S, ACTIVITIES_EVERY_S = 1.0, 0.4
 ROLES_EVERY_S = 2.0
 MOST_CLIENTS, MOST_URIS = 2_000, 200
 """Most streams and connections at once, and most resources that one of them follows."""
@@ -336,9 +336,20 @@ class Subscriptions:
     # -- what has changed -------------------------------------------------------------------------------------------
 
     async def _follow_runs(self, runtime: Runtime) -> None:
+        shown = runtime.activities.now
         while True:
             await self._wait_for_somebody()
-            head = await runtime.store.wait_for_entry_after(self._seen)
+            head, followed = self._seen, self._followed()
+            with anyio.move_on_after(RUNS_EVERY_S) as waiting, ExitStack() as looking:
+                if followed:
+                    ends = runtime.activities.change_ends(waiting, shown, followed.__contains__)
+                    looking.enter_context(ends)
+                head = await runtime.store.wait_for_entry_after(self._seen)
+            active, shown = runtime.activities.changed_since(shown), runtime.activities.now
+            self._tell_of_activities(active)
+            if head == self._seen:
+                await anyio.sleep(ACTIVITIES_EVERY_S)
+                continue
             try:
                 changed = await runtime.store.read(lambda view: view.changed_after(self._seen, _SHOWN_IN_LISTS))
             except AuditError as error:  # a tool call reports it; here it is tried again
@@ -347,6 +358,21 @@ class Subscriptions:
                 self._seen = head
                 self._tell_of_runs(runtime, changed)
             await anyio.sleep(RUNS_EVERY_S)
+
+    def _followed(self) -> set[str]:
+        """Return the runs that somebody follows."""
+        runs = {run_id for one in self._listeners for run_id in one.uris.values() if run_id is not None}
+        return runs.union(*(run_ids for one in self._listeners for run_ids in one.tasks.values()))
+
+    def _tell_of_activities(self, run_ids: Set[str]) -> None:
+        """Tell of runs that do something else; whoever follows one has been found to be its user."""
+        for listener in list(self._listeners) if run_ids else ():
+            for uri, run_id in listener.uris.items():
+                if run_id in run_ids:
+                    listener.tell(ResourceUpdated(uri))
+            for task_id, of_task in listener.tasks.items():
+                if not run_ids.isdisjoint(of_task):
+                    listener.tell(TaskChanged(task_id))
 
     def _tell_of_runs(self, runtime: Runtime, changed: Sequence[tuple[str, str, bool]]) -> None:
         owners = {run_id: user for run_id, user, _listed in changed}

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Mapping
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
@@ -82,10 +83,10 @@ async def call_tool(
     if params.name not in TOOLS:
         text = f"there is no tool {shown(params.name)}; the tools are {', '.join(TOOLS)}"
         raise MCPError(code=types.INVALID_PARAMS, message=text)
-    began = anyio.current_time()
+    steps = count(1)
 
     async def progress(line: str) -> None:
-        await ctx.session.report_progress(anyio.current_time() - began, None, line)
+        await ctx.session.report_progress(next(steps), None, line)
 
     try:
         service = await ctx.lifespan_context.service(ctx)

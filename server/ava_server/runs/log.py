@@ -129,10 +129,6 @@ class RunLog:
         """Run a query."""
         return await self._hold(lambda: self._store.look(query), None)
 
-    def say(self, sentence: str) -> None:
-        """Show in the status line what the run is doing; does not wait."""
-        self._store.set_live(self.run.id, sentence)
-
     async def _hold(self, ask: Callable[[], Awaitable[T]], then: Callable[[T], None] | None) -> T:
         """Use the store; while it is out of reach the run waits, until its time is over or it is cancelled."""
         wait_s, longest_s = HOLD_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -77,6 +78,7 @@ class AgentRun:
         history: History,
         context: RunContext,
         tasks: anyio.abc.TaskGroup,
+        on_activity: Callable[[], None],
     ) -> None:
         self.id = run.id
         self.user = run.user_id
@@ -90,7 +92,8 @@ class AgentRun:
         self._context = context
         self._history = history
         self._log = RunLog(store, run, who, history)
-        self._log.on_hold = self._note
+        self._log.on_hold = self.say
+        self._on_activity = on_activity
         self._began = time.monotonic() - run.active_us / 1_000_000
         self._planner = Planner(self._log, wanted=self._config.plans)
         self._reservations = Reservations(self._log, self._config, context, self._began, self._planner)
@@ -169,12 +172,9 @@ class AgentRun:
         return None
 
     def say(self, doing: str) -> None:
-        """Show in the status line what the run is doing."""
-        self._note(doing)
-        self._log.say(self.activity)
-
-    def _note(self, doing: str) -> None:
+        """Show in the status line what the run is doing; does not wait."""
         self.activity = status_sentence(doing)
+        self._on_activity()
 
     @property
     def active_s(self) -> float:

@@ -22,7 +22,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
 from ava_audit.rows import RUNNING, RunRow
-from ava_audit.store.backend import Instances
+from ava_audit.store.backend import Instances, Membership
 from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
@@ -31,6 +31,7 @@ from ava_server import telemetry
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
+from ava_server.runs.activities import ActivityBoard
 from ava_server.runs.context import ConfigNotSupported, RunContext
 from ava_server.runs.control import RunControl
 from ava_server.runs.history import History
@@ -115,7 +116,7 @@ class Manager:
     Args:
         store: The log.
         instances: The live processes on the data root.
-        instance: This process's id among them.
+        membership: This process as one of them.
         serves: Tells which runs this process serves.
         slots: How many runs may be running.
         setup: Makes what runs work with, and removes it again.
@@ -138,7 +139,7 @@ class Manager:
         self,
         store: Store,
         instances: Instances,
-        instance: str,
+        membership: Membership,
         serves: Callable[[RunRow], bool],
         slots: Slots,
         setup: RunSetup,
@@ -150,9 +151,9 @@ class Manager:
         grace_s: float = GRACE_S,
         spread: int = 1,
     ) -> None:
-        self.instance = instance
+        self.instance = membership.name
         self.waiting_for: dict[str, str] = {}
-        self.control = RunControl(store, instances, instance, setup)
+        self.control = RunControl(store, instances, membership.name, setup)
         self.idle_since: float | None = None
         self.out_of_reach: str | None = None
         self.outdated = False
@@ -170,6 +171,7 @@ class Manager:
         self._leaving = False
         self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
+        self._board = ActivityBoard(membership, self._activities)
         self._sessions: set[str] = set()
         self._adopted: set[str] = set()
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
@@ -216,6 +218,9 @@ class Manager:
         run = self._owned.get(run_id)
         return run.activity if run is not None else None
 
+    def _activities(self) -> dict[str, str]:
+        return {run.id: run.activity for run in self._owned.values() if run is not None}
+
     async def run(self) -> None:
         """Serve runs until cancelled; every run is a task of this call.
 
@@ -224,6 +229,7 @@ class Manager:
         """
         async with anyio.create_task_group() as watching:
             watching.start_soon(self._watch_for_news, self._store.head)
+            watching.start_soon(self._board.keep)
             async with anyio.create_task_group() as tasks:
                 await self._serve(tasks)
             watching.cancel_scope.cancel()
@@ -494,9 +500,10 @@ class Manager:
             self._waits(row.id, got)
             return False
         self.waiting_for.pop(row.id, None)
-        self._store.set_live(row.id, "Starting")  # in place of what it waited for
         ask = self._store.look if row.generation == 0 else self._store.read  # a run that was begun has many entries
-        run, entries = await ask(lambda view: (view.run(row.id), view.entries(row.id)))
+        run, entries, noted = await ask(lambda view: (view.run(row.id), view.entries(row.id), view.live(row.id)))
+        if noted is not None:
+            self._store.set_live(row.id, "")  # it waits no more
         claimed = (RUNNING, self.instance, got.generation + 1)
         if (
             run is None or (run.state, run.instance, run.generation) != claimed
@@ -510,8 +517,9 @@ class Manager:
             await self.control.end(run.id, _replaced(error), "give up")
             return False
         agent = Who(run.session_id, run.id, run.user_id, parent_agent_id=AGENT)
-        owned = AgentRun(self._store, run, agent, history, context, tasks)
+        owned = AgentRun(self._store, run, agent, history, context, tasks, self._board.change)
         self._owned[run.id] = owned
+        self._board.change()
         tasks.start_soon(self._drive, owned, run, context)
         return True
 
@@ -538,6 +546,7 @@ class Manager:
                 await self._count_fault(run.id)
         finally:
             del self._owned[run.id]
+            self._board.change()
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
                 try:
                     await _in_thread(partial(context.close, owned.done))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ava_server.approval.questions import PageOpener, Person
     from ava_server.config.tokens import Token
     from ava_server.service.responses import Answer
-    from ava_server.service.run_view import Alive
+    from ava_server.service.run_view import Processes
     from ava_server.service.runtime import Runtime
 
 
@@ -251,15 +251,15 @@ class Access:
             raise BadInput(f"group_id: no group {group_id} of yours is known; confirm_spawn of two or more makes one")
         return own
 
-    def news(self, view: View, alive: Alive | None = None, unended: list[RunRow] | None = None) -> News:
+    def news(self, view: View, processes: Processes | None = None, unended: list[RunRow] | None = None) -> News:
         """Return which of the user's runs each answer mentions. Blocking.
 
         Args:
             view: A state of the log.
-            alive: Tells whether an instance lives.
+            processes: The processes on this log.
             unended: The user's runs that have not ended, where the caller has read them.
         """
-        user, at_us, alive = self.session.user, now_us(), alive or self.runtime.alive_now()
+        user, at_us, alive = self.session.user, now_us(), (processes or self.runtime.processes_now()).alive
         if unended is None:  # few of them are news
             unended = view.runs(user=user, states=(QUEUED,), paused_at_us=at_us)
             if not all(map(alive, view.owners(user))):

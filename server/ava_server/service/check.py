@@ -22,8 +22,9 @@ from ava_server.service.questions import PersonQuestions
 from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
 from ava_server.service.run_view import (
     INTERRUPTED,
-    Alive,
+    Processes,
     RunView,
+    activity_of,
     json_chars,
     others_words,
     room_for,
@@ -34,7 +35,8 @@ from ava_server.service.run_view import (
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
-FIRST_PROGRESS_S, PROGRESS_EVERY_S = 0.5, 5.0
+CHANGES_EVERY_S, PROGRESS_EVERY_S = 0.5, 5.0
+"""How often the progress of a wait is reported at most, and at least."""
 LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
 ASKED_S = 35.0
@@ -96,9 +98,9 @@ class RunChecks(Operations):
 
         def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
             rows = [view.run(row.id) or row for row in known] or self._named(view, args)
-            alive = self._runtime.alive_now()
-            caller.news[:] = [self._access.news(view, alive)]
-            return rows, self._shown(view, rows, alive, offset)
+            processes = self._runtime.processes_now()
+            caller.news[:] = [self._access.news(view, processes)]
+            return rows, self._shown(view, rows, processes, offset)
 
         rows, runs = await self._store.look(query)
         await self._bring_branches(rows, runs)
@@ -123,18 +125,18 @@ class RunChecks(Operations):
         Also a sentence on the runs that this session is not shown; empty where there are none.
         """
         at_us = now_us()
-        user, alive = self._session.user, self._runtime.alive_now()
+        user, processes = self._session.user, self._runtime.processes_now()
         whose = None if self._session.audits else user
 
         def query(view: View) -> tuple[list[RunAnswer], str]:
             unended = view.runs(user=whose, states=UNENDED, expired_before_us=at_us - HOUR_US, limit=LISTED)
             complete = whose == user and len(unended) < LISTED
-            news = self._access.news(view, alive, unended if complete else None)
+            news = self._access.news(view, processes, unended if complete else None)
             caller.news[:] = [news]
             rows = unended[::-1]  # the newest first: an answer may not carry them all
             rows += view.runs(user=whose, ended_since_us=at_us - HOUR_US)[::-1]
             rows += [row for row in news.ended if row.ended_us and row.ended_us < at_us - HOUR_US]
-            runs = [view_run(view, row, alive, at_us, result=False) for row in rows]
+            runs = [view_run(view, row, processes, at_us, result=False) for row in rows]
             waiting = sum(run.state == WAITING for run in runs)
             by_pin, brief = waiting > 0 and self._by_pin(), waiting > EXPLAINED
             shown_runs = [self._answer(run, by_pin=by_pin, brief=brief) for run in runs]
@@ -144,13 +146,15 @@ class RunChecks(Operations):
 
     async def answers(self, rows: list[RunRow]) -> list[RunAnswer]:
         """Return runs as the tools' answers show them."""
-        alive = self._runtime.alive_now()
-        return await self._store.look(lambda view: self._shown(view, [view.run(row.id) or row for row in rows], alive))
+        processes = self._runtime.processes_now()
+        return await self._store.look(
+            lambda view: self._shown(view, [view.run(row.id) or row for row in rows], processes)
+        )
 
-    def _shown(self, view: View, rows: list[RunRow], alive: Alive, offset: int = 0) -> list[RunAnswer]:
+    def _shown(self, view: View, rows: list[RunRow], processes: Processes, offset: int = 0) -> list[RunAnswer]:
         """Return runs as the tools' answers show them; `offset` continues a long output. Blocking."""
         at_us = now_us()
-        runs = [view_run(view, row, alive, at_us, manager=self._runtime.manager) for row in rows]
+        runs = [view_run(view, row, processes, at_us, manager=self._runtime.manager) for row in rows]
         room = room_for(sum(row.ended for row in rows))
         by_pin = any(run.state == WAITING for run in runs) and self._by_pin()
         answers = [self._answer(run, by_pin=by_pin, offset=offset, room=room) for run in runs]
@@ -189,22 +193,38 @@ class RunChecks(Operations):
         return await self.wait([row.id for row in rows], wait_s, progress) if wait_s else rows
 
     async def wait(self, run_ids: list[str], wait_s: float, progress: Progress) -> list[RunRow]:
-        """Wait until all of these have ended or wait for something else, or the time is over."""
-        deadline, pause_s = anyio.current_time() + min(wait_s, self._session.wait_s), FIRST_PROGRESS_S
+        """Wait until all of these have ended or wait for something else, or the time is over.
+
+        `progress` is told what one of them is doing: changes within a second, and every few seconds in any case.
+        """
+        ids, told, told_s = frozenset(run_ids), "", anyio.current_time()
+        deadline = told_s + min(wait_s, self._session.wait_s)
         while True:
-            seen = self._store.head
+            seen, doing = self._store.head, self._runtime.activities.now
             rows = await self._access.rows(run_ids)
-            left = deadline - anyio.current_time()
-            if left <= 0 or self._runtime.closing.begun or _nothing_to_wait_for(rows):
+            now = anyio.current_time()
+            if now >= deadline or self._runtime.closing.begun or _nothing_to_wait_for(rows):
                 return rows
-            with anyio.move_on_after(min(left, pause_s)) as waiting, self._runtime.closing.wait(waiting):
+            line = await anyio.to_thread.run_sync(self._line, rows)
+            due = told_s + (PROGRESS_EVERY_S if line == told else CHANGES_EVERY_S)
+            if now >= due:
+                await progress(line)
+                told, told_s, due = line, now, now + PROGRESS_EVERY_S
+            with (
+                anyio.move_on_at(min(deadline, due)) as waiting,
+                self._runtime.closing.wait(waiting),
+                self._runtime.activities.change_ends(waiting, doing, ids.__contains__),
+            ):
                 await self._news_of(run_ids, seen)
-                continue
-            pause_s = PROGRESS_EVERY_S
-            going_on = next((row for row in rows if not row.ended), None)
-            if going_on is not None:
-                state = await anyio.to_thread.run_sync(shown_state, going_on, self._runtime.instances.alive)
-                await progress(f"{label(going_on)}: {self._runtime.manager.activity(going_on.id) or state}")
+
+    def _line(self, rows: list[RunRow]) -> str:
+        """Return what the first of these runs that shows something is doing, else the state of the first. Blocking."""
+        processes, unended = self._runtime.processes_now(), [row for row in rows if not row.ended]
+        states = {row.id: shown_state(row, processes.alive) for row in unended}
+        for row in unended:
+            if states[row.id] == RUNNING and (doing := activity_of(row, processes, self._runtime.manager)):
+                return f"{label(row)}: {doing}"
+        return f"{label(unended[0])}: {states[unended[0].id]}"
 
     async def _news_of(self, run_ids: list[str], seen: int) -> None:
         """Return when there is nothing more to wait for; looks at intervals, not at every commit."""

@@ -29,7 +29,16 @@ from ava_server.core.ids import label
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
 from ava_server.service.log_lines import mirror_lines, names_of
 from ava_server.service.responses import RunAnswer
-from ava_server.service.run_view import EXPIRED, INTERRUPTED, Alive, RunView, run_answer, shown_state, view_run
+from ava_server.service.run_view import (
+    EXPIRED,
+    INTERRUPTED,
+    Processes,
+    ProcessesNow,
+    RunView,
+    run_answer,
+    shown_state,
+    view_run,
+)
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
@@ -126,23 +135,24 @@ class LogLines:
 
 
 def current_runs(
-    view: View, user: str | None, alive: Alive, at_us: int, *, served: Callable[[], bool], most: int
+    view: View, user: str | None, processes: Processes, at_us: int, *, served: Callable[[], bool], most: int
 ) -> tuple[dict[str, int], tuple[RunView, ...]]:
     """Return how many runs are in each state or have `ended` or expired lately, and the runs in the order of a list.
 
     Args:
         view: The state.
         user: Only this user's; None is everybody's.
-        alive: Tells whether an instance lives.
+        processes: The processes on this log.
         at_us: Now.
         served: Tells whether any server works on this data root.
         most: How many are returned at most, of those that have not ended and of those that have.
     """
+    processes = ProcessesNow(processes)
 
     def state(row: RunRow) -> str:
         proposal = view.proposal(row.pending_id) if row.state == WAITING else None
         expired = proposal is not None and proposal.expires_us <= at_us
-        return EXPIRED if expired else awaited(row, at_us) or shown_state(row, alive)
+        return EXPIRED if expired else awaited(row, at_us) or shown_state(row, processes.alive)
 
     going_on = view.runs(user=user, states=UNENDED, expired_before_us=at_us - RECENT_US, limit=-1)
     unended = [(state(row), row) for row in going_on]
@@ -153,15 +163,15 @@ def current_runs(
     rows_or_none = (view.run(run_id) for run_id, _ts_us in recent if run_id is not None)
     ended = [row for row in rows_or_none if row is not None and user in (None, row.user_id)]
     rows = [row for _state, row in unended[:most]] + ended[:most]
-    shown = [view_run(view, row, alive, at_us, served=served, result=False, task=True) for row in rows]
+    shown = [view_run(view, row, processes, at_us, served=served, result=False, task=True) for row in rows]
     return {**Counter(state for state, _row in unended), "ended": len(ended)}, tuple(shown)
 
 
-def run_record(view: View, run_id: str, alive: Alive) -> RunRecord:
+def run_record(view: View, run_id: str, processes: Processes) -> RunRecord:
     """Return a run with its whole result."""
     run = view.run(run_id)
     assert run is not None
-    shown = view_run(view, run, alive, now_us())
+    shown = view_run(view, run, processes, now_us())
     answer = run_answer(shown)
     if shown.wait is not None and shown.wait.line is not None:  # the tools' answer says what a host calls
         answer.waits_for = shown.wait.for_people()

@@ -73,11 +73,11 @@ class RunTasks(Operations):
         """
         rows = await self._rows(task_id)
         at_us = now_us()
-        alive, manager = self._runtime.instances.alive, self._runtime.manager
+        processes, manager = self._runtime.instances, self._runtime.manager
 
         def query(view: View) -> list[RunView]:
             now = (view.run(row.id) or row for row in rows)
-            return [view_run(view, row, alive, at_us, manager=manager, result=False) for row in now]
+            return [view_run(view, row, processes, at_us, manager=manager, result=False) for row in now]
 
         runs = await self._store.read(query)
         questions = await self._questions.open([run.row for run in runs]) if asks else {}

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
+from ava_audit.store.backend import Activities
 from ava_audit.units import format_usd, iso_second, iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
@@ -159,12 +161,21 @@ def fitting(text: str, room: int) -> int:
 
 INTERRUPTED, EXPIRED = "interrupted", "expired"
 """States that the log does not store: the owner of a running run is gone, and nobody approved a proposal in time."""
-ACTIVITY_CHARS = 80
+ACTIVITY_CHARS, SHOWN_CHARS = 80, 400
 _NO_SERVER = "no Ava server is running; the next one of this user takes it over"
 _NO_OWNER = "no server is running it"
 
-Alive = Callable[[str], bool]
-"""Tells whether an instance lives."""
+
+class Processes(Protocol):
+    """What a view of a run asks about the processes on the log: `Instances`, or what has asked these before."""
+
+    def alive(self, name: str, /) -> bool:
+        """Tell whether an instance lives. Blocking, for a moment."""
+        ...
+
+    def activities(self) -> Activities:
+        """Return what runs are doing. Blocking, for a moment."""
+        ...
 
 
 class Cap(NamedTuple):
@@ -305,7 +316,20 @@ class RunView:
         return self.activity or self.state
 
 
-def shown_state(run: RunRow, alive: Alive) -> str:
+class ProcessesNow:
+    """The processes on a log at one moment: looks once for each. Blocking where it is asked.
+
+    Args:
+        processes: The processes.
+        own: This process, which is alive.
+    """
+
+    def __init__(self, processes: Processes, own: str = "") -> None:
+        self.alive = cache(lambda name: name == own or processes.alive(name))
+        self.activities = processes.activities
+
+
+def shown_state(run: RunRow, alive: Callable[[str], bool]) -> str:
     """Return a run's state; a running run whose owner is gone is `interrupted`."""
     if run.state == RUNNING and (run.instance is None or not alive(run.instance)):
         return INTERRUPTED
@@ -322,7 +346,7 @@ def elapsed_s(run: RunRow, now_us: int) -> float:
 def view_run(
     view: View,
     run: RunRow,
-    alive: Alive,
+    processes: Processes,
     now_us: int,
     *,
     served: Callable[[], bool] = lambda: True,
@@ -335,14 +359,14 @@ def view_run(
     Args:
         view: The state that the run was read from.
         run: The run.
-        alive: Tells whether an instance lives.
+        processes: The processes on this log.
         now_us: Now.
         served: Tells whether any server works on this data root.
         manager: This process's own, where it has one: it knows more than the log.
         result: Read the result of an ended run too.
         task: Read the beginning of the task too.
     """
-    state = shown_state(run, alive)
+    state = shown_state(run, processes.alive)
     # Nobody works on an interrupted run: its clock stands still since its owner's last entry.
     at_us = run.last_us or now_us if state == INTERRUPTED else now_us
     proposal = view.proposal(run.pending_id) if run.state == WAITING else None
@@ -360,7 +384,7 @@ def view_run(
         caps=caps,
         free=free,
         wait=_wait(view, run, state, now_us, served, manager),
-        activity=_activity(view, run, manager) if state == RUNNING else "",
+        activity=activity_of(run, processes, manager) if state == RUNNING else "",
         last_tool=_last_tool(view, run) if run.state == RUNNING else None,
         expires_us=proposal.expires_us if proposal is not None else None,
         result=fact.result if isinstance(fact, SubagentComplete) else None,
@@ -549,11 +573,11 @@ def _wait(
     return Wait("queue", run, position=1 + view.queued_before(run, now_us), blocker=blocker, served=is_served)
 
 
-def _activity(view: View, run: RunRow, manager: Manager | None) -> str:
-    own = manager.activity(run.id) if manager is not None else None
-    noted = view.live(run.id)
-    text = own or (noted[0] if noted is not None and blocker_in(noted[0]) is None else "")
-    return clean(text)[0].replace("\n", " ")[:ACTIVITY_CHARS]
+def activity_of(run: RunRow, processes: Processes, manager: Manager | None = None) -> str:
+    """Return what the owner of a running run shows of it; empty if it shows nothing, or showed it too long ago."""
+    text = manager.activity(run.id) if manager is not None else None
+    text = text or processes.activities().get((run.instance or "", run.id), "")
+    return clean(text[:SHOWN_CHARS])[0].replace("\n", " ")[:ACTIVITY_CHARS]
 
 
 def _last_tool(view: View, run: RunRow) -> LastTool | None:

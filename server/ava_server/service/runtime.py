@@ -50,12 +50,14 @@ from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import choose, configured
+from ava_server.runs.activities import ActivityWatch
 from ava_server.runs.manager import GRACE_S, SPREAD, Manager
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
 from ava_server.service.render_text import result_words
 from ava_server.service.responses import Untrusted
+from ava_server.service.run_view import ProcessesNow
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings
@@ -83,6 +85,7 @@ class Runtime(RunResources):
         membership: This process as one of them.
         background: Its runs continue when this process ends: a worker drives them.
         manager: The run manager.
+        activities: Notices what all runs do.
         proposed: Set once something was proposed here.
         tally: What metrics have counted in the log; counting needs the lock `counting`.
     """
@@ -91,6 +94,7 @@ class Runtime(RunResources):
     membership: Membership = field(init=False)
     background: bool = False
     manager: Manager = field(init=False)
+    activities: ActivityWatch = field(init=False)
     closing: Drain = field(default_factory=Drain)
     proposed: anyio.Event = field(default_factory=anyio.Event)
     tally: Tally = field(init=False)
@@ -99,6 +103,7 @@ class Runtime(RunResources):
     def __post_init__(self) -> None:
         """Make the shared objects now: two threads that need one at the same time would make two."""
         super().__post_init__()
+        self.activities = ActivityWatch(self.instances)
         self.tally = Tally(since=self.store.head)
         pin = PinFile(self.settings.paths.approval_file)
         self._has_pin = WatchedFile(pin.path, lambda: pin.is_set)
@@ -149,20 +154,9 @@ class Runtime(RunResources):
         """
         return user_limits.policy_in_force(self.settings, *(users or (self.user,)), pin=self._has_pin.current())[0]
 
-    def alive(self, instance: str) -> bool:
-        """Tell whether a process on this log is alive; this one is. Blocking."""
-        return instance == self.membership.name or self.instances.alive(instance)
-
-    def alive_now(self) -> Callable[[str], bool]:
-        """Return what tells whether a process is alive, and looks once for each. Blocking where it is called."""
-        known: dict[str, bool] = {}
-
-        def alive(instance: str) -> bool:
-            if instance not in known:
-                known[instance] = self.alive(instance)
-            return known[instance]
-
-        return alive
+    def processes_now(self) -> ProcessesNow:
+        """Return the processes on this log, for one answer."""
+        return ProcessesNow(self.instances, self.membership.name)
 
     async def catalog(self, client_roots: Sequence[str], *, remote: str | None = None) -> Catalog:
         """Read the role files and return the roles.
@@ -382,7 +376,7 @@ async def _open(
         runtime = Runtime(settings, store, os_user(), ClientPool(), instances, background=_background(settings, driver))
         own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else QUIET)
         runtime.membership = own
-        runtime.manager = manager = _manager_of(runtime, own.name, serves, driver)
+        runtime.manager = manager = _manager_of(runtime, serves, driver)
         if runs and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
@@ -396,6 +390,7 @@ async def _open(
             async with anyio.create_task_group() as keeping:
                 await keeping.start(keep_fresh, settings.data_root)
                 keeping.start_soon(instances.keep, own)
+                keeping.start_soon(runtime.activities.follow)
                 keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
                 if settings.on_event and runs:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
@@ -424,12 +419,12 @@ def _background(settings: Settings, driver: Driver) -> bool:
     return driver == "worker" and (settings.background or settings.runs_on == "workers")
 
 
-def _manager_of(runtime: Runtime, name: str, serves: Callable[[RunRow], bool] | None, driver: Driver) -> Manager:
+def _manager_of(runtime: Runtime, serves: Callable[[RunRow], bool] | None, driver: Driver) -> Manager:
     settings = runtime.settings
     return Manager(
         runtime.store,
         runtime.instances,
-        name,
+        runtime.membership,
         serves or (lambda row: row.user_id == runtime.user),
         user_limits.slots(settings),
         runtime.run_setup,

@@ -81,7 +81,7 @@ class Health:
     def _state(self, view: View, visitor: Visitor) -> LogState:
         runtime, at_us, everybody = self._context.runtime, now_us(), visitor.reads_all
         user = None if everybody else visitor.user
-        counts, _runs = current_runs(view, user, runtime.instances.alive, at_us, served=lambda: True, most=0)
+        counts, _runs = current_runs(view, user, runtime.instances, at_us, served=lambda: True, most=0)
         head = view.head()
         lags = {"text index": head - view.progress("words")}
         if runtime.settings.mirrors:

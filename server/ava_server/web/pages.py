@@ -7,7 +7,8 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Set
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router
 
 from ava_audit.errors import AuditError
+from ava_audit.view import View
 from ava_roles.errors import RolesError
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.web.context import (
@@ -188,6 +190,7 @@ class Live:
 
     def __init__(self, context: PageContext) -> None:
         self._context = context
+        self._users: dict[str, str] = {}
 
     def routes(self) -> list[Route]:
         """Return the path."""
@@ -210,31 +213,41 @@ class Live:
         return StreamingResponse(self._changes(visitor, only, seen), headers=headers, media_type="text/event-stream")
 
     async def _changes(self, visitor: Visitor, only: str | None, seen: int) -> AsyncGenerator[str]:
-        store, told = self._context.store, anyio.current_time()
+        store, told, watch = self._context.store, anyio.current_time(), self._context.runtime.activities
+        shown, concerns = watch.now, partial(self._concerns, visitor, only)
         yield f"retry: {RECONNECT_MS}\nevent: open\ndata: {seen}\n\n"
         while True:
             head = seen
-            with anyio.move_on_at(told + ALIVE_EVERY_S):  # whatever other users do meanwhile
-                head = await store.wait_for_entry_after(seen)
+            with anyio.move_on_at(told + ALIVE_EVERY_S) as waiting, watch.change_ends(waiting, shown, concerns):
+                head = await store.wait_for_entry_after(seen)  # whatever other users do meanwhile
             if anyio.current_time() >= told + ALIVE_EVERY_S:
                 told = anyio.current_time()
                 yield ": alive\n\n"
-            if head == seen:
+            changed, shown = watch.changed_since(shown), watch.now
+            if head == seen and not changed:
                 continue
             concerned = head - seen > MOST_LOOKED_AT
             if not concerned:
-                head, concerned = await self._look(visitor, only, seen)
+                head, runs = await self._look(seen, changed)
+                concerned = any(map(concerns, runs))
             seen = head
             if concerned:
                 yield f"event: changed\ndata: {seen}\n\n"
                 await anyio.sleep(AT_MOST_EVERY_S)
 
-    async def _look(self, visitor: Visitor, only: str | None, after: int) -> tuple[int, bool]:
-        """Return the newest `seq`, and whether something since `after` concerns the visitor: both of one state."""
-        head, changed = await self._context.store.read(
-            lambda view: (view.head(), view.changed_after(after, ("RunEnded",)))
-        )
-        return head, any(self._concerns(visitor, only, run_id, user) for run_id, user, _ended in changed)
+    async def _look(self, after: int, active: Set[str]) -> tuple[int, Set[str]]:
+        """Return the newest `seq`, and the runs that have changed since `after` or are active; notes whose they are."""
 
-    def _concerns(self, visitor: Visitor, only: str | None, run_id: str, user: str) -> bool:
-        return run_id == only if only is not None else visitor.reads_all or user == visitor.user
+        def query(view: View) -> tuple[int, dict[str, str]]:
+            changed = {run_id: user for run_id, user, _ended in view.changed_after(after, ("RunEnded",))}
+            return view.head(), changed | {run.id: run.user_id for run in map(view.run, active) if run is not None}
+
+        head, users = await self._context.store.read(query)
+        self._users = {run_id: user for run_id, user in self._users.items() if run_id in active} | users
+        return head, users.keys()
+
+    def _concerns(self, visitor: Visitor, only: str | None, run_id: str) -> bool:
+        """Tell whether a change of a run concerns a visitor; unknown counts as yes."""
+        if only is not None:
+            return run_id == only
+        return visitor.reads_all or self._users.get(run_id, visitor.user) == visitor.user

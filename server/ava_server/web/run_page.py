@@ -118,7 +118,7 @@ class RunPage:
         row = view.run(run_id)
         assert row is not None
         runtime = self._context.runtime
-        shown = view_run(view, row, runtime.instances.alive, now_us(), manager=runtime.manager)
+        shown = view_run(view, row, runtime.instances, now_us(), manager=runtime.manager)
         answer = run_answer(shown)
         first = view.newer_entries(run_id, 0, FIRST_ENTRIES)
         raised = view.rare_entries(run_id, ("ExtensionDecided",))
@@ -155,7 +155,7 @@ class RunPage:
         row = view.run(run_id)
         assert row is not None
         now = now_us()
-        shown = view_run(view, row, self._context.runtime.instances.alive, now, result=False)
+        shown = view_run(view, row, self._context.runtime.instances, now, result=False)
         own = row.user_id == visitor.user
         asked = waiting_extension(view, row, now) if own and row.extension is not None else None
         extension = asked.pending if isinstance(asked, WaitingExtension) else None
@@ -304,8 +304,8 @@ class RunDetails:
         return await access.run(request.path_params["run_id"], "subagent", reading=True)
 
     async def _record(self, run: RunRow) -> Any:
-        alive = self._context.runtime.instances.alive
-        return await self._context.store.read(lambda view: run_record(view, run.id, alive))
+        processes = self._context.runtime.instances
+        return await self._context.store.read(lambda view: run_record(view, run.id, processes))
 
 
 def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:

@@ -81,11 +81,11 @@ class Runs:
         wanted = _filter(request.query_params, visitor)
         after = request.query_params.get("after", "")
         found = await (self._with_text(wanted, visitor, after) if wanted.text else self._newest(wanted, visitor, after))
-        alive, user = self._context.runtime.instances.alive, None if wanted.everybody else visitor.user
+        processes, user = self._context.runtime.instances, None if wanted.everybody else visitor.user
 
         def query(view: View) -> dict[str, Any]:
             now = now_us()
-            shown = [view_run(view, row, alive, now, result=False, task=True) for row in found.rows]
+            shown = [view_run(view, row, processes, now, result=False, task=True) for row in found.rows]
             return {"runs": shown, "roles": view.roles(user)}
 
         values = await self._context.store.read(query)
@@ -226,7 +226,7 @@ class Overview:
     def _now(self, view: View, visitor: Visitor, everybody: bool) -> Now:
         runtime, user, at_us = self._context.runtime, visitor.user, now_us()
         counts, runs = current_runs(
-            view, None if everybody else user, runtime.instances.alive, at_us, served=lambda: True, most=MOST_RUNS
+            view, None if everybody else user, runtime.instances, at_us, served=lambda: True, most=MOST_RUNS
         )
         return Now(
             proposals=pending_proposals(view, user, runtime.spawn_limits_of(user), at_us),

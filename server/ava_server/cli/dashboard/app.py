@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
     from ava_server.service.run_view import RunView
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.7
 ENDS_WITHIN_S = 2.0
 """A signal, or a terminal that is gone, ends the process within this time whatever hangs."""
 STALLED_S = 3.0
@@ -241,7 +241,7 @@ class StatusApp(App[int]):
         def read() -> Decision:
             from ava_server.cli.dashboard.decisions import ask_about
 
-            return reader.read(lambda view, _alive: ask_about(kind, run_id, reader.settings, reader.user, view))
+            return reader.read(lambda view, _processes: ask_about(kind, run_id, reader.settings, reader.user, view))
 
         try:
             with anyio.fail_after(ASKS_WITHIN_S):

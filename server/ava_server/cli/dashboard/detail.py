@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ava_server.cli.dashboard.live import LivePage
     from ava_server.config.settings import Settings
     from ava_server.service.responses import RunAnswer
-    from ava_server.service.run_view import Alive
+    from ava_server.service.run_view import Processes
 
 STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
 """Actions and log entries of one run that are shown, the newest; and characters of an entry."""
@@ -60,12 +60,12 @@ class RunDetail:
         return run_answer(self.run)
 
 
-def read_detail(view: View, run_id: str, alive: Alive, settings: Settings, *, served: bool) -> RunDetail | None:
+def read_detail(view: View, run_id: str, processes: Processes, settings: Settings, *, served: bool) -> RunDetail | None:
     """Return a run with everything that its screen shows, or None. Blocking."""
     row, now = view.run(run_id), now_us()
     if row is None:
         return None
-    run = view_run(view, row, alive, now, served=lambda: served, task=True)
+    run = view_run(view, row, processes, now, served=lambda: served, task=True)
     calls = (entry.fact for entry in view.entries(run_id, 0, ("ToolCall",)) if entry.generation is not None)
     proposal = pending_proposal(view, row, spawn_limits(settings, row.user_id), now)
     extension = waiting_extension(view, row, now)

@@ -6,7 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -26,7 +26,7 @@ from ava_server.models.selection import configured
 from ava_server.service.checks import nearest_folder
 from ava_server.service.log_lines import Step, recent_steps
 from ava_server.service.records import Budget, current_runs
-from ava_server.service.run_view import Alive, RunView
+from ava_server.service.run_view import Processes, RunView
 
 if TYPE_CHECKING:
     from ava_audit.view import View
@@ -139,40 +139,30 @@ class OverviewReader:
         except (AuditError, AvaError) as error:
             return replace(overview, trouble=error)
 
-    def read(self, query: Callable[[View, Alive], T]) -> T:
-        """Return what a query finds in the log now; it is given the state, and what tells whether an instance lives.
+    def read(self, query: Callable[[View, Processes], T]) -> T:
+        """Return what a query finds in the log now; it is given the state, and the processes on the log.
 
         Raises:
             AvaError: There is no log, or it may not be read.
             AuditError: It cannot be read.
         """
         root = self.settings.paths
-        found = read_log(root, lambda found: (query(found.view, self._alive()),))
+        found = read_log(root, lambda found: (query(found.view, self._instances),))
         if found is None:
             raise StoreUnavailable(f"there is no log in {root.path} any more")
         return found[0]
 
-    def _alive(self) -> Alive:
-        if in_postgres(self.settings.paths):
-            return self._leases.alive
-
-        @cache
-        def alive(name: str) -> bool:
-            return _is_held(self.settings.paths.instances / f"{name}.lock")
-
-        return alive
-
     @cached_property
-    def _leases(self) -> Instances:
+    def _instances(self) -> Instances:
         return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
 
     def _found(self, found: LogSnapshot, overview: Overview) -> Overview:
-        view, at_us, alive, selected = found.view, overview.at_us, self._alive(), self.selected
+        view, at_us, selected = found.view, overview.at_us, self.selected
 
         whose = None if self.everybody else self.user
         others = 0 if self.everybody else view.unended_of_others(self.user)
-        served = self._leases.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
-        counts, runs = current_runs(view, whose, alive, at_us, served=lambda: served, most=self._most)
+        served = self._instances.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
+        counts, runs = current_runs(view, whose, self._instances, at_us, served=lambda: served, most=self._most)
         scopes = user_scope(self.user, utc_day(at_us)), installation_scope(utc_day(at_us))
         head, sizes = view.head(), view.sizes()
         return replace(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ava_server.cli.dashboard.live import LivePage
     from ava_server.cli.dashboard.overview import OverviewReader
 
-LOOK_EVERY_S, BEHIND_S = 1.0, 0.05
+LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""
 _SENDS = ("Enter sends · Esc back · ↑↓ Page Up/Down scroll", "Enter sends · Esc back")
 LEAST_WIDTH, LEAST_ROOM = 40, 3
@@ -201,7 +201,7 @@ class RunScreen(TextScreen):
             from ava_server.cli.dashboard.detail import read_detail
 
             settings, served = reader.settings, self.status.served
-            return reader.read(lambda view, alive: read_detail(view, run_id, alive, settings, served=served))
+            return reader.read(lambda view, processes: read_detail(view, run_id, processes, settings, served=served))
 
         self._detail = await read_apart(read)
 
@@ -235,7 +235,7 @@ class LogScreen(RunScreen):
         def read() -> LogPart:
             from ava_server.cli.dashboard.detail import read_log
 
-            return reader.read(lambda view, _alive: read_log(view, run_id, self._upto))
+            return reader.read(lambda view, _processes: read_log(view, run_id, self._upto))
 
         found = await read_apart(read)
         from ava_server.cli.dashboard.detail import ENTRIES

@@ -145,10 +145,14 @@ async def _open_runtime(settings: Settings) -> AsyncGenerator[tuple[Runtime, set
     limits = settings.limits
     async with open_runtime(settings, runs=False) as runtime:
         slots = Slots(limits.running_per_user, limits.running)
-        instance = runtime.manager.instance
         # All other runs are left to servers: this process is gone in a moment.
         runtime.manager = Manager(
-            runtime.store, runtime.instances, instance, lambda row: row.id in own_runs, slots, runtime.run_setup
+            runtime.store,
+            runtime.instances,
+            runtime.membership,
+            lambda row: row.id in own_runs,
+            slots,
+            runtime.run_setup,
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(runtime.manager.run)
@@ -187,7 +191,7 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
     if await _wait_for_end(runtime, service, run_id) is None:
         waits = runtime.manager.waiting_for.get(run_id, "it did not end in time")
         return Finding(title, "warning", f"not asked: {waits}; cancelled", "Try again when fewer subagents run.")
-    found = await runtime.store.read(lambda view: run_record(view, run_id, runtime.instances.alive))
+    found = await runtime.store.read(lambda view: run_record(view, run_id, runtime.instances))
     await note_fetched(runtime.store, session, _COMMAND, found.row)
     return _finding(title, choice, found.row, found.answer, time.monotonic() - began)
 

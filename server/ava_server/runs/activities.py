@@ -1,0 +1,102 @@
+"""What runs are doing at the moment, from the process that drives them to those that show it.
+
+It is not in the log, so it costs no commit. `ActivityBoard` shows what this process's runs do, and `ActivityWatch`
+notices what all runs do. Together they take about half a second, whichever database the log has.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+
+import anyio
+import anyio.to_thread
+
+from ava_audit.store.backend import SHOWN_S, Activities, Instances, Membership
+
+log = logging.getLogger("ava.activities")
+
+SHOW_EVERY_S = 0.25
+"""A change is shown at once, and the next one so much later at least."""
+AGAIN_S = SHOWN_S / 3
+"""How often it is shown that nothing has changed."""
+LOOK_EVERY_S, NOTHING_EVERY_S = 0.2, 0.6
+"""How often is looked what runs are doing, and how often while none shows anything."""
+
+
+class ActivityBoard:
+    """Shows other processes what the runs of this one are doing.
+
+    Args:
+        membership: This process.
+        doing: Returns what each of its runs does.
+    """
+
+    def __init__(self, membership: Membership, doing: Callable[[], Mapping[str, str]]) -> None:
+        self._membership = membership
+        self._doing = doing
+        self._changed = anyio.Event()
+
+    def change(self) -> None:
+        """Note that a run does something else."""
+        self._changed.set()
+
+    async def keep(self) -> None:
+        """Show it, until cancelled; while this process has no runs, do nothing."""
+        shown: Mapping[str, str] = {}
+        while True:
+            with anyio.move_on_after(AGAIN_S if shown else math.inf):
+                await self._changed.wait()
+            self._changed, shown = anyio.Event(), self._doing()
+            try:
+                await anyio.to_thread.run_sync(self._membership.show, shown)
+            except RuntimeError as error:  # no more threads can be started
+                log.debug("what runs are doing is not shown: %s", error)
+            await anyio.sleep(SHOW_EVERY_S)
+
+
+class ActivityWatch:
+    """Notices what the runs of all processes are doing; looks only while somebody waits for a change.
+
+    Attributes:
+        now: What was found at the last look.
+    """
+
+    def __init__(self, instances: Instances) -> None:
+        self.now: Activities = {}
+        self._instances = instances
+        self._waits: dict[anyio.CancelScope, Callable[[], bool]] = {}
+        self._somebody = anyio.Event()
+
+    def changed_since(self, known: Activities) -> set[str]:
+        """Return the runs that do something else than what is `known`."""
+        return {run_id for (_owner, run_id), _text in known.items() ^ self.now.items()}
+
+    @contextmanager
+    def change_ends(
+        self, scope: anyio.CancelScope, known: Activities, concerns: Callable[[str], bool]
+    ) -> Generator[None]:
+        """End a wait when a run that it concerns does something else than what is `known`; `scope` surrounds it."""
+        self._waits[scope] = lambda: any(map(concerns, self.changed_since(known)))
+        self._somebody.set()
+        try:
+            yield
+        finally:
+            del self._waits[scope]
+
+    async def follow(self) -> None:
+        """Look, until cancelled."""
+        while True:
+            if not self._waits:
+                self._somebody = anyio.Event()
+                await self._somebody.wait()
+            try:
+                self.now = await anyio.to_thread.run_sync(self._instances.activities)
+            except RuntimeError as error:  # no more threads can be started
+                log.debug("what runs are doing was not looked at: %s", error)
+            for scope, is_over in list(self._waits.items()):
+                if is_over():
+                    scope.cancel()
+            await anyio.sleep(LOOK_EVERY_S if self.now else NOTHING_EVERY_S)
