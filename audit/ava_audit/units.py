@@ -36,6 +36,13 @@ def now_us() -> int:
     return time.time_ns() // 1_000
 
 
+def steady_s() -> float:
+    """Return seconds of a clock that nobody sets. Where the system has one, it also counts while the machine sleeps."""
+    if (clock := getattr(time, "CLOCK_BOOTTIME", None)) is not None:
+        return time.clock_gettime(clock)
+    return time.monotonic()
+
+
 def parse_time(text: str, now_us: int, tz: tzinfo | None = None) -> int:
     """Return the time that a person wrote, in microseconds UTC.
 

@@ -109,6 +109,17 @@ async def test_a_stopped_process_is_dead_after_its_lease_and_alive_when_it_wakes
         await until(lambda: there.alive(name), within_s=LEASE_S + 2)
 
 
+async def test_a_process_knows_when_others_may_soon_see_it_as_dead(here: Instances, there: Instances) -> None:
+    own = here.join()
+    assert own.holds()
+    await until(lambda: not own.holds(), within_s=LEASE_S)
+    await until(lambda: not there.alive(own.name), within_s=LEASE_S)
+    own.renew()
+    assert own.holds()
+    await until(lambda: there.alive(own.name), within_s=LEASE_S / 2)
+    own.remove()
+
+
 async def test_a_process_that_has_just_joined_is_alive_for_everybody_who_looked_before(
     here: Instances, there: Instances
 ) -> None:

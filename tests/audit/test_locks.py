@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ import portalocker
 import pytest
 from anyio.abc import Process
 from support.log import child
+from support.stdio import until
 
 from ava_audit.store.locks import LockedInstances, WriteLock, is_held, try_hold
 
@@ -57,6 +59,21 @@ async def test_checking_whether_an_instance_is_alive_does_not_take_its_lock(tmp_
     own.release()
     assert [instances.alive(name) for _ in range(3)] == [False] * 3
     assert not instances.alive("never")
+
+
+async def test_an_instance_whose_lock_file_was_removed_takes_its_lock_again(tmp_path: Path) -> None:
+    instances = LockedInstances(tmp_path / "instances")
+    own = instances.join()
+    assert own.holds()
+    shutil.rmtree(instances.folder)
+    assert not own.holds() and not instances.alive(own.name)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(instances.keep, own)
+        await until(lambda: instances.alive(own.name) and own.holds())
+        tasks.cancel_scope.cancel()
+    own.remove()
+    own.renew()
+    assert not instances.alive(own.name), "it has left"
 
 
 async def test_removes_dead_instances_except_those_that_own_a_run(tmp_path: Path) -> None:

@@ -98,6 +98,18 @@ class Membership(Protocol):
         """
         ...
 
+    def holds(self) -> bool:
+        """Tell whether others see that it lives; takes a few microseconds."""
+        ...
+
+    def renew(self) -> None:
+        """Let others see that it lives, also if they have not for a while; not after `release`. Blocking.
+
+        Raises:
+            StoreUnavailable: They cannot.
+        """
+        ...
+
     def release(self) -> None:
         """Let others see at once that it owns nothing any more. Blocking, for a moment."""
         ...
@@ -120,7 +132,7 @@ class Instances(Protocol):
         ...
 
     async def keep(self, membership: Membership, /) -> None:
-        """Show that this process lives, until cancelled."""
+        """Show that this process lives, until cancelled. A failure is logged once."""
         ...
 
     def alive(self, name: str) -> bool:

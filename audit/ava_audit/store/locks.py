@@ -13,8 +13,9 @@ import os
 import re
 import secrets
 import sys
+import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +24,7 @@ import anyio
 import anyio.to_thread
 import portalocker
 
-from ava_audit.errors import DataRootRefused
+from ava_audit.errors import DataRootRefused, StoreUnavailable
 from ava_audit.store.activity_file import KNOWN_S, SUFFIX, ActivityFile, read_activities
 from ava_audit.store.backend import QUIET, Activities, Announcement, LiveInstance, Membership
 
@@ -152,7 +153,7 @@ class HeldLock:
 
     def in_place(self) -> bool:
         """Tell whether the held file is still the one at its path; if not, others do not see this lock."""
-        return _still_at(self.path, self._file)
+        return not self._file.closed and _still_at(self.path, self._file)
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""
@@ -234,15 +235,22 @@ async def hold_when_free(path: Path, every_s: float) -> HeldLock:
 
 
 _ADDRESS = ".address"
+RENEW_EVERY_S = 1.0
+"""How often a process looks whether others can see its lock."""
+RENEW_S = 1.0
+"""How long it tries to take its lock again, which others hold for a moment when they look."""
 
 
 class LockMembership:
-    """This process as an instance of a data root: it lives as long as its lock is held."""
+    """This process as an instance of a data root: it lives as long as its lock is held, in a file that others see."""
 
-    def __init__(self, name: str, held: HeldLock) -> None:
+    def __init__(self, name: str, held: HeldLock, check_location: Callable[[], None]) -> None:
         self.name = name
         self._held = held
         self._shown = ActivityFile(held.path.with_suffix(SUFFIX))
+        self._check_location = check_location
+        self._renewing = threading.Lock()
+        self._released = False
 
     def show(self, activities: Mapping[str, str], /) -> None:
         """Write what its runs are doing into a file beside the lock."""
@@ -258,24 +266,76 @@ class LockMembership:
         else:
             path.unlink(missing_ok=True)
 
+    def holds(self) -> bool:
+        """Tell whether the lock's file is still where others look for it."""
+        return self._held.in_place()
+
+    def renew(self) -> None:
+        """Take the lock again, under the same name, if its file was removed: to others this process was dead.
+
+        Raises:
+            StoreUnavailable: It cannot be taken; the whole data root may have been moved.
+        """
+        with self._renewing:
+            if self._released or self.holds():
+                return
+            path = self._held.path
+            self._check_location()
+            try:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                held = hold_within(path, RENEW_S)
+            except OSError as error:
+                raise StoreUnavailable(f"the lock file {path} was removed and cannot be made again: {error}") from error
+            if held is None:
+                raise StoreUnavailable(f"the lock file {path} was removed, and another process holds a new one")
+            before, self._held = self._held, held  # in this order, because others ask without the lock
+            before.release()
+        log.warning("%s had been removed, so others may have taken over the runs of this process", path.name)
+
     def release(self) -> None:
         """Release the lock."""
-        self._shown.remove()
-        self._held.release()
+        with self._renewing:
+            self._released = True
+            self._shown.remove()
+            self._held.release()
 
     def remove(self) -> None:
         """Release the lock, and remove its files."""
-        self._shown.remove()
-        self._held.remove()
+        with self._renewing:
+            self._released = True
+            self._shown.remove()
+            self._held.remove()
         self.announce("")
 
 
-class LockedInstances:
-    """The live processes on a data root, each with a lock file in `instances/`."""
+async def keep_renewing(membership: Membership, every_s: float, within_s: float) -> None:
+    """Renew a membership every so many seconds, until cancelled; a failure is logged once."""
+    limiter, failed = anyio.CapacityLimiter(1), False
+    while True:
+        await anyio.sleep(every_s)
+        try:
+            with anyio.fail_after(within_s):
+                await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
+            failed = False
+        except (StoreUnavailable, OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
+            if not failed:
+                why = str(error) or type(error).__name__
+                log.warning("others will take over the runs of this process: %s", why)
+            failed = True
 
-    def __init__(self, folder: Path) -> None:
+
+class LockedInstances:
+    """The live processes on a data root, each with a lock file in `instances/`.
+
+    Args:
+        folder: That folder.
+        check_location: Raises LogMoved if it is not the data root's any more.
+    """
+
+    def __init__(self, folder: Path, check_location: Callable[[], None] = lambda: None) -> None:
         self.folder = folder
         self._activities: tuple[float, Activities] = (-math.inf, {})
+        self._check_location = check_location
 
     def join(self, _told: Announcement = QUIET, /) -> LockMembership:
         """Become an instance; nothing is announced, because nobody elsewhere is on this log."""
@@ -284,10 +344,11 @@ class LockedInstances:
             name = secrets.token_hex(6)
             held = try_hold(self.folder / f"{name}.lock")
             if held is not None:
-                return LockMembership(name, held)
+                return LockMembership(name, held, self._check_location)
 
-    async def keep(self, _membership: Membership, /) -> None:
-        """Return at once: the lock is enough."""
+    async def keep(self, membership: Membership, /) -> None:
+        """Take the lock again whenever its file was removed, until cancelled."""
+        await keep_renewing(membership, RENEW_EVERY_S, 2 * RENEW_S)
 
     def alive(self, name: str) -> bool:
         """Tell whether an instance is alive: its lock file exists, and somebody holds it."""

@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, LiteralString
 
-import anyio
-import anyio.to_thread
 import psycopg
 
 from ava_audit.database import Values
@@ -27,8 +25,9 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.store.activity_file import KNOWN_S as SHOWN_KNOWN_S
 from ava_audit.store.activity_file import activities_in
 from ava_audit.store.backend import LEASE_S, QUIET, SHOWN_S, Activities, Announcement, LiveInstance, Membership
-from ava_audit.store.locks import LockedInstances, LockMembership
+from ava_audit.store.locks import LockedInstances, LockMembership, keep_renewing
 from ava_audit.store.postgres_session import dial, first_line
+from ava_audit.units import steady_s
 
 log = logging.getLogger("ava.store")
 
@@ -118,6 +117,8 @@ class LeaseMembership:
         self._place = place
         self._lock = threading.Lock()
         self._shown = False
+        self._lease_s = lease_s
+        self._renew_by = float("-inf")
         self._released = False
 
     def announce(self, address: str) -> None:
@@ -127,19 +128,26 @@ class LeaseMembership:
             StoreUnavailable: The database cannot be written.
         """
         self._address = address
-        try:
-            self.renew()
-        except (psycopg.Error, OSError) as error:
-            raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
+        self.renew()
+
+    def holds(self) -> bool:
+        """Tell whether the lease was renewed so lately that it does not end before the next renewals."""
+        return steady_s() < self._renew_by
 
     def renew(self) -> None:
         """Renew the lease.
 
         Raises:
-            psycopg.Error: The database cannot be written.
+            StoreUnavailable: The database cannot be written.
         """
-        if not self._released:
+        if self._released:
+            return
+        began = steady_s()
+        try:
             self._connection.run(_RENEW, {**self._row, "address": self._address})
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
+        self._renew_by = began + self._lease_s / 2
 
     def show(self, activities: Mapping[str, str], /) -> None:
         """Write what its runs are doing into a table that has no write-ahead log."""
@@ -203,26 +211,14 @@ class LeasedInstances:
         membership = LeaseMembership(self._files.join(), told, self._lease_s, self._conninfo, self._place)
         try:
             membership.renew()
-        except (psycopg.Error, OSError) as error:
+        except StoreUnavailable:
             membership.remove()
-            raise StoreUnavailable(f"{self._place} was not written: {first_line(error)}") from error
+            raise
         return membership
 
     async def keep(self, membership: Membership, /) -> None:
         """Renew the lease, until cancelled."""
-        assert isinstance(membership, LeaseMembership)
-        limiter, failed = anyio.CapacityLimiter(1), False
-        while True:
-            await anyio.sleep(self._lease_s / RENEWALS)
-            try:
-                with anyio.fail_after(self._lease_s):
-                    await anyio.to_thread.run_sync(membership.renew, limiter=limiter, abandon_on_cancel=True)
-                failed = False
-            except (psycopg.Error, OSError, RuntimeError) as error:  # RuntimeError: no more threads can be started
-                if not failed:
-                    why = first_line(error) or type(error).__name__
-                    log.warning("others will take over the runs of this process, because its lease ends: %s", why)
-                failed = True
+        await keep_renewing(membership, self._lease_s / RENEWALS, self._lease_s)
 
     def alive(self, name: str) -> bool:
         """Tell whether an instance lives: its lease has not expired, and its process did not end on this machine."""

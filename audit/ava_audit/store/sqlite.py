@@ -154,7 +154,7 @@ class SqliteBackend:
 
     def instances(self, folder: Path, lease_s: float = LEASE_S) -> Instances:
         """Return the live processes on the data root, by their lock files."""
-        return LockedInstances(folder)
+        return LockedInstances(folder, self.check_location)
 
     def maintaining(self) -> AbstractAsyncContextManager[None]:
         """Wait for nothing: the log is on this machine alone."""

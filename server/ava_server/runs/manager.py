@@ -166,6 +166,7 @@ class Manager:
         self._elsewhere = elsewhere
         self._only_worker = only_worker
         self._instances = instances
+        self._membership = membership
         self._workers_seen_s = float("-inf")
         self._workers = True
         self._leaving = False
@@ -494,6 +495,10 @@ class Manager:
         Raises:
             ConfigNotSupported: It cannot.
         """
+        if not self._membership.holds():  # it was stopped: to others it is dead, and they would take the run at once
+            await anyio.to_thread.run_sync(self._membership.renew)
+        if row.instance in gone and not await anyio.to_thread.run_sync(self.control.gone, [row]):
+            return False  # it is alive again: this process may have been stopped since it looked
         who = Who(row.session_id, AGENT, row.user_id)
         got = await self._store.do(claim(row.id, self.instance, who, gone, self._slots))
         if isinstance(got, str):
