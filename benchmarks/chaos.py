@@ -1,9 +1,11 @@
 """Everything that can fail fails at random, while hosts start runs on three workers and two servers.
 
     python benchmarks/chaos.py SECONDS [--seed 1] [--day-cents 100000]
+    python benchmarks/chaos.py SECONDS --takeovers sqlite|postgres [--seed 1]
 
-The log is in a Postgres server of its own. It prints what was done and what was wrong, and exits with 1 if anything
-was. It is the code of `tests/system/test_chaos.py`, for as long as you like.
+The log is in a Postgres server of its own. With `--takeovers`, only this happens: two processes that run subagents are
+stopped and woken, so that they take runs from each other. It prints what was done and what was wrong, and exits with 1
+if anything was. It is the code of `tests/system/test_chaos.py` and `test_takeovers.py`, for as long as you like.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from support.chaos import Plan  # noqa: E402
+from support.chaos import Chaos, Plan  # noqa: E402
 from support.chaos_run import play_and_check  # noqa: E402
 from support.postgres import running_server  # noqa: E402
+from support.takeovers import Takeovers  # noqa: E402
 
 
 def main() -> int:
@@ -32,11 +35,18 @@ def main() -> int:
     options.add_argument("seconds", type=float)
     options.add_argument("--seed", type=int, default=int(time.time()))
     options.add_argument("--day-cents", type=int, default=100_000, help="the cap of the installation's day")
+    options.add_argument("--takeovers", choices=["sqlite", "postgres"], help="only stop and wake two processes")
     chosen = options.parse_args()
-    plan = Plan(chosen.seconds, chosen.seed, day_cents=chosen.day_cents)
-    print(f"{platform.system()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, seed {plan.seed}", flush=True)
+    print(f"{platform.system()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, seed {chosen.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="ava-chaos-") as folder:
-        chaos = anyio.run(play_and_check, plan, Path(folder), running_server())
+        chaos: Chaos | Takeovers
+        if chosen.takeovers:
+            url = running_server().address(Path(folder)) if chosen.takeovers == "postgres" else ""
+            chaos = Takeovers(chosen.seconds, chosen.seed, url)
+            anyio.run(chaos.play, Path(folder))
+        else:
+            plan = Plan(chosen.seconds, chosen.seed, day_cents=chosen.day_cents)
+            chaos = anyio.run(play_and_check, plan, Path(folder), running_server())
         for name, number in sorted(chaos.counts.items()):
             print(f"{number:8,} {name}")
         print(f"{len(chaos.faults):8,} faults")

@@ -102,3 +102,12 @@ async def test_does_not_write_a_deferred_result_of_an_owner_that_lost_its_run(tm
         with pytest.raises(StaleOwner):
             await run_log.write_kept()
         assert (await kinds(store))[-1] == "RunClaimed"
+
+
+async def test_a_claim_owns_its_run_until_the_log_has_another_owner(tmp_path: Path) -> None:
+    async with a_run(tmp_path) as (store, run_log):
+        await run_log.check_owner()
+        taken = Event(run_who(RUN), RunClaimed(instance="another", generation=2, reason="takeover"), run_id=RUN)
+        await store.do(lambda _view, _now_us: Outcome(None, (taken,)))
+        with pytest.raises(StaleOwner):
+            await run_log.check_owner()

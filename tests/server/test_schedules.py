@@ -22,7 +22,7 @@ from ava_server.budget.caps import CapName, Slots
 PICK = st.integers(0, 999)
 WORK = st.tuples(PICK, st.integers(1, 900), st.integers(1, 500), st.sampled_from(SETTLEMENTS), st.floats(0, 1))
 """Which owner goes on; how large its next call is, or how the one that is in flight is settled."""
-STALE = ("reserve", "settle", "append", "end")
+STALE = ("reserve", "send", "settle", "append", "end")
 
 
 class Schedule(Processes):
@@ -80,13 +80,13 @@ class Schedule(Processes):
         self.claims(self.pick(number, "queued", "running"), self.living()[by % len(self.living())], looked=looked)
 
     @rule(
-        what=st.sampled_from(["clock", "clock", "midnight", "day caps", "join", "crash"]),
+        what=st.sampled_from(["clock", "clock", "midnight", "day caps", "join", "crash", "lock removed"]),
         seconds=st.sampled_from([1, 60, 60, 60, 300, 3_600, 43_200, -60]),
         days=st.sampled_from(DAY_CAPS),
         number=PICK,
     )
     def the_world_changes(self, what: str, seconds: int, days: tuple[int, int], number: int) -> None:
-        """Time goes on, now and then into the next day; day caps are changed; an instance joins, or one dies."""
+        """Time goes on, now and then into the next day; day caps change; an instance joins, dies or loses its lock."""
         if what in ("clock", "midnight"):
             self.begin(what)
             self.now_us += seconds * 1_000_000 if what == "clock" else DAY_US - self.now_us % DAY_US
@@ -97,6 +97,8 @@ class Schedule(Processes):
             self.joins()
         elif what == "crash" and len(self.living()) > 1:
             self.dies(self.living()[number % len(self.living())])
+        elif what == "lock removed":
+            self.loses_its_lock(self.living()[number % len(self.living())])
 
     @precondition(lambda self: bool(self.owners))
     @rule(steps=st.lists(WORK, min_size=1, max_size=8))
@@ -223,7 +225,27 @@ class Schedule(Processes):
     @precondition(lambda self: bool(self.stale))
     @rule(number=PICK, what=st.sampled_from(STALE), share=st.floats(0, 1))
     def a_stale_owner_comes_back(self, number: int, what: str, share: float) -> None:
-        self.comes_back(self.stale[number % len(self.stale)], what, share)
+        able = [each for each in self.stale if each.held is not None or what not in ("send", "settle")] or self.stale
+        self.comes_back(able[number % len(able)], what, share)
+
+    @precondition(lambda self: bool(self.owners))
+    @rule(number=PICK, prompt=st.integers(1, 900), output=st.integers(1, 500), by=PICK)
+    def an_owner_is_stopped_between_its_reservation_and_its_request(
+        self, number: int, prompt: int, output: int, by: int
+    ) -> None:
+        """Its instance is dead to others, one of which takes the run over, before it wakes up and sends."""
+        owner = self.owner(number)
+        if owner.held is None:
+            self.reserves(owner, prompt, output, last=False)
+            self.check()
+        (instance,) = (each for each in self.instances if each.name == owner.instance)
+        if owner.held is None or not instance.alive or len(self.living()) < 2:
+            return
+        self.dies(instance)
+        self.claims(self.ledger.runs[owner.run_id], self.living()[by % len(self.living())])
+        self.check()
+        if owner in self.stale:
+            self.comes_back(owner, "send", 1.0)
 
     @invariant()
     def everything_is_as_the_ledger_has_it(self) -> None:

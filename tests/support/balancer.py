@@ -19,9 +19,7 @@ from support.postgres import running_server
 
 def in_postgres(root: Path, settings: str = "") -> str:
     """Make a data root whose log is in Postgres, and return the database's address: over the socket, no password."""
-    server = running_server()
-    address = server.database(root).replace(f":{server.password}@", "@")
-    return join(root, address, settings)
+    return join(root, running_server().address(root), settings)
 
 
 def join(root: Path, address: str, settings: str = "") -> str:

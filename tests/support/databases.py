@@ -14,9 +14,7 @@ def write_config(root: Path, config: str) -> None:
     if POSTGRES:
         from support.postgres import running_server
 
-        server = running_server()
-        address = server.database(root).replace(f":{server.password}@", "@")
-        setting = f'database_url = "{address}"\n'
+        setting = f'database_url = "{running_server().address(root)}"\n'
     (root / "config.toml").write_text(setting + config)
 
 

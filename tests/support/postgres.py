@@ -147,6 +147,10 @@ class PostgresServer:
             self._used[root] = self._free.pop()
         return self.url(self._used[root])
 
+    def address(self, root: Path) -> str:
+        """The same without the password, as settings have it: this machine needs none."""
+        return self.database(root).replace(f":{self.password}@", "@")
+
     def empty_databases(self) -> None:
         """Empty the databases that tests have used, for the next ones: dropping one takes a checkpoint."""
         for name in self._used.values():

@@ -34,9 +34,11 @@ from ava_audit.events import (
     Usage,
     Who,
 )
+from ava_audit.redaction import Redactor, RunRedactor
 from ava_audit.rows import RunRow
 from ava_audit.store.backend import Membership
 from ava_audit.store.location import backend_of
+from ava_audit.store.locks import LockedInstances
 from ava_audit.store.store import Command, Outcome, Store
 from ava_audit.verify import verify
 from ava_audit.view import View
@@ -54,7 +56,8 @@ from ava_server.budget.caps import (
     settlement_event,
 )
 from ava_server.budget.run_config import RunConfig, Texts
-from ava_server.models.base import Bound
+from ava_server.models.base import Bound, Completion, Request
+from ava_server.models.local import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
 from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
@@ -72,9 +75,10 @@ from ava_server.runs.lifecycle import (
     resume,
 )
 from ava_server.runs.log import RunLog
+from ava_server.runs.model_call import ModelCalls
 from ava_server.runs.questions import answer_question
 from ava_server.runs.result import RunResult, build_result
-from support.databases import empty_databases, write_config
+from support.databases import POSTGRES, empty_databases, write_config
 from support.ledger import Call, Ledger, Run
 from support.store_process import ProcessStore, StoreProcess
 from support.transitions import Before, before, compare, facts_of
@@ -111,6 +115,9 @@ def config(cap: int, max_tokens: int) -> RunConfig:
         price=PRICE, timeout_s=600, max_cost_micros=cap, max_tokens=max_tokens, max_iterations=20,
         max_tool_calls=20, tools=(), reach="can reach nothing", estimated_minutes=(1, 2),
     )  # fmt: skip
+
+
+REQUEST = Request("model", "", (), (), 100)
 
 
 @dataclass
@@ -195,7 +202,8 @@ class Processes(RuleBasedStateMachine):
         for process in self.running:
             self.stack.callback(self.portal.call, process.close)
             self.portal.call(process.call, _set_units)
-        self.locks = backend_of(self.root).instances(self.root / "instances", LEASE_S)
+        folder = self.root / "instances"
+        self.locks = backend_of(self.root).instances(folder, LEASE_S) if POSTGRES else LockedInstances(folder)
         self.stack.callback(self.locks.close)
         self.instances: list[Instance] = []
         self.owners: dict[str, Owner] = {}
@@ -342,7 +350,15 @@ class Processes(RuleBasedStateMachine):
         instance.lock.release()
         instance.alive = False
 
+    def loses_its_lock(self, instance: Instance) -> None:
+        """Its lock file is removed while it lives; it owns nothing at the moment."""
+        if not POSTGRES and not any(run.instance == instance.name for run in self.ledger.in_state("running")):
+            self.begin("lock removed")
+            (self.root / "instances" / f"{instance.name}.lock").unlink(missing_ok=True)
+
     def claims(self, run: Run, instance: Instance, *, looked: bool = True) -> None:
+        if not instance.lock.holds():
+            instance.lock.renew()
         gone = frozenset(each.name for each in self.instances if looked and not self.locks.alive(each.name))
         paused = run.state == "queued" and run.not_before_us > self.now_us
         mine = (run.state == "queued" and not paused) or run.instance in gone or run.instance == instance.name
@@ -354,6 +370,7 @@ class Processes(RuleBasedStateMachine):
         assert isinstance(answer, str) is not (mine and room)
         if isinstance(answer, str):
             return
+        assert self.locks.alive(instance.name), "others would take the run at once"
         came["start" if not run.generation else "resume" if run.state == "queued" else "takeover"] += 1
         self.dispossess(run)
         self.ledger.lose(run)
@@ -639,9 +656,26 @@ class Processes(RuleBasedStateMachine):
         elif what == "end":
             events = self.ending(owner, "success")
             assert self.refused(lambda: self.portal.call(owner.log.append, events))
+        elif what == "send" and owner.held is not None:
+            self.sends_nothing(owner, owner.held)
         else:
             assert self.refused(lambda: self.portal.call(owner.log.record, Activity(activity="still here")))
         assert self.heads() == before
+
+    def sends_nothing(self, owner: Owner, held: Reservation) -> None:
+        """Its reservation is in the log, and its request would go to the provider now."""
+        sent: list[Request] = []
+
+        def answer(request: Request) -> Completion:
+            sent.append(request)
+            return complete("an answer", [], request)
+
+        calls = ModelCalls(
+            owner.log, config(1, 1), LocalModel("far:model", answer), RunRedactor(Redactor({})), lambda _doing: None,
+            lambda: 60.0, lambda _calls: [],
+        )  # fmt: skip
+        assert self.refused(lambda: self.portal.call(calls.attempt, held, REQUEST))
+        assert not sent, "it has spent, and nobody gets the answer"
 
     def refused(self, act: Callable[[], object]) -> bool:
         with pytest.raises(StaleOwner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -196,6 +196,14 @@ class Stream(Protocol):
         ...
 
 
+SendCheck = Callable[[], Awaitable[None]]
+"""Awaited right before a request leaves this process; it raises what keeps the request from being sent."""
+
+
+async def unchecked() -> None:
+    """Let a request go: it belongs to no run."""
+
+
 class Model(Protocol):
     """A model of one provider. Every call of `stream` is exactly one attempt: there are no hidden retries."""
 
@@ -220,10 +228,11 @@ class Model(Protocol):
         """Return an answer with this text and these calls as the provider would have sent it."""
         ...
 
-    def stream(self, request: Request) -> AbstractAsyncContextManager[Stream]:
+    def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[Stream]:
         """Send the request once; leaving the context closes the connection.
 
         Raises:
+            AuditError: `check` has raised it; nothing was sent.
             ModelError: No complete answer came; the error says whether the attempt may have been billed.
         """
         ...

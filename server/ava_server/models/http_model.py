@@ -11,10 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from ava_audit.errors import AuditError
 from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models import tokens as bounds
-from ava_server.models.base import AssistantTurn, Bound, ReportedUsage, Request, ToolUse, Turn
+from ava_server.models.base import (
+    AssistantTurn,
+    Bound,
+    ReportedUsage,
+    Request,
+    SendCheck,
+    ToolUse,
+    Turn,
+    unchecked,
+)
 from ava_server.models.errors import Endpoint
 from ava_server.models.wires.base import Wire
 from ava_server.models.wires.stream import MOST_BYTES, AnswerStream, Deadlines
@@ -29,6 +39,8 @@ log = logging.getLogger("ava.models")
 DEADLINES = Deadlines()
 _ERROR_BYTES = 64 * 1024
 _ERROR_BODY_S = 5.0
+_LAST_BYTES = 64 * 1024
+"""The most that is sent after the last check: what the system takes at once, however slow the network is."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +105,11 @@ class HttpModel:
         return self.wire.assistant_message(text, calls)
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncGenerator[AnswerStream]:
+    async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[AnswerStream]:
         """Send the request once.
 
         Raises:
+            AuditError: `check` has raised it; nothing was sent.
             ModelError: No connection, an error status, or (while iterating) no valid answer.
         """
         end = anyio.current_time() + self.deadlines.total_s
@@ -108,11 +121,11 @@ class HttpModel:
                 body = [self._take_encoded(request)]
                 size = len(body[0])
                 sending = True
-                response = await self._send(client, endpoint, body, end)
+                response = await self._send(client, endpoint, body, end, check)
                 stack.push_async_callback(_close, response)
                 if response.status_code != 200:
                     raise endpoint.status_error(response, await _error_body(response, end))
-            except ModelError:
+            except (ModelError, AuditError):
                 raise
             except Exception as error:  # the attempt has to be settled, whatever went wrong
                 if isinstance(error, OSError) and not sending:
@@ -131,7 +144,7 @@ class HttpModel:
             )
 
     async def _send(
-        self, client: httpx2.AsyncClient, endpoint: Endpoint, body: list[bytes], end: float
+        self, client: httpx2.AsyncClient, endpoint: Endpoint, body: list[bytes], end: float, check: SendCheck
     ) -> httpx2.Response:
         """Send a request and return the response's head; `body` is emptied, so that nothing holds it while we wait."""
         import httpx2
@@ -149,7 +162,7 @@ class HttpModel:
             outgoing = client.build_request(
                 "POST",
                 _url(endpoint.url),
-                content=_taken(body),
+                content=_taken(body, check),
                 headers=headers,
                 timeout=httpx2.Timeout(None, connect=connect_s, pool=connect_s),
             )
@@ -174,9 +187,17 @@ def _url(url: str) -> httpx2.URL:
     return httpx2.URL(url)
 
 
-async def _taken(pieces: list[bytes]) -> AsyncGenerator[bytes]:
-    while pieces:
-        yield pieces.pop(0)
+async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]:
+    """Yield a body, and its end only after the check: a provider acts on a whole request, and bills only that.
+
+    The connection is open by then, and all before the end is in the system's hands.
+    """
+    body = pieces.pop()
+    if len(body) > _LAST_BYTES:
+        yield body[:-_LAST_BYTES]
+        body = body[-_LAST_BYTES:]
+    await check()
+    yield body
 
 
 async def _close(response: httpx2.Response) -> None:

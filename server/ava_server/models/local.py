@@ -22,10 +22,12 @@ from ava_server.models.base import (
     Delta,
     ReportedUsage,
     Request,
+    SendCheck,
     ToolTurn,
     ToolUse,
     Turn,
     UserTurn,
+    unchecked,
 )
 from ava_server.models.offline_ranking import best_passages
 from ava_server.models.offline_reading import passages, spread_of
@@ -63,12 +65,14 @@ class LocalModel:
         return chat.assistant_message(text, calls)
 
     @asynccontextmanager
-    async def stream(self, request: Request) -> AsyncGenerator[LocalStream]:
+    async def stream(self, request: Request, check: SendCheck = unchecked) -> AsyncGenerator[LocalStream]:
         """Answer, in a thread.
 
         Raises:
+            AuditError: `check` has raised it.
             ModelError: There is no answer to this request.
         """
+        await check()
         yield LocalStream(await anyio.to_thread.run_sync(self.answer, request))
 
 

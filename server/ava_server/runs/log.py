@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from ava_audit.errors import OutcomeUnknown, StoreUnavailable
+from ava_audit.errors import OutcomeUnknown, StaleOwner, StoreUnavailable
 from ava_audit.events import Event, Fact, Fence, RunStarted, ToolResult, Who
-from ava_audit.rows import RunRow
+from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.store import Store
 from ava_audit.store.writer import content_within
+from ava_audit.units import steady_s
 from ava_audit.view import Command, Outcome, Query, T, View
 from ava_server.budget.caps import settle_unknown
 from ava_server.runs.history import UNWRITTEN, History
@@ -20,6 +21,8 @@ from ava_server.runs.history import UNWRITTEN, History
 log = logging.getLogger("ava.run")
 HOLD_S = (0.2, 5.0)
 """Seconds between two attempts while the log is out of reach: the first wait, and the longest."""
+CHECK_S = 0.1
+"""A check of the owner that took longer is repeated, because the process may have been stopped meanwhile."""
 
 
 class RunLog:
@@ -128,6 +131,30 @@ class RunLog:
     async def read(self, query: Query[T]) -> T:
         """Run a query."""
         return await self._hold(lambda: self._store.look(query), None)
+
+    async def check_owner(self) -> None:
+        """Check that this claim owns the run at this moment, before something is paid for.
+
+        A reservation says so only for the moment of its commit. If the process was stopped after it, another one may
+        own the run by now, and have the answer already.
+
+        Raises:
+            StaleOwner: The run has another owner by now, or has ended.
+            StoreUnavailable: The log is out of reach.
+        """
+        fence, allowed_s = self.fence, CHECK_S
+
+        def owns(view: View) -> bool:
+            sql = "SELECT 1 FROM runs WHERE id = ? AND generation = ? AND state = ?"
+            return any(True for _row in view.select(sql, *fence, RUNNING))
+
+        while True:
+            began = steady_s()
+            if not await self._store.look(owns):
+                raise StaleOwner(f"{fence.run_id} is no longer owned by this claim (generation {fence.generation})")
+            if steady_s() - began <= allowed_s:
+                return
+            allowed_s *= 2  # a log far away is always slow
 
     async def _hold(self, ask: Callable[[], Awaitable[T]], then: Callable[[T], None] | None) -> T:
         """Use the store; while it is out of reach the run waits, until its time is over or it is cancelled."""

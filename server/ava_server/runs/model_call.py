@@ -20,7 +20,7 @@ from typing import Self
 import anyio
 import anyio.lowlevel
 
-from ava_audit.errors import EntryTooLarge
+from ava_audit.errors import EntryTooLarge, StoreUnavailable
 from ava_audit.events import (
     AssistantMessage,
     CostReserved,
@@ -163,7 +163,7 @@ class ModelCalls:
         try:
             async with _settled_if_cancelled(settle):
                 with telemetry.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
-                    async with self._model.stream(request) as stream:
+                    async with self._model.stream(request, self._log.check_owner) as stream:
                         with StreamProgress(doing, self._say) as progress:
                             async for delta in stream:
                                 progress.add(delta)
@@ -171,6 +171,9 @@ class ModelCalls:
                     span.answered(completion)
         except ModelError as error:
             return await self._failed(reserved, error, ms_since(began))
+        except StoreUnavailable:  # nobody knows who owns the run, so nothing was sent; the next reservation waits
+            await settle("not_billed")
+            return None
         return await self._record(reserved, completion, ms_since(began))
 
     async def _record(self, reserved: Reservation, completion: Completion, took_ms: int) -> Completion | RunResult:
@@ -368,13 +371,16 @@ class PaidSearches:
 
         try:
             async with _settled_if_cancelled(settle):
-                async with self._search.model.stream(request) as stream:
+                async with self._search.model.stream(request, self._log.check_owner) as stream:
                     async for _delta in stream:
                         pass
                 completion = stream.completion
         except ModelError as error:
             await settle("unknown" if may_have_been_billed(error) else "not_billed")
             raise ToolFailed(f"{self._search.title} did not search: {error}; {WITHOUT}") from error
+        except StoreUnavailable as error:
+            await settle("not_billed")
+            raise ToolFailed(f"no search was made: the log was out of reach; {WITHOUT}") from error
         await self._settle(reserved, "billed" if completion.usage is not None else "unknown", began, completion)
         return completion
 

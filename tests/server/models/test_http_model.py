@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.model_server import Gate, Received, Say, Script, events, running_model_server
 
+from ava_audit.errors import StaleOwner
 from ava_audit.events import Usage
 from ava_server.models.base import (
     AssistantTurn,
@@ -215,3 +217,26 @@ async def test_calls_use_the_proxy_from_the_environment(clients: ClientPool, mon
                 pass
         assert stream.completion.text == "through the proxy"
         assert server.requests[0].path == "http://model.invalid/v1/chat/completions"
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+async def test_a_request_that_the_check_refuses_never_arrives_whole(clients: ClientPool, size: int) -> None:
+    checks = 0
+
+    async def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks == 1:
+            raise StaleOwner("somebody else has the run")
+
+    asked = replace(ASK, turns=(UserTurn("x" * size),))
+    with anyio.fail_after(5), running_model_server([Say("hello")]) as server:
+        model = HttpModel("custom", "test", server.base_url, None, clients, ChatWire())
+        with pytest.raises(StaleOwner):
+            async with model.stream(asked, check):
+                pass
+        async with model.stream(asked, check) as stream:
+            async for _ in stream:
+                pass
+        assert [each.body for each in server.requests] == [model.encode(asked)]
+        assert stream.completion.text == "hello" and server.connections == 2

@@ -1,0 +1,136 @@
+"""A process that loses its runs without knowing it: it was stopped, or its lock file was removed while it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.databases import POSTGRES
+from support.model_server import Fail, Gate, Say, running_model_server
+from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
+from support.search_formats import FORMATS
+from support.stdio import until
+from support.takeovers import connecting_slowly, owning
+
+from ava_audit.events import CostUpdate, RunClaimed, Who
+from ava_audit.rows import RunRow
+from ava_audit.store.locks import is_held
+from ava_server.core.ids import AGENT
+
+SEARCHES = Say(calls=[("web_search", {"query": "podcast prices"})])
+
+
+async def resumed_by_force(lab: Lab, run: str) -> None:
+    who = Who(lab.session.id, AGENT, lab.runtime.user)
+    limits = lab.runtime.spawn_limits_of(lab.runtime.user)
+    assert isinstance(await lab.runtime.manager.control.resume(run, who, "terminal", limits, force=True), RunRow)
+
+
+async def test_a_reserved_call_is_not_sent_once_the_run_has_another_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the connection is made, somebody has the run go on."""
+    with connecting_slowly(tmp_path, monkeypatch, hand_over()) as (server, cable, env):
+        cable.unplug()
+        async with open_lab(tmp_path, server=server, env=env) as lab:
+            run = await lab.start()
+            await lab.logged(run, "CostReserved")
+            await until(lambda: cable.open == 1)
+            await resumed_by_force(lab, run)
+            cable.plug_in(reset=False)
+            assert (await lab.ended(run)).state == "success"
+            assert len(server.requests) == 1, "the old owner has sent its request"
+            assert [fact.settlement for fact in await lab.facts(run, CostUpdate)] == ["unknown", "billed"]
+
+
+async def test_a_reserved_search_is_not_sent_once_the_run_has_another_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    form = FORMATS["anthropic"]
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-search-0123456789abcdef")
+    with connecting_slowly(tmp_path, monkeypatch, Fail(200, form.answer)) as (server, cable, env):
+        config = f'[search]\nengine = "anthropic"\n[providers.anthropic]\nbase_url = "{env["AVA_MODEL_BASE_URL"]}"\n'
+        cable.unplug()
+        async with open_lab(tmp_path, [SEARCHES, hand_over()], config=config + PRICED) as lab:
+            run = await lab.start(role="web_crawler", workspace=None)
+            await lab.logged(run, "CostReserved", count=2)
+            await until(lambda: cable.open == 1)
+            await resumed_by_force(lab, run)
+            cable.plug_in(reset=False)
+            await lab.ended(run)
+            assert len(server.requests) == 1, "the old owner has sent its search"
+            assert [fact.settlement for fact in await lab.facts(run, CostUpdate)] == [
+                "billed", "unknown", "billed", "billed",
+            ]  # fmt: skip
+
+
+@pytest.mark.skipif(POSTGRES, reason="its log is not in the data root")
+async def test_a_reserved_call_is_not_sent_while_the_log_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may own the run by then, and nobody can tell; the call costs nothing, and is made again."""
+    with connecting_slowly(tmp_path, monkeypatch, hand_over()) as (server, cable, env):
+        cable.unplug()
+        async with open_lab(tmp_path, server=server, env=env) as lab:
+            run = await lab.start()
+            await lab.logged(run, "CostReserved")
+            await until(lambda: cable.open == 1)
+            aside = lab.root.with_name("aside")
+            lab.root.rename(aside)
+            await until(lambda: lab.runtime.manager.out_of_reach is not None)
+            cable.plug_in(reset=False)
+            await until(lambda: "On hold" in (lab.runtime.manager.activity(run) or ""))
+            assert not server.requests
+            aside.rename(lab.root)
+            assert (await lab.ended(run)).state == "success"
+            assert len(server.requests) == 1
+            assert [fact.settlement for fact in await lab.facts(run, CostUpdate)] == ["not_billed", "billed"]
+
+
+@pytest.mark.skipif(POSTGRES, reason="a lock file, and no lease, says who lives")
+async def test_a_process_whose_lock_file_was_removed_is_seen_again_before_it_claims(tmp_path: Path) -> None:
+    gate = Gate()
+    with running_model_server([replace(hand_over(), gate=gate)]) as server:
+        async with open_lab(tmp_path, server=server) as lab:
+            lock = lab.root / "instances" / f"{lab.runtime.manager.instance}.lock"
+            lock.unlink()
+            run = await lab.start()
+            await lab.logged(run, "RunClaimed")
+            assert is_held(lock), "others would take the run at once"
+            await arrived(gate.arrived)
+            gate.released.set()
+            assert (await lab.ended(run)).state == "success"
+
+
+@pytest.mark.skipif(POSTGRES, reason="a lock file, and no lease, says who lives")
+async def test_a_run_is_not_taken_from_an_owner_that_came_back_after_the_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner looked dead; the process that saw that was stopped before its claim."""
+    gate = Gate()
+    with running_model_server([replace(hand_over(), gate=gate)]) as server:
+        async with open_lab(tmp_path, server=server, runs=False, check=False) as lab:
+            run = await lab.start()
+            with owning(lab.root, server.base_url) as other:
+                await arrived(gate.arrived)
+                lock = lab.root / "instances" / f"{other.name}.lock"
+                async with open_lab(tmp_path, server=server, check=False) as second:
+                    look, seen = second.runtime.manager.control.gone, list[frozenset[str]]()
+
+                    def gone(rows: Sequence[RunRow]) -> frozenset[str]:
+                        hidden = lock.with_suffix(".hidden")
+                        if not seen:
+                            lock.rename(hidden)
+                        seen.append(look(rows))
+                        if hidden.exists():
+                            hidden.rename(lock)
+                        return seen[-1]
+
+                    monkeypatch.setattr(second.runtime.manager.control, "gone", gone)
+                    await until(lambda: len(seen) >= 4)
+                    assert seen[0] == {other.name} and not any(seen[1:])
+                    assert len(await lab.facts(run, RunClaimed)) == 1
+                    gate.released.set()
+                    assert (await lab.ended(run)).state == "success"
