@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -125,7 +126,7 @@ async def test_runs_pytest_with_the_interpreter_of_the_project_in_the_sandbox(tm
     needs("bubblewrap")
     fake = "import sys\nprint('own pytest', sys.prefix, *sys.argv[1:])\n"
     repository = project(tmp_path / "project", {"tests/test_a.py": "", ".gitignore": ".venv/\n"})
-    environment_of(Path("/usr/bin/python3"), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
+    environment_of(Path(sys.executable), repository, {"pytest/__init__.py": "", "pytest/__main__.py": fake})
     (found,) = find_verify_commands(repository, tmp_path / "home")
     assert found == VerifyCommand(".venv/bin/python -m pytest", "tests/test_a.py")
     async with working("bubblewrap", tmp_path, order(repository, verify=found.command), baseline=False) as shop:
