@@ -43,7 +43,9 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
             " parsers.read_docx = parsers.read_pdf; parser_process.main()"
         )
         own = str(Path(child.__file__).parents[2])
-        monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own])
+        monkeypatch.setattr(
+            child, "command", lambda _module: [sys.executable, "-I", "-c", start, own, str(os.getpid())]
+        )
 
     return attack
 
@@ -157,7 +159,7 @@ def test_a_child_has_no_keys_and_hides_secrets_by_asking(monkeypatch: pytest.Mon
     start += " parsers.read_docx = lambda _data, hide: hide('a secret of ' + str(sorted(os.environ)));"
     start += " parser_process.main()"
     own = str(Path(child.__file__).parents[2])
-    monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own])
+    monkeypatch.setattr(child, "command", lambda _module: [sys.executable, "-I", "-c", start, own, str(os.getpid())])
     text = parser_process.read_docx(b"", lambda text: text.replace("secret", "[hidden]"))
     assert text.startswith("a [hidden] of") and "KEY" not in text
 

@@ -170,3 +170,38 @@ def test_nothing_is_left_whichever_process_is_killed(kind: Kind, number: int, mo
         server.process.kill()
         server.process.communicate()
     until(lambda: not server.left(), server.left)
+
+
+HELPERS = {
+    "git": (
+        "import pathlib, sys; from ava_roles.sandbox.git import run_git\n"
+        "run_git(['/bin/sleep', '60'], folder=pathlib.Path('/'), env={}, aside=pathlib.Path(sys.argv[1]), within_s=60)"
+    ),
+    "parser": (
+        "import subprocess, sys; from ava_roles.tools import child\n"
+        "subprocess.run(child.command('ava_roles.tools.parser_process'), stdin=int(sys.argv[2]))"
+    ),
+}
+
+
+@pytest.mark.parametrize("which", HELPERS)
+def test_a_helper_ends_with_its_server_at_any_moment(which: str, tmp_path: Path) -> None:
+    others = {os.getpid(), *descendants(os.getpid())}
+
+    def left() -> list[str]:
+        for pid in set(children_of(os.getpid())) - others:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        return [_words(pid) for pid in descendants(os.getpid()) if pid not in others and lives(pid)]
+
+    stdin, held = os.pipe()  # held open: a helper must not need the end of its input to notice
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for later_s in (0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3)[:: 3 if os.environ.get(SEED) else 1]:
+        command = [sys.executable, "-c", HELPERS[which], str(tmp_path), str(stdin)]
+        with subprocess.Popen(command, env=env, pass_fds=(stdin,)) as server:
+            until(lambda: below(server.pid))
+            time.sleep(later_s)
+            server.kill()
+        until(lambda: not left(), left)
+    os.close(stdin)
+    os.close(held)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -91,8 +92,9 @@ def run_git(
     check: Callable[[], None] = lambda: None,
     stdin: bytes = b"",
     held: Sequence[int] = (),
+    outlives: bool = False,
 ) -> GitOutput:
-    """Run git to its end. Blocks; git is ended when `check` raises or when it takes too long.
+    """Run git to its end. Blocks; git is ended when `check` raises, when it takes too long, or with this process.
 
     Args:
         command: The program and its arguments.
@@ -103,6 +105,7 @@ def run_git(
         check: Called repeatedly.
         stdin: What git reads.
         held: Descriptors that git inherits.
+        outlives: Git goes on if this process is killed.
 
     Raises:
         OSError: It cannot be started.
@@ -115,7 +118,7 @@ def run_git(
         given.write(stdin)
         given.seek(0)
         process = subprocess.Popen(  # noqa: S603 - Ava's own arguments, and names from a file or after `--`
-            list(command),
+            list(command) if outlives else ending_with_us(command),
             cwd=folder,
             env=dict(env),
             stdin=given,
@@ -132,6 +135,31 @@ def run_git(
         out.seek(0)
         errors.seek(0)
         return GitOutput(code, out.read(), errors.read(2_000).decode("utf-8", "replace").strip())
+
+
+_SETPRIV = "/usr/bin/setpriv"
+_UNLESS_ORPHANED = '[ "$PPID" = "$0" ] && exec "$@"'
+
+
+def ending_with_us(command: Sequence[str]) -> list[str]:
+    """Return a command line that the kernel kills with this thread, so also if this process is killed.
+
+    The shell starts nothing if this process ended before the kernel knew. Where the kernel or `setpriv` cannot do this,
+    the command goes on to its own end.
+    """
+    if not _knows_death_signal():
+        return list(command)
+    return [_SETPRIV, "--pdeathsig", "KILL", "/bin/sh", "-c", _UNLESS_ORPHANED, str(os.getpid()), *command]
+
+
+@cache
+def _knows_death_signal() -> bool:
+    """Tell whether `setpriv` has the option; that of BusyBox and of util-linux before 2.33 do not."""
+    try:
+        tried = [_SETPRIV, "--pdeathsig", "KILL", "/bin/sh", "-c", "exit 0"]
+        return subprocess.run(tried, env={}, capture_output=True, timeout=5, check=False).returncode == 0  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return False
 
 
 def _memory_file() -> IO[bytes]:
@@ -286,7 +314,7 @@ def global_excludes_file(git: str, own: Path, home: Path) -> str:
     del env["GIT_CONFIG_GLOBAL"]
     with suppress(OSError, subprocess.SubprocessError):
         asked = subprocess.run(  # noqa: S603 - fixed arguments
-            [git, "config", "--global", "--type=path", "--get", "core.excludesFile"],
+            ending_with_us([git, "config", "--global", "--type=path", "--get", "core.excludesFile"]),
             cwd="/",
             env=env,
             stdin=subprocess.DEVNULL,

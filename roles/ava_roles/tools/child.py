@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -26,7 +27,7 @@ _TIMEOUT = b"Timeout ("
 def command(module: str) -> list[str]:
     """Return the command line of a child: it runs a module's `main`, and imports nothing from its working folder."""
     start = f"import sys; sys.path.insert(0, sys.argv[1]); from {module} import main; main()"
-    return [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2])]
+    return [sys.executable, "-I", "-c", start, str(Path(__file__).parents[2]), str(os.getpid())]
 
 
 def took_too_long(code: int | None, errors: bytes = b"") -> bool:
@@ -70,3 +71,5 @@ def limit_lifetime(seconds: int) -> None:
             faulthandler.dump_traceback_later(seconds, exit=True)
     with suppress(NotOnThisSystem):  # on other systems the time limit ends it
         end_with_parent()
+        if os.getppid() != int(sys.argv[2]):  # it had ended before
+            os._exit(1)

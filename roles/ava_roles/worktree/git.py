@@ -100,6 +100,7 @@ class Git:
                     check=self.check,
                     stdin=stdin,
                     held=self.inherited,
+                    outlives=words[0] == "update-ref",  # if it were killed, the user's repository would stay locked
                 )
             ended = done.code is not None
         finally:
