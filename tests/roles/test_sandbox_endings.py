@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def test_a_signal_to_the_server_leaves_no_process(kind: Kind, here: Path, mark: 
 
 
 @contextmanager
-def serving(kind: Kind, here: Path, mark: str) -> Iterator[tuple[subprocess.Popen[str], int, int]]:
+def serving(kind: Kind, here: Path, mark: str) -> Generator[tuple[subprocess.Popen[str], int, int]]:
     """A server with a running command, its guard, and its supervisor."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SERVER.parents[1]), *sys.path))}
     with subprocess.Popen(
