@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ava_audit.entries import Entry
 from ava_audit.events import SessionStart
@@ -32,8 +34,8 @@ class DecisionSums:
     """Totals of a period: the decisions of each kind, and the cost so far of the runs approved in it (micro-USD)."""
 
     counts: dict[str, int]
-    cost_micros: int
-    uncosted_micros: int
+    cost_micros: Annotated[int, Field(ge=0, le=2**53)]
+    uncosted_micros: Annotated[int, Field(ge=0, le=2**53)]
 
 
 @dataclass(frozen=True)

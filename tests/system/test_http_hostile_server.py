@@ -162,13 +162,19 @@ def test_over_plain_http_the_token_goes_only_to_this_machine_and_bypasses_proxie
 VERBS = (
     ("status",), ("status", "--json"), ("logs",), ("logs", "--json"), ("show", "S-0dd0dd"),
     ("show", "S-0dd0dd", "--json"), ("wait", "S-0dd0dd"), ("cancel", "S-0dd0dd"), ("send", "S-0dd0dd", "x"),
-    ("report",), ("report", "--group", "G-0dd0dd0"),
+    ("report",), ("report", "--group", "G-0dd0dd0"), ("report", "approvals"), ("report", "approvals", "--csv"),
 )  # fmt: skip
 EVIL = "\x1b]0;owned\x07\x1b[2J\u202e\u200bok"
 ROW: dict[str, Any] = {
     "id": EVIL, "pending_id": EVIL, "group_id": EVIL, "user_id": EVIL, "session_id": EVIL, "role": EVIL, "name": EVIL,
     "task_id": EVIL, "model": EVIL, "config": "{}", "retry_of": None, "state": "success", "stop_reason": EVIL,
     "error_kind": None, "created_us": 10**30,
+}  # fmt: skip
+SUMS = {"counts": {EVIL: 1, "approved": 10**40}, "cost_micros": 1, "uncosted_micros": 1}
+DECISION: dict[str, Any] = {
+    "seq": 1, "at_us": 1, "decision": EVIL, "by": EVIL, "kind": EVIL, "channel": EVIL, "how": EVIL, "client": EVIL,
+    "token": EVIL, "run_id": EVIL, "pending_id": EVIL, "group_id": EVIL, "user": EVIL, "role": EVIL, "name": EVIL,
+    "task": EVIL, "cap": EVIL, "cap_micros": 1, "digest": EVIL, "cost_micros": 1, "state": EVIL, "ended": True,
 }  # fmt: skip
 VIEW = {"row": ROW, "state": "success", "at_us": 1, "caps": [["cost", 1, 10**40, 0]], "free": False, "task": EVIL}
 ANSWERS: dict[str, Any] = {
@@ -191,6 +197,9 @@ ANSWERS: dict[str, Any] = {
         "names": {}, "next": None, "upto": 1,
     },
     "pages without end": {"lines": [], "names": {}, "next": 10**9, "upto": 1},
+    "decisions without end": {"user": EVIL, "sums": SUMS, "rows": [DECISION], "next": [10**9, 1]},
+    "a decision at no time": {"user": EVIL, "sums": SUMS, "rows": [{**DECISION, "at_us": 10**30}], "next": None},
+    "a cost beyond all": {"user": EVIL, "sums": SUMS, "rows": [{**DECISION, "cost_micros": 10**40}], "next": None},
     "two lines in one": {"lines": ["{}\n{}"], "names": {}, "next": None, "upto": 1},
 }  # fmt: skip
 

@@ -37,14 +37,14 @@ from ava_server.cli.terminal import (
     write,
 )
 from ava_server.core.data_root import find_data_root, os_user
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.ids import parse_id
 from ava_server.service.report import NOT_FAILED, Report, Sum, fold_empty, months_of, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.totals import GroupSum, Spending
-    from ava_server.service.approvals import Decisions, MadeDecision
+    from ava_server.service.approvals import Decisions
 
 T = TypeVar("T")
 
@@ -407,15 +407,15 @@ def _decisions(
         rows, at = [*found.rows], found.next
         while whole and at is not None:
             more = page(at)
+            if more.next is not None and more.next >= at:
+                raise ConfigError("The server's pages have no end. Does it run another version of Ava?")
             rows += more.rows
             at = more.next
         return replace(found, rows=tuple(rows), next=at)
 
     if server is None:
         period = Period(*span, None if everybody else user or os_user())
-        read = read_log(
-            find_data_root(), lambda log: collected(lambda at: decisions_of(log.view, period, at)), older=True
-        )
+        read = read_log(find_data_root(), lambda log: collected(lambda at: decisions_of(log.view, period, at)))
         return read if read is not None else NOTHING
     asked: dict[str, Any] = {"since": span[0], "until": span[1], "all": everybody}
     asked |= {} if user is None else {"user": user}
@@ -435,19 +435,15 @@ def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:
     for one in found.rows:
         cost = "" if one.cost_micros is None else f", cost {format_usd(one.cost_micros)}"
         cap = f", {one.cap}" if one.cap else ""
-        what = f"{one.run_id} {one_line(one.name or one.role)}"
-        say(f"\n{format_ts(one.at_us)}  {one.decision}{cap}{cost}; {one.state.replace('_', ' ')}: {what}")
-        whose = f", for {one_line(one.user)}" if one.by != one.user else ""
-        through = "".join(f", {what} {one_line(value)}" for what, value in _through(one) if value)
-        say(f"  {one_line(one.by)}{whose}: {one.how}{through}; digest {one.digest[:12]}")
+        first = f"{one.decision}{cap}{cost}; {one.state.replace('_', ' ')}: {one.run_id} {one.name or one.role}"
+        whose = f", for {one.user}" if one.by != one.user else ""
+        through = (("client", one.client), ("token", one.token))
+        how = one.how + "".join(f", {what} {value}" for what, value in through if value)
+        say(f"\n{format_ts(one.at_us)}  {one_line(first)}")
+        say(f"  {one_line(f'{one.by}{whose}: {how}; digest {one.digest[:12]}')}")
         say(f"  {ERASED if one.task is None else one_line(one.task)}")
     if found.next is not None:
         say(f"\nOlder ones: --until {shlex.quote(iso_utc(found.rows[-1].at_us))}, or all of them with --json or --csv.")
-
-
-def _through(one: MadeDecision) -> Iterator[tuple[str, str | None]]:
-    yield "client", one.client
-    yield "token", one.token
 
 
 def _write_csv(found: Decisions) -> None:

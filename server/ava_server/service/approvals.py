@@ -7,7 +7,9 @@ The cost is the run's so far, and belongs to its approval, so that the sum count
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ava_audit.decisions import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.events import ExtensionDecided, RunResumed, SessionStart, SpawnDecided, SpawnProposed
@@ -25,6 +27,11 @@ ORDER = ("approved", "rejected", "raised", "declined", "resumed")
 ERASED = "(erased)"
 FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 """What makes a spreadsheet read a cell as a formula, in both widths."""
+
+
+Us = Annotated[int, Field(ge=0, le=250_000_000_000_000_000)]
+Micros = Annotated[int, Field(ge=0, le=2**53)]
+"""Bounds of what another server says: within them, every value can be shown."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class MadeDecision:
     """
 
     seq: int
-    at_us: int
+    at_us: Us
     decision: str
     by: str
     kind: str
@@ -73,9 +80,9 @@ class MadeDecision:
     name: str | None
     task: str | None
     cap: str
-    cap_micros: int | None
+    cap_micros: Micros | None
     digest: str
-    cost_micros: int | None
+    cost_micros: Micros | None
     state: str
     ended: bool
 
@@ -90,7 +97,7 @@ class Decisions:
     user: str | None
     sums: DecisionSums
     rows: tuple[MadeDecision, ...]
-    next: tuple[int, int] | None
+    next: tuple[Us, int] | None
 
 
 NOTHING = Decisions(None, DecisionSums({}, 0, 0), (), None)
