@@ -125,6 +125,32 @@ async def test_cancels_a_run_during_a_model_call(tmp_path: Path) -> None:
         assert settled.settlement == "unknown" and run.cost_micros > 0, "what was sent may be billed"
 
 
+async def test_a_run_cancelled_while_it_connects_books_nothing(tmp_path: Path) -> None:
+    connected, held = anyio.Event(), set[asyncio.StreamWriter]()
+
+    async def says_nothing(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.add(writer)  # a TLS handshake that never ends
+        connected.set()
+
+    silent = await asyncio.start_server(says_nothing, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    env = {"AVA_MODEL_BASE_URL": f"https://127.0.0.1:{port}/v1", "AVA_MODEL": "test"}
+    try:
+        async with open_lab(tmp_path, config=PRICED, env=env) as lab:
+            run_id = await lab.start()
+            with anyio.fail_after(20):
+                await connected.wait()
+            assert (await lab.call("cancel_subagent", subagent_id=run_id)).status == "cancelled"
+            run = await lab.run(run_id)
+            [settled] = await lab.facts(run_id, CostUpdate)
+    finally:
+        silent.close()
+        for writer in held:
+            writer.close()
+    assert (run.state, run.cost_micros, run.tokens, run.uncosted_micros) == ("cancelled", 0, 0, 0)
+    assert settled.settlement == "not_billed" and settled.reserved_micros > 0
+
+
 async def test_cancels_a_run_during_a_tool_call_and_keeps_its_partial_output(tmp_path: Path) -> None:
     tool = Waiting("wait")
     script = [Say(calls=[("scratchpad", {"note": "half of it"})]), Say(calls=[("wait", {})])]

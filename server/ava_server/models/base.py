@@ -11,6 +11,10 @@ from typing import Any, Protocol
 from ava_audit.events import Usage
 
 
+NOT_SENT = "nothing of the request was sent"
+"""The note on a cancellation that came before anything was sent: without it, the call may have been billed."""
+
+
 @dataclass(frozen=True)
 class ToolSchema:
     """A tool as the model sees it; `parameters` is a JSON schema, and an `own` one has no text from elsewhere."""
@@ -230,6 +234,8 @@ class Model(Protocol):
 
     def stream(self, request: Request, check: SendCheck = unchecked) -> AbstractAsyncContextManager[Stream]:
         """Send the request once; leaving the context closes the connection.
+
+        A cancellation before anything was sent has the note `NOT_SENT`.
 
         Raises:
             AuditError: `check` has raised it; nothing was sent.

@@ -16,6 +16,7 @@ from ava_server.core.errors import ModelError
 from ava_server.models import json_text
 from ava_server.models import tokens as bounds
 from ava_server.models.base import (
+    NOT_SENT,
     AssistantTurn,
     Bound,
     ReportedUsage,
@@ -115,17 +116,21 @@ class HttpModel:
         end = anyio.current_time() + self.deadlines.total_s
         endpoint = Endpoint(self.wire.url(self.base_url), self.model_id, self.api_key, self.wire.speaks)
         sending = False
+        body = [self._take_encoded(request)]
+        size = len(body[0])
         async with AsyncExitStack() as stack:
             try:
                 client = await stack.enter_async_context(self.clients.client())
-                body = [self._take_encoded(request)]
-                size = len(body[0])
                 sending = True
                 response = await self._send(client, endpoint, body, end, check)
                 stack.push_async_callback(_close, response)
                 if response.status_code != 200:
                     raise endpoint.status_error(response, await _error_body(response, end))
             except (ModelError, AuditError):
+                raise
+            except anyio.get_cancelled_exc_class() as cancelled:
+                if body:  # nothing has taken it to write it
+                    cancelled.add_note(NOT_SENT)
                 raise
             except Exception as error:  # the attempt has to be settled, whatever went wrong
                 if isinstance(error, OSError) and not sending:

@@ -40,7 +40,7 @@ from ava_server import telemetry
 from ava_server.budget.caps import CapReached, CapRequest, DayCaps, Reservation, is_in_flight, reserve, settlement_event
 from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.errors import ModelError
-from ava_server.models.base import Bound, Completion, Delta, Model, Request, ToolUse
+from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Model, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
@@ -113,14 +113,15 @@ SETTLE_S = 3.0
 @asynccontextmanager
 async def _settled_if_cancelled(settle: Callable[[Settlement], Awaitable[None]]) -> AsyncGenerator[None]:
     """Settle a call whose caller is cancelled: before it is sent it costs nothing, then nobody knows what it costs."""
-    sending = False
+    begun = False
     try:
         await anyio.lowlevel.checkpoint_if_cancelled()
-        sending = True
+        begun = True
         yield
-    except anyio.get_cancelled_exc_class():
+    except anyio.get_cancelled_exc_class() as cancelled:
+        sent = begun and NOT_SENT not in getattr(cancelled, "__notes__", ())
         with anyio.CancelScope(shield=True), anyio.move_on_after(SETTLE_S):
-            await settle("unknown" if sending else "not_billed")
+            await settle("unknown" if sent else "not_billed")
         raise
 
 
