@@ -112,6 +112,11 @@ def iso_second(ts_us: int) -> str:
     return (EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def local_second(ts_us: int) -> str:
+    """Return `Sat 14:05:33 CET`: the full second at or after a time, in this machine's zone, which it names."""
+    return (EPOCH + timedelta(seconds=-(-ts_us // US_PER_S))).astimezone().strftime("%a %H:%M:%S %Z")
+
+
 def day_of(ts_us: int) -> str:
     """Return the UTC day, `YYYY-MM-DD`, that budgets and mirror files use."""
     moment = time.gmtime(ts_us // US_PER_S)

@@ -1,3 +1,4 @@
+import time
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from ava_audit.units import (
     format_ts,
     format_usd,
     iso_utc,
+    local_second,
     micros_from_cents,
     now_us,
     parse_time,
@@ -227,3 +229,16 @@ def test_rejects_invalid_amounts_of_cents(amount: float | Decimal) -> None:
 @given(st.integers(min_value=0, max_value=10**12))
 def test_micros_survive_conversion_to_cents_and_back(micros: int) -> None:
     assert micros_from_cents(cents(micros)) == micros
+
+
+@pytest.mark.parametrize(
+    ("zone", "shown"), [("CET-1", "Sat 00:05:33 CET"), ("UTC0", "Fri 23:05:33 UTC"), ("EST5", "Fri 18:05:33 EST")]
+)
+def test_a_time_in_a_question_is_local_and_names_its_zone(
+    zone: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        assert local_second(us(2026, 1, 30, 23, 5, 32) + 1) == shown
+    time.tzset()

@@ -45,12 +45,12 @@ from ava_audit.events import (
 )
 from ava_audit.rows import Bucket, RunRow
 from ava_audit.store.store import Store, append
-from ava_audit.units import format_usd, now_us
+from ava_audit.units import format_usd, local_second, now_us
 from ava_audit.view import View
 from ava_server.budget.run_config import config_of
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
-from ava_server.runs.extension import MOST_ASKED, Shortage, _rounded, asked_of, extension_request
+from ava_server.runs.extension import MOST_ASKED, Shortage, _rounded, asked_of, extension_request, wait_words
 from ava_server.runs.extension import extension_limits as limits_of
 from ava_server.runs.extension_answer import PendingExtension, WaitingExtension, decide_extension, waiting_extension
 from ava_server.service.access import Session
@@ -111,6 +111,8 @@ async def test_a_run_that_is_allowed_more_goes_on_under_the_new_cap(tmp_path: Pa
         assert abs(asked.expires_us - now_us() - 600_000_000) < 20_000_000
         shown = await request(lab, run_id)
         assert f"near its cost cap of $0.20: {format_usd(200_000 - row.cost_micros)} left; about $0." in shown.message
+        assert shown.message.endswith(f"if you do not answer, it does so at {local_second(asked.expires_us)}.")
+        assert f"the run wraps up at {local_second(asked.expires_us)}" in wait_words(row, asked)
         decided = await person(lab).extensions.decide(run_id, shown.digest, approve=True)
         assert decided.status == "approved"
         run = await lab.ended(run_id)

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from ava_audit.events import Usage
 
-
 NOT_SENT = "nothing of the request was sent"
 """The note on a cancellation that came before anything was sent: without it, the call may have been billed."""
 

@@ -19,7 +19,7 @@ from ava_audit.events import (
     ExtensionDecided,
 )
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_CENT, format_usd, iso_second, micros_from_cents, now_us
+from ava_audit.units import MICROS_PER_CENT, format_usd, local_second, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import minutes
@@ -307,7 +307,7 @@ def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
     """Return what a run waits for, who can answer and how, and until when."""
     return (
         f"a person to {request_words(asked)}. Answer with `ava approve {run.id}` or `ava reject {run.id}`; a model"
-        f" cannot answer. If nobody answers by {iso_second(asked.expires_us)}, the run wraps up"
+        f" cannot answer. If nobody answers, the run wraps up at {local_second(asked.expires_us)}"
     )
 
 

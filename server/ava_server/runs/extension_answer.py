@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ava_audit.events import Channel, Event, ExtendedCap, ExtensionAsked, ExtensionDecided, UserMessage, Who
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, iso_second
+from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, local_second
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
@@ -98,8 +98,8 @@ class WaitingExtension:
         return (
             f"{label(self.run)} is near its {name} of {low}: {shortage_words(asked)}.\n"
             f"{approval_line(self.config, self.texts)}\n"
-            f"Raise the {name} to {high}? If you decline, or do not answer by {iso_second(asked.expires_us)}, the"
-            " run hands in what it has."
+            f"Raise the {name} to {high}? If you decline, the run hands in what it has; if you do not answer, it"
+            f" does so at {local_second(asked.expires_us)}."
         )
 
     @property

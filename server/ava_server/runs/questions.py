@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ava_audit.events import Channel, Event, QuestionAnswered, QuestionAsked, ToolCall, UserMessage, Who
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import iso_second, now_us
+from ava_audit.units import local_second, now_us
 from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import ToolFailed
 from ava_roles.tool import ToolContext, ToolOutput
@@ -145,7 +145,7 @@ class WaitingQuestion:
         text = (
             f"{label(self.run)} asks you, in its own words:\n{add_bars(self.untrusted)}\n"
             f"Your answer goes to the model {self.run.model}: give no passwords or keys. It changes no limit. Without"
-            f" an answer by {iso_second(self.asked.expires_us)} the subagent continues."
+            f" an answer, the subagent continues at {local_second(self.asked.expires_us)}."
         )
         own = TextField(_ANSWER, "Or in your own words" if self.options else "Your answer")
         fields = (TextField(_CHOICE, "Your answer", self.options), own) if self.options else (own,)

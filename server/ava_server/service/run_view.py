@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from ava_audit.events import Event, SubagentComplete, ToolCall, ToolResult, Who
 from ava_audit.rows import QUEUED, RUNNING, WAITING, RunRow
 from ava_audit.store.backend import Activities
-from ava_audit.units import format_usd, iso_second, iso_utc
+from ava_audit.units import format_usd, iso_utc, local_second
 from ava_audit.view import View
 from ava_roles.wrap import clean, escape_result
 from ava_server.approval.proposals import texts_of
@@ -230,7 +230,7 @@ class Wait:
             case "answer":
                 return (
                     "an answer to its question (untrusted_question): ask the person, and pass the answer on with"
-                    f" message_subagent. Without one, it continues at {iso_second(self.until_us or 0)}"
+                    f" message_subagent. Without one, it continues at {local_second(self.until_us or 0)}"
                 )
             case "resume" | "held":
                 how = f' and approving ["{self.line}"]' if self.line is not None else ""
@@ -249,13 +249,13 @@ class Wait:
             case "extension":
                 asked = asked_of(self.run)
                 words = request_words(asked) if asked is not None else "allow it more"
-                until = iso_second(self.until_us or 0)
+                until = local_second(self.until_us or 0)
                 return f"a person may {words}: `ava approve {self.run.id}`; without an answer it wraps up at {until}"
             case "answer":
                 how = f'`ava send {self.run.id} "…"`'
                 return (
                     f"answer its question with {how}; without an answer it continues at"
-                    f" {iso_second(self.until_us or 0)}"
+                    f" {local_second(self.until_us or 0)}"
                 )
             case "queue":
                 place = f"number {self.position} in the queue"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ava_audit.rows import WAITING
-from ava_audit.units import format_usd, iso_second, now_us
+from ava_audit.units import format_usd, local_second, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
 from ava_server.budget.user_limits import policy_in_force
@@ -152,8 +152,8 @@ def _message(run: RunRow, view: View) -> Decision:
         return Decision("send", run, f"Send a message to {label(run)}", text, "Message:")
     text = (
         f"{label(run)} asks you, in its own words:\n{add_bars(asked.untrusted)}\nYour answer goes to the model"
-        f" {run.model}: give no passwords or keys. It changes no limit. Without an answer by"
-        f" {iso_second(asked.asked.expires_us)} the subagent continues."
+        f" {run.model}: give no passwords or keys. It changes no limit. Without an answer, the"
+        f" subagent continues at {local_second(asked.asked.expires_us)}."
     )
     return Decision("send", run, f"{label(run)} asks you a question", text, "Answer:", shown=asked)
 
