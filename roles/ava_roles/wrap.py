@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from functools import lru_cache
 
 TAGS = ("tool_output", "subagent_result")
 """Names of the tags that mark untrusted text; nothing inside may look like one of them."""
@@ -15,18 +16,37 @@ BAR = "│ "
 _NONCE = re.compile(r"[0-9A-Za-z]{8,64}")
 _SOURCE_CHARS = 300
 
-# Characters that a person does not see and a model reads. Variation selectors stay where one selects the look of an
-# emoji (a single U+FE0E or U+FE0F), and are removed where they could carry data (in rows, and all others).
+_CONTROLS = "\u0000-\u0008\u000b-\u001f\u007f-\u009f"  # C0 and C1, not \n and \t
+_ASCII_CONTROLS = re.compile("[\\0-\\x08\\x0b-\\x1f\\x7f]")
+_CSI = r"[0-?]*+[ -/]*+[@-~]?+"  # without its last byte: it was cut off
+_STRING = r"[^\0-\x08\x0a-\x1f\x7f-\x9f]*+(?:\x07|\x1b\\|\x9c)"
+# Characters that a person does not see and a model reads, and whole escape sequences of ECMA-48; none goes on in the
+# next line. Variation selectors stay where one selects the look of an emoji (a single U+FE0E or U+FE0F), and are
+# removed where they could carry data (in rows, and all others). All begin with one set of characters, because Python
+# looks for that much faster than for alternatives. U+200C and U+200D are looked at beforehand (`_joins`).
 INVISIBLE = re.compile(
-    "["
-    "\u0000-\u0008\u000b-\u001f\u007f-\u009f"  # C0 and C1 controls, not \n and \t
+    f"[{_CONTROLS}"
     "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # bidi marks, embeddings, isolates
-    "\u00ad\u034f\u180b-\u180f\u200b-\u200d\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"  # zero width
+    "\u00ad\u034f\u180b-\u180f\u200b\u2060-\u2065\u206a-\u206f\ufeff\ufff9-\ufffb"  # zero width
     "\u115f\u1160\u17b4\u17b5\u3164\uffa0\U0001d173-\U0001d17a"  # fillers and formatting without a glyph
-    "\ufe00-\ufe0d\U000e0000-\U000e0fff"  # the selectors that carry bytes, tag block
+    "\ufe00-\ufe0f\U000e0000-\U000e0fff"  # variation selectors, tag block
     "\ud800-\udfff"  # lone surrogates, which no provider and no database accepts
-    "]|(?<=[\ufe00-\ufe0f])[\ufe0e\ufe0f]"
+    "](?:"
+    rf"(?<=\x1b)(?:\[{_CSI}|[\]PX^_]{_STRING}|[ -/]*+[0-~])"
+    rf"|(?<=\x9b){_CSI}"
+    rf"|(?<=[\x90\x98\x9d-\x9f]){_STRING}"
+    "|(?<![\ufe0e\ufe0f])"
+    "|(?<=[\ufe00-\ufe0f][\ufe0e\ufe0f])"
+    ")"
 )
+_NON_JOINER, _JOINER = "\u200c", "\u200d"
+_BOTH = _NON_JOINER + _JOINER
+_JOINERS = re.compile(f"[{_BOTH}]+")
+_SKINS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
+_MOST_MARKS = 5  # between a joiner and the letter that it is about
+_KNOWN = 65_536  # neighbours of a joiner
+_VIRAMA = 9  # its combining class
+_DUAL_JOINING, _PICTURE = "\u0628", "\u2764"  # an Arabic letter that joins both ways; a heart
 
 _ENDLESS_NUMBER = re.compile(r"&#\d{100,}+;?")
 """A reference to a character that does not exist, and whose number Python may refuse to read."""
@@ -68,12 +88,85 @@ def unescape_html(text: str) -> str:
 def clean(text: str) -> tuple[str, int]:
     r"""Remove what a person does not see: bidi controls, zero-width characters, the tag block, control characters.
 
-    Line ends become `\n` and are not counted as removed.
+    Whole escape sequences go, such as colours. U+200C and U+200D stay where a script or an emoji needs them. Line ends
+    become `\n` and are not counted as removed; lines stay lines.
 
     Returns:
-        The text, and how many characters were removed.
+        The text, and how many characters were removed; a sequence counts as one.
     """
-    return INVISIBLE.subn("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if text.isascii() and _ASCII_CONTROLS.search(text) is None:  # as nearly all are: found three times as fast
+        return text, 0
+    joined = text
+    if _NON_JOINER in text or _JOINER in text:
+        joined = _JOINERS.sub(lambda found: found[0] if _joins(text, found.start()) else "", text)
+    shown, removed = INVISIBLE.subn("", joined)
+    return shown, removed + len(text) - len(joined)
+
+
+def shown_offsets(text: str) -> list[int]:
+    r"""Return the offset of each character of a text that `clean` keeps; the text's line ends are `\n`."""
+    kept = [at for at, char in enumerate(text) if char not in _BOTH or _joins(text, at)]
+    offsets: list[int] = []
+    done = 0
+    for found in INVISIBLE.finditer("".join([text[at] for at in kept])):
+        offsets += kept[done : found.start()]
+        done = found.end()
+    return offsets + kept[done:]
+
+
+def _joins(text: str, at: int) -> bool:
+    """Tell whether the U+200C or U+200D at a place changes what is seen."""
+    found = _joins_between(text[at - 1 : at], text[at : at + 2]) if at else False
+    if found is None:
+        return bool(_joins_between(" " + text[max(0, at - _MOST_MARKS) : at], text[at : at + 1 + _MOST_MARKS]))
+    return found
+
+
+def _is_mark(char: str) -> bool:
+    return unicodedata.category(char) in ("Mn", "Me") or char in _SKINS
+
+
+@lru_cache(_KNOWN)
+def _joins_between(before: str, after: str) -> bool | None:
+    """Tell whether the joiner with which `after` begins changes what is seen; None if that takes more context.
+
+    By RFC 5892, appendix A, both do so after a virama, and U+200C between letters that would join. U+200D also shows
+    the joining form of a letter that joins nothing there, makes one emoji of two, and comes before a virama.
+    """
+    joiner, after = after[0], after[1:]
+    nearest, following = before[-1:], after[:1]
+    if not nearest or nearest in _BOTH or (following and following in _BOTH):  # in rows, they carry data
+        return False
+    if unicodedata.combining(nearest) == _VIRAMA:
+        return True
+    if len(before) == 1 and (_is_mark(before) or (following and _is_mark(following))):
+        return None
+    base = next((char for char in reversed(before) if not _is_mark(char)), "")
+    left = _is_joined(f"{base}{_NON_JOINER}{_DUAL_JOINING}")
+    right = _is_joined(f"{_DUAL_JOINING}{_NON_JOINER}{next((char for char in after if not _is_mark(char)), '')}")
+    if joiner == _NON_JOINER:
+        return left and right
+    if following and unicodedata.combining(following) == _VIRAMA:
+        return unicodedata.category(base or " ") == "Lo"
+    return left != right or (_is_picture(base) and _is_picture(following))
+
+
+def _is_joined(three: str) -> bool:
+    """Tell whether the letters around a U+200C would join without it."""
+    from idna.core import valid_contextj
+
+    try:
+        return len(three) == 3 and valid_contextj(three, 1)
+    except ValueError:  # a character without a name
+        return False
+
+
+def _is_picture(char: str) -> bool:
+    """Tell whether a character and another one can be one emoji."""
+    from icu4py.breakers import CharacterBreaker
+
+    return char != "" and sum(1 for _ in CharacterBreaker(f"{char}{_JOINER}{_PICTURE}", "en")) == 1
 
 
 def one_line(text: str, most: int | None = None) -> str:

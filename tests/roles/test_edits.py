@@ -18,6 +18,7 @@ from ava_roles.tool import ToolContext, ToolOutput
 from ava_roles.tools.document import Document, normalize_line_ends
 from ava_roles.tools.edits import EditFile, EditFileArgs, WriteFile, WriteFileArgs
 from ava_roles.worktree.edits import Edits
+from ava_roles.wrap import clean
 
 
 class Tree:
@@ -224,6 +225,32 @@ def test_replacing_all_equals_plain_replacement_and_keeps_other_line_endings(tex
     assert [edited.lines[at] for at in sorted(untouched)] == [document.lines[at] for at in sorted(shifted)]
 
 
+@pytest.mark.parametrize(
+    ("data", "old", "new", "after"),
+    [
+        ("a\u200bb = c\n", "ab = c", "ab = d", "ab = d\n"),
+        ("print('\x1b[31mred\x1b[0m')\n", "'red'", "'blue'", "print('blue')\n"),
+        ("\x1b[31mred\x1b[0m\n", "red", "blue", "\x1b[31mblue\x1b[0m\n"),
+        ("a\u200db\r\nc\r\n", "ab\nc", "x\ny", "x\r\ny\r\n"),
+        ("a\u200bb\n", "ab", "ab", "ab\n"),
+        ("می\u200cخواهم\n", "می\u200cخواهم", "x", "x\n"),
+    ],
+)
+async def test_changes_a_line_with_characters_that_are_not_shown(
+    tree: Tree, data: str, old: str, new: str, after: str
+) -> None:
+    tree.put(data.encode())
+    assert old in clean(data.replace("\r\n", "\n"))[0], "what the model was shown"
+    said = (await tree.edit(old, new)).text
+    assert tree.data() == after.encode()
+    assert ("not shown to you are gone" in said) == (old not in data.replace("\r\n", "\n"))
+
+
+async def test_refuses_places_that_differ_only_in_what_is_not_shown(tree: Tree) -> None:
+    tree.put("a\u200bb\na\u2060b\n".encode())
+    assert "differ in characters that are not shown to you" in await tree.not_edited("ab", "c", replace_all=True)
+
+
 # -- the nearest places ---------------------------------------------------------------------------------------------
 
 
@@ -246,7 +273,7 @@ def test_replacing_all_equals_plain_replacement_and_keeps_other_line_endings(tex
         ),
         (b"Value = One\n", "value = one", "upper and lower case in line 1"),
         ("say(\u2018hi\u2019)\n".encode(), "say('hi')", "line 1 has U+2018 where old has U+0027, which looks alike"),
-        ("a\u200bb = c + d\n".encode(), "ab = c + d", r"not shown to you (U+200B)"),
+        ("a\u200bb = c + d\ne = f\n".encode(), "ab = c + d\ne = g", "line 2 differs"),
         (b"one = two + three\nfour = five\n", "one = two + three\nfour = six", "line 2 differs"),
     ],
 )

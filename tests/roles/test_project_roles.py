@@ -120,7 +120,7 @@ def test_reports_links_pipes_and_unreadable_files_without_following_them(project
         ".ava/roles/link.md": "is a link, and those of a project are not followed; put the file itself there",
         ".ava/roles/pipe.md": "is not a regular file; put the file itself there",
     }
-    assert [untrusted.file.source for untrusted in catalog.untrusted] == [".ava/roles/[31mred.md"]
+    assert [untrusted.file.source for untrusted in catalog.untrusted] == [".ava/roles/red.md"]
 
 
 @pytest.mark.parametrize("linked", [".ava", ".ava/roles"])

@@ -17,7 +17,8 @@ from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.launcher.spec import USERS
 from ava_roles.sandbox.sandbox import Bind, Command, Kind
-from ava_roles.sandbox.supervised import Machine, SupervisedSandbox
+from ava_roles.sandbox.supervised import Machine, Output, SupervisedSandbox
+from ava_roles.wrap import clean
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
@@ -247,3 +248,11 @@ async def test_notices_that_a_running_command_closed_its_output(kind: Kind, here
         ) as pipes:
             with pytest.raises(anyio.EndOfStream):
                 await pipes.stdout.receive()
+
+
+@pytest.mark.parametrize("after", range(30))
+def test_an_output_that_is_cut_within_an_escape_sequence_shows_no_rest_of_it(after: int) -> None:
+    output = Output(40)
+    for byte in b"x" * 20 + b"y" * 30 + b"\x1b[38;5;1m!\x1b[0m" + b"z" * after:
+        output.add(bytes([byte]))
+    assert not set("[0123458;m") & set(clean(output.text()[0])[0].rpartition("…")[2])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_roles.net.search_engines import plain
-from ava_roles.wrap import clean, escape_result, unescape_html, wrap_tool_output
+from ava_roles.wrap import clean, escape_result, shown_offsets, unescape_html, wrap_tool_output
 
 NONCE = "5f0c9a17b2d4e688"
 OPENING = f'<tool_output_{NONCE} tool="read_webpages">\n'
@@ -144,7 +144,7 @@ def test_rejects_an_invalid_nonce(nonce: str) -> None:
         ("\u202eevil\u202c \u2066x\u2069 \u200e\u200f\u061c", "evil x ", 7),
         ("z\u200be\u200cr\u200do\u2060\ufeff\u00ad\u180e", "zero", 7),
         ("".join(chr(0xE0000 + ord(char)) for char in "do it") + "!", "!", 5),
-        ("\x00\x07\x1b[31mred\x7f\x85\x9b", "[31mred", 6),
+        ("\x00\x07\x1b[31mred\x7f\x85\x9b", "red", 6),
         ("heart ❤\ufe0f stays", "heart ❤\ufe0f stays", 0),
         ("🙂\ufe0f\ufe0e\ufe01\ufe0f\U000e0101", "🙂\ufe0f", 4),
         ("lone \ud800 surrogate", "lone  surrogate", 1),
@@ -153,6 +153,75 @@ def test_rejects_an_invalid_nonce(nonce: str) -> None:
 )
 def test_removes_and_counts_invisible_characters(text: str, cleaned: str, removed: int) -> None:
     assert clean(text) == (cleaned, removed)
+
+
+@pytest.mark.parametrize(
+    ("text", "cleaned", "removed"),
+    [
+        ("\x1b[31m\x1b[1mFAILED\x1b[0m 1 test", "FAILED 1 test", 3),
+        ("\x1b[38;2;1;2;3mred\x1b[K\x1b[?25l\x1b[2 q", "red", 4),
+        ("\x9b31mred\x9b0m", "red", 2),
+        ("\x1b]0;title\x07a\x1b]8;;https://x.org\x1b\\link\x1b]8;;\x1b\\", "alink", 3),
+        ("\x1bP1$r0m\x1b\\a\x9d0;title\x9cb\x1b_hidden\x1b\\", "ab", 3),
+        ("\x1b(B\x1b7saved\x1b8\x1bM\x1b#8", "saved", 5),
+        ("cut off\x1b[38;5", "cut off", 1),
+        ("cut off\x1b", "cut off", 1),
+        ("\x1b[31\n[2J", "\n[2J", 1),
+        ("\x1b]no end, so it is shown\nline", "no end, so it is shown\nline", 1),
+        ("\x1b\x1b[31mq", "q", 2),
+    ],
+)
+def test_removes_whole_escape_sequences_that_end_in_their_line(text: str, cleaned: str, removed: int) -> None:
+    assert clean(text) == (cleaned, removed)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "می\u200cخواهم کتاب\u200cها را",  # Persian
+        "ന്\u200d ക്\u200cഷ",  # Malayalam
+        "ශ්\u200dරී ක්\u200dෂ",  # Sinhala
+        "क्\u200dष र्\u200c",  # Hindi
+        "র\u200d্য",  # Bengali
+        "ه\u200d",  # the first form of a letter that stands alone
+        "👨\u200d👩\u200d👧 ❤\ufe0f\u200d🔥 🧑🏽\u200d🚀 🏳\ufe0f\u200d🌈 🏴\u200d☠\ufe0f",
+    ],
+)
+def test_keeps_joiners_where_a_script_or_an_emoji_needs_them(text: str) -> None:
+    assert clean(text) == (text, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pass\u200cword",
+        "\u200dstart",
+        "end\u200d",
+        "می\u200c\u200cخواهم",
+        "می\u200d\u200cخواهم",
+        "ب\u200dب",
+        "آزاد\u200cی",
+        "👨\u200d\u200d👩",
+        "👍\u200dabc",
+        "e\u0301\u200c\u0628",
+        "\u200c" * 5,
+    ],
+)
+def test_removes_joiners_that_show_nothing(text: str) -> None:
+    shown = text.replace("\u200c", "").replace("\u200d", "")
+    assert clean(text) == (shown, len(text) - len(shown))
+
+
+TEXTS = st.text(st.sampled_from("a[0m;]\\ \n\x1b\x07\x9b\x9d\x9c\u200b\u200c\u200dبम्👩❤\ufe0f\U0001f3fd"), max_size=30)
+
+
+@given(TEXTS)
+def test_cleaning_keeps_lines_and_the_offsets_say_what_is_left(text: str) -> None:
+    shown, removed = clean(text)
+    assert "".join(text[at] for at in shown_offsets(text)) == shown
+    assert shown.count("\n") == text.count("\n")
+    assert not set("\x1b\x07\x9b\x9d\x9c\u200b") & set(shown)
+    assert (shown == text) == (removed == 0)
 
 
 def test_hostile_text_takes_time_proportional_to_its_length() -> None:
@@ -164,6 +233,12 @@ def test_hostile_text_takes_time_proportional_to_its_length() -> None:
         "<t" * 50_000,
         "</tool_" * 20_000,
         "<\u200b" * 50_000,
+        "\x1b]" * 50_000,
+        "\x9d" * 100_000,
+        "\x1b[" + "1" * 100_000,
+        "\x1b" + " " * 100_000,
+        "\u200d" * 100_000,
+        "ب\u200c" * 50_000,
     ):
         inside(text)
     assert time.perf_counter() - started < 5

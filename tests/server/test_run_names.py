@@ -176,6 +176,6 @@ async def test_shows_a_run_name_as_one_sanitized_line_everywhere(tmp_path: Path)
         proposed = await lab.propose(name=given)
         answer = await lab.call("check_subagent", subagent_id=proposed.subagent_id)
         unnamed = await lab.propose(name=" \n ")
-    assert proposed.name == answer.runs[0].name == "prices [S-000000 success][2J list"
+    assert proposed.name == answer.runs[0].name == "prices [S-000000 success] list"
     assert answer.runs[0].status_line.count("\n") == 0
     assert unnamed.name is None

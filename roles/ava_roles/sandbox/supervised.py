@@ -6,6 +6,7 @@ A supervisor is a process that gets one command after another; the server starts
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -305,6 +306,12 @@ class PipeWriter(_End, ByteSendStream):
                 raise anyio.BrokenResourceError from error
 
 
+_LONGEST_SEQUENCE = 64
+_BEGUN_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*+[ -/]*+)?\Z")
+_SEQUENCE = re.compile(rb"\x1b(?:\[[0-?]*+[ -/]*+)?[@-~]?+")
+"""A control sequence of ECMA-48, such as a colour."""
+
+
 class Output:
     """The beginning and the end of a command's output, together at most so many bytes."""
 
@@ -313,6 +320,7 @@ class Output:
         self._tail_limit = max(0, limit) - self._head_limit
         self._head, self._tail = bytearray(), bytearray()
         self._dropped = 0
+        self._before_tail = b""
 
     def add(self, piece: bytes) -> None:
         """Add what the command has written."""
@@ -320,6 +328,7 @@ class Output:
         self._head += piece[:fits]
         self._tail += piece[fits:]
         if (over := len(self._tail) - self._tail_limit) > 0:
+            self._before_tail = (self._before_tail + self._tail[:over])[-_LONGEST_SEQUENCE:]
             del self._tail[:over]
             self._dropped += over
 
@@ -327,8 +336,11 @@ class Output:
         """Return the output, and how many bytes were cut out of its middle."""
         if not self._dropped:
             return (self._head + self._tail).decode("utf-8", "replace"), 0
-        head, tail = (each.decode("utf-8", "replace") for each in (self._head, self._tail))
-        return f"{head}\n… {self._dropped:,} bytes left out …\n{tail}", self._dropped
+        tail = bytes(self._tail)
+        if begun := _BEGUN_SEQUENCE.search(self._before_tail):  # its rest would be shown as text
+            tail = _SEQUENCE.sub(b"", begun[0] + tail, count=1)
+        first, last = (each.decode("utf-8", "replace") for each in (self._head, tail))
+        return f"{first}\n… {self._dropped:,} bytes left out …\n{last}", self._dropped
 
     async def drain(self, stream: ByteReceiveStream) -> None:
         """Add everything that a stream has until its end."""

@@ -28,7 +28,7 @@ from ava_roles.tools.document import (
     render_changes,
 )
 from ava_roles.worktree.edits import BYTES_MAX, Edits
-from ava_roles.wrap import INVISIBLE
+from ava_roles.wrap import clean, shown_offsets
 
 _MAX_NEAREST = 3
 _MAX_CANDIDATES = 12
@@ -134,9 +134,6 @@ def _describe_difference(line: str, other: str, name: str) -> str:
         return f"{name} ends in {_blanks(_trailing(line))}, in old in {_blanks(_trailing(other))}"
     if _without_white_space(line) == _without_white_space(other):
         return f"white space within {name}"
-    if (unseen := INVISIBLE.findall(line)) and INVISIBLE.sub("", line) == INVISIBLE.sub("", other):
-        codes = ", ".join(dict.fromkeys(f"U+{ord(char):04X}" for char in unseen[:5]))
-        return f"{name} has characters that are not shown to you ({codes}): quote only the lines around it"
     if line.casefold() == other.casefold():
         return f"upper and lower case in {name}"
     if _without_lookalikes(line) == _without_lookalikes(other):
@@ -264,15 +261,15 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
     _require_text(new)
     if not old:
         raise ToolFailed("old is empty; quote the text to be replaced, or write a new file with write_file")
-    if old == new:
-        raise ToolFailed("old and new are the same (line endings are kept as the file has them); nothing was changed")
     document = _document(name, edits.read(name))
     seen = _seen(document, hide)
     _refuse_redaction_marks(new, old, name)
     _refuse_quoted_marks(old, document.text, name)
+    if (old := _as_written(document.text, old)) == new:
+        raise ToolFailed("old and new are the same (line endings are kept as the file has them); nothing was changed")
     starts = document.places(old)
     if not starts:
-        raise ToolFailed(_describe_not_found(name, seen.text, old))
+        raise ToolFailed(_describe_not_found(name, clean(seen.text)[0], old))
     if len(starts) > 1 and not args.replace_all:
         raise ToolFailed(_describe_places(name, document, starts))
     if args.replace_all:
@@ -286,8 +283,29 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
     edits.write(name, edited.data())
     places = "1 place" if len(starts) == 1 else f"{len(starts):,} places"
     head = f"edited {shown(name)}: {places}, {describe_counts(document.lines, edited.lines, regions)}"
+    if unseen := clean(old)[1]:
+        head += f"; {unseen * len(starts):,} characters or escape sequences there that are not shown to you are gone"
     text = render_changes(seen.lines, _seen(edited, hide).lines, regions) + _note_on_last_line(document, edited)
     return ToolOutput(f"{head}\n{text}", count=len(starts))
+
+
+def _as_written(text: str, old: str) -> str:
+    """Return `old` as a file has it, with the characters in it that are not shown; as it is, if that is there or not.
+
+    Raises:
+        ToolFailed: The file has it in several ways.
+    """
+    if old in text or old not in (seen := clean(text)[0]):
+        return old
+    offsets = shown_offsets(text)
+    written: set[str] = set()
+    at = seen.find(old)
+    while at >= 0 and len(written) < 2:
+        written.add(text[offsets[at] : offsets[at + len(old) - 1] + 1])
+        at = seen.find(old, at + 1)
+    if len(written) > 1:
+        raise ToolFailed("old is at places that differ in characters that are not shown to you; quote more around one")
+    return written.pop()
 
 
 def _write(edits: Edits, args: WriteFileArgs, hide: Callable[[str], str]) -> ToolOutput:
