@@ -326,7 +326,7 @@ class Settings(Configured):
     daily_cents: Count | None = None
     user_limit_cents: Count | None = None
     roots_in_file: tuple[Path, ...] = ()
-    from_environment: dict[checks.Place, str] = Field(default_factory=dict)
+    from_environment: dict[checks.Place, str] = Field(default_factory=dict[checks.Place, str])
     for_everybody: dict[str, Any] = Field(default_factory=dict)
 
     @property
