@@ -11,18 +11,20 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, BinaryIO, Generic, NamedTuple
 
 import anyio.to_thread
 
 from ava_audit.database import Database
 from ava_audit.entries import GENESIS, ProgressCallback, Report, checked_row, mirror_line
 from ava_audit.errors import BadQuery
-from ava_audit.projections import append_entries, rebuild_projections
+from ava_audit.projections import Projections, append_entries, rebuild_projections
 from ava_audit.store.backend import Backend
 from ava_audit.store.store import Store
+from ava_audit.store.writer import Appender
+from ava_audit.units import now_us
 from ava_audit.verify import verify_backend
-from ava_audit.view import View
+from ava_audit.view import Command, T, View
 
 SLICE = 500
 LONGEST_LINE = 16_000_000
@@ -55,13 +57,23 @@ def _rows(view: View, *, after: int, upto: int) -> list[tuple[Any, ...]]:
     return list(view.rows("seq > ? AND seq <= ?", after, upto, limit=SLICE))
 
 
-def import_log(backend: Backend, lines: BinaryIO, on_progress: ProgressCallback) -> Report:
+class Imported(NamedTuple, Generic[T]):
+    """An imported log: the number of lines and the hash of the last in hex, what `then` returned, and the check."""
+
+    entries: int
+    head: str
+    done: T
+    report: Report
+
+
+def import_log(backend: Backend, lines: BinaryIO, on_progress: ProgressCallback, then: Command[T]) -> Imported[T]:
     """Fill an empty log with the lines of another, in one transaction, and verify it. Blocking.
 
     Args:
         backend: The target, which is created if it is missing.
         lines: What `export_log` has written.
         on_progress: Called from time to time with the number of bytes that were read, and of all (0: unknown).
+        then: A command that runs on the filled log in the same transaction, so that no server sees the log before it.
 
     Raises:
         ImportRefused: The target has entries, or a line is not the next entry of a log.
@@ -73,27 +85,36 @@ def import_log(backend: Backend, lines: BinaryIO, on_progress: ProgressCallback)
         with contextlib.closing(backend.connect()) as db:
             try:
                 with backend.turn():
-                    _fill(db, lines, on_progress)
+                    head, done = _fill(db, lines, on_progress, then)
             except backend.error as error:
                 raise backend.translate_error(error) from error
     finally:
         backend.close()
-    return verify_backend(backend, on_progress=on_progress)
+    report = verify_backend(backend, head[1], on_progress=on_progress)
+    return Imported(head[0], head[1].hex(), done, report)
 
 
-def _fill(db: Database, lines: BinaryIO, on_progress: ProgressCallback) -> None:
+def _fill(
+    db: Database, lines: BinaryIO, on_progress: ProgressCallback, then: Command[T]
+) -> tuple[tuple[int, bytes], T]:
     db.begin_bulk()
     try:
         if View(db).head():
             raise ImportRefused("the target already has entries: import into a new data root or an empty database")
         rows = _chained(lines)
-        head: tuple[int, bytes] | None = None
+        head = 0, GENESIS
         while some := list(islice(rows, SLICE)):
             append_entries(db, some)
             head = some[-1][0], some[-1][-1]
             on_progress(lines.tell() if lines.seekable() else 0, _size(lines))
         rebuild_projections(db)
-        db.commit(head)
+        projections = Projections(db)
+        appender = Appender(db, projections)
+        outcome = then(View(db, projections, appender.head), now_us())
+        appender.append(outcome.events, appender.check(outcome.events))
+        projections.flush()
+        db.commit(appender.new_head or (head if head[0] else None))
+        return head, outcome.value
     except BaseException:
         db.rollback()
         raise

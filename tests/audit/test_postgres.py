@@ -737,7 +737,9 @@ def both(server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     there.mkdir()
     anyio.run(fill)
     with file.open("rb") as lines:
-        assert import_log(PostgresBackend(there, server.database(there)), lines, lambda _done, _of: None).ok
+        assert import_log(
+            PostgresBackend(there, server.database(there)), lines, lambda _done, _of: None, lambda *_: Outcome(None)
+        ).report.ok
     return here, there
 
 

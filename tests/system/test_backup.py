@@ -123,7 +123,7 @@ async def test_a_backup_beside_a_working_server_is_restored_and_spends_nothing(t
         assert verify(copy / "ava.db").ok
 
         (tmp_path / "new" / "workspace").mkdir(parents=True)
-        code, out, err = await ava(root, "restore", str(copy), "--json")
+        code, out, err = await ava(root, "restore", str(copy), "--yes", "--json")
         assert code == 0, err
         assert {*json.loads(out)["held"]} == {runs[state] for state in UNFINISHED}
         assert (root / "keys.toml").read_text() == (tmp_path / "data" / "keys.toml").read_text()
@@ -174,11 +174,11 @@ async def test_a_held_run_is_shown_as_held_and_keeps_no_server_busy(tmp_path: Pa
     with running_model_server(script) as server:
         runs = await backed_up(tmp_path, server, script)
         (tmp_path / "new" / "workspace").mkdir(parents=True)
-        assert (await ava(root, "restore", str(tmp_path / "copy")))[0] == 0
+        assert (await ava(root, "restore", str(tmp_path / "copy"), "--yes"))[0] == 0
         code, out, err = await ava(root, "status", "--once")
         assert code == 0 and out.count("held") >= len(UNFINISHED), out + err
         code, out, err = await ava(root, "show", runs["running"])
-        assert "restored from a backup; resume it with `ava resume" in out, out + err
+        assert "restored or imported; resume it with `ava resume" in out, out + err
         async with open_lab(tmp_path / "new", server=server, config=PRICED, check=False) as lab:
             await lab.call("cancel_subagent", pending_id=(await lab.run(runs["proposed"])).pending_id)
             with anyio.fail_after(10):
@@ -244,14 +244,14 @@ async def test_sessions_of_browsers_are_not_restored(backup: Path, tmp_path: Pat
     manifest = json.loads((copy / "backup.json").read_text())
     manifest["files"]["secrets/browser.toml"] = hashlib.sha256(data).hexdigest()
     (copy / "backup.json").write_text(json.dumps(manifest))
-    code, _out, err = await ava(tmp_path / "new", "restore", str(copy))
+    code, _out, err = await ava(tmp_path / "new", "restore", str(copy), "--yes")
     assert code == 0 and not (tmp_path / "new" / "secrets" / "browser.toml").exists(), err
 
 
 async def test_a_link_to_an_empty_folder_is_restored_to(backup: Path, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "data").symlink_to(tmp_path / "disk")
-    code, _out, err = await ava(tmp_path / "data", "restore", str(backup))
+    code, _out, err = await ava(tmp_path / "data", "restore", str(backup), "--yes")
     assert code == 0 and (tmp_path / "data").is_symlink(), err
     assert verify(tmp_path / "disk" / "ava.db").ok and nothing_left(tmp_path)
 
@@ -265,7 +265,7 @@ async def test_restores_into_an_empty_folder_that_cannot_be_replaced(backup: Pat
     if (await anyio.run_process(["mount", "-t", "tmpfs", "tmpfs", str(volume)], check=False)).returncode:
         pytest.skip("this machine mounts no file system")
     try:
-        code, _out, err = await ava(volume, "restore", str(backup))
+        code, _out, err = await ava(volume, "restore", str(backup), "--yes")
         assert code == 0 and verify(volume / "ava.db").ok and nothing_left(volume), err
     finally:
         await anyio.run_process(["umount", str(volume)])
@@ -289,10 +289,10 @@ async def test_a_full_disk_leaves_no_half_backup(backup: Path, tmp_path: Path) -
 async def test_a_restore_refuses_a_folder_that_is_in_use_or_not_empty(backup: Path, tmp_path: Path) -> None:
     async with open_lab(tmp_path, [], config=PRICED) as lab:
         head = lab.store.head
-        code, _out, err = await ava(tmp_path / "data", "restore", str(backup))
+        code, _out, err = await ava(tmp_path / "data", "restore", str(backup), "--yes")
         assert code == 10 and "is in use" in err and lab.store.head == head
     before = listed(tmp_path / "data")
-    code, _out, err = await ava(tmp_path / "data", "restore", str(backup))
+    code, _out, err = await ava(tmp_path / "data", "restore", str(backup), "--yes")
     assert code == 10 and "is not empty" in err and f"mv {tmp_path / 'data'}" in err
     assert listed(tmp_path / "data") == before and nothing_left(tmp_path)
 
@@ -367,7 +367,7 @@ async def test_a_harmed_backup_is_refused_and_nothing_is_restored(
 ) -> None:
     copy = copied(backup, tmp_path)
     harm(copy)
-    code, _out, err = await ava(tmp_path / "new", "restore", str(copy))
+    code, _out, err = await ava(tmp_path / "new", "restore", str(copy), "--yes")
     assert code in (2, 10) and says in err and "Traceback" not in err, err
     assert not (tmp_path / "new").exists() and nothing_left(tmp_path)
 

@@ -61,7 +61,7 @@ def test_a_log_moves_to_postgres_and_back_with_every_hash(
     assert ava(here, "export", str(file)).returncode == 0
     url = {backend.VARIABLE: server.database(there)}
     there.mkdir(mode=0o700)
-    done = ava(there, "import", str(file), env=url)
+    done = ava(there, "import", "--continue", str(file), env=url)
     assert done.returncode == 0 and "imported into the Postgres database" in done.stdout, done.stderr
     head = verify(here).head
     assert f"Head: {head}" in done.stdout
@@ -69,7 +69,7 @@ def test_a_log_moves_to_postgres_and_back_with_every_hash(
     assert ava(there, "export", str(again), env=url).returncode == 0
     assert again.read_bytes() == file.read_bytes()
     back.mkdir(mode=0o700)
-    assert ava(back, "import", str(again)).returncode == 0
+    assert ava(back, "import", "--continue", str(again)).returncode == 0
     assert stored(back) == meant
     monkeypatch.setenv(backend.VARIABLE, url[backend.VARIABLE])
     assert stored(there) == meant

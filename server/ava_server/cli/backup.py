@@ -3,20 +3,22 @@
 A backup is a folder with the log as it was at one moment, the settings, keys, secrets, roles, notes, artifacts and kept
 tool outputs, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
 complete and verified; so does a restored data root. Unfinished runs are held after a restore: each
-continues, and spends, only after a person resumes it.
+continues, and spends, only after a person resumes it. `backup_trust.py` asks about what else the backup brings along.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
 import shutil
+import sqlite3
 import stat
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -24,14 +26,16 @@ import anyio
 import typer
 
 from ava_audit.errors import AuditError
+from ava_server.cli.backup_trust import ASIDE, keep_aside
 from ava_server.cli.log_access import checked_root
 from ava_server.cli.options import Json, absolute_path
 from ava_server.cli.terminal import heading, progress_on_terminal, say, say_json
 from ava_server.core.data_root import DataRoot, in_postgres
 from ava_server.core.errors import BadInput, ConfigError, Refused
+from ava_server.core.ids import label
 
 if TYPE_CHECKING:
-    from ava_audit.entries import Report
+    from ava_audit.entries import ProgressCallback, Report
     from ava_audit.rows import RunRow
 
 MANIFEST = "backup.json"
@@ -61,9 +65,11 @@ class _Manifest:
 @dataclass(frozen=True)
 class _Restored:
     manifest: _Manifest
-    report: Report
     held: list[RunRow]
     waiting: list[RunRow]
+    back: list[RunRow] | None = None
+    """Runs that were erased after the backup; None if the former data root is not there to tell."""
+    aside: list[str] = field(default_factory=list)
 
 
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]
@@ -100,21 +106,33 @@ def backup_command(folder: _Folder, as_json: Json = False) -> None:
     return say(f"It contains your keys and secrets. To restore it: ava restore {target}")
 
 
-def restore_command(folder: _Folder, as_json: Json = False) -> None:
+def restore_command(
+    folder: _Folder,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="It is my own: use everything in it without asking.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Restore a backup to the data root, which must be missing or empty, and verify it.
 
-    Subagents that had not ended are held: they go on, and spend, only when a person resumes each of them.
+    Subagents that had not ended are held: they go on, and spend, only when a person resumes each of them. If the
+    backup's settings loosen a limit, or it has keys, tokens or roles, Ava lists them and asks whether to use them.
     """
     root = checked_root("ava restore", show=False)
     source = _folded(folder)
     _refuse_overlap(root.path, source)
     _refuse_used(root)
     manifest = _read_manifest(source)
-    with progress_on_terminal() as show, _prepared(root.path, "restored data root") as partial:
-        restored = _restore(manifest, source, partial, show)
+    with _prepared(root.path, "restored data root") as partial:
+        with progress_on_terminal() as show:
+            restored = _restore(manifest, source, partial, show)
+        restored = replace(
+            restored, aside=keep_aside(partial, yes=yes), back=_erased_since(root.path, partial, manifest)
+        )
     if as_json:
-        held = [run.id for run in restored.held]
-        return say_json({"data_root": str(root.path), "held": held, **_summary(manifest)})
+        held, back = ([run.id for run in runs] if runs is not None else None for runs in (restored.held, restored.back))
+        facts = {"held": held, "erased_before": back, "kept_aside": restored.aside}
+        return say_json({"data_root": str(root.path), **facts, **_summary(manifest)})
     heading(root)
     return say("\n".join(_restored_lines(restored)))
 
@@ -124,17 +142,34 @@ def _summary(manifest: _Manifest) -> dict[str, object]:
 
 
 def _restored_lines(restored: _Restored) -> list[str]:
-    from ava_server.core.ids import label
-
     manifest = restored.manifest
     lines = [f"Restored and verified: {manifest.entries:,} entries, up to {manifest.made}. Anything later is missing."]
-    if restored.held:
-        lines.append("Held until you resume or cancel them, because they had not ended:")
-        lines += [f"  {label(run)}: `ava resume {run.id}` or `ava cancel {run.id}`" for run in restored.held]
+    if restored.aside:
+        lines.append(
+            f"Kept aside in {ASIDE}/, and not in use: {', '.join(restored.aside)}. Move back what you trust; until"
+            " then, Ava uses its defaults."
+        )
+    lines += held_lines(restored.held)
     if restored.waiting:
         lines.append(f"Waiting for approval as before: {', '.join(run.pending_id for run in restored.waiting)}.")
+    if restored.back is None:
+        lines.append(
+            f"Content that was erased after {manifest.made} is back, too: erase it again with `ava erase S-…`. The"
+            " former data root would tell of which subagents, but it is not beside this one."
+        )
+    elif restored.back:
+        lines.append("Erased after the backup, and back now:")
+        lines += [f"  {label(run)}: `ava erase {run.id}`" for run in restored.back]
     lines.append("Caps and reports do not count what was spent after the backup.")
     return lines
+
+
+def held_lines(held: Sequence[RunRow]) -> Iterator[str]:
+    """Yield the lines on runs that are held."""
+    if held:
+        yield "Held until you resume or cancel them, because they had not ended:"
+    for run in held:
+        yield f"  {label(run)}: `ava resume {run.id}` or `ava cancel {run.id}`"
 
 
 # -- folders ----------------------------------------------------------------------------------------------------------
@@ -352,6 +387,7 @@ def _is_inside(name: str) -> bool:
 
 
 def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _Restored:
+    from ava_audit.store.sqlite import SqliteBackend
     from ava_audit.verify import verify
 
     for done, (name, digest) in enumerate(manifest.files.items()):
@@ -366,25 +402,48 @@ def _restore(manifest: _Manifest, source: Path, partial: Path, show: _Show) -> _
         if found != digest:
             why = "differs from what was backed up" if found else "is missing"
             raise Refused(f"{source / name} {why}, so nothing was restored; use another backup.")
+    checked: ProgressCallback = lambda done, of: show(f"{done:,} of {of:,} entries checked")  # noqa: E731
+    what, then = f"the log in {source}", "Nothing was restored; use another backup"
     try:
+        with closing(SqliteBackend(partial)) as backend:
+            backend.prepare()  # brings an older schema to this one
+        # Before anything is written, which would mend a state that differs from the log instead of finding it.
+        _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
         held, waiting = anyio.run(_hold_runs, partial)
-        report = verify(
-            partial / LOG, head=manifest.head, on_progress=lambda done, of: show(f"{done:,} of {of:,} entries checked")
-        )
+        _refuse_faults(verify(partial / LOG, head=manifest.head, on_progress=checked), what, then)
     except AuditError as error:
         raise Refused(f"The log in {source} cannot be restored: {error}. Nothing was restored.") from error
-    _refuse_faults(report, f"the log in {source}", "Nothing was restored; use another backup")
-    return _Restored(manifest, report, held, waiting)
+    return _Restored(manifest, held, waiting)
 
 
 async def _hold_runs(root: Path) -> tuple[list[RunRow], list[RunRow]]:
     """Hold every unfinished run, and return these and the ones that wait for approval."""
-    from ava_audit.rows import UNENDED, WAITING
     from ava_audit.store.store import Store
-    from ava_server.runs.lifecycle import hold
+    from ava_server.runs.lifecycle import hold_all, waiting_runs
 
-    async with Store.open(root) as store:
-        rows = await store.read(lambda view: view.runs(states=UNENDED, limit=-1))
-        gone = frozenset(row.instance for row in rows if row.instance is not None)  # they have another data root
-        held = [row for row in rows if row.state != WAITING and await store.do(hold(row.id, gone))]
-        return held, [row for row in rows if row.state == WAITING]
+    async with Store.open(root, "") as store:  # wherever the backup's settings, or a variable, have the log
+        return await store.do(hold_all), await store.read(waiting_runs)
+
+
+def _erased_since(former: Path, restored: Path, manifest: _Manifest) -> list[RunRow] | None:
+    """Return the runs that a former data root says were erased after the backup, and whose content is back now.
+
+    It is looked for beside the new one, under its name and an ending, such as `ava.before`. Blocking.
+    """
+    from ava_audit.events import LogErased
+    from ava_audit.store.sqlite import SqliteBackend
+    from ava_audit.view import View
+
+    for folder in sorted(former.parent.glob(f"{glob.escape(former.name)}.*/")):
+        with suppress(AuditError, sqlite3.Error), closing(SqliteBackend(folder).open_to_check()) as db:
+            entry = db.execute("SELECT hash FROM events WHERE seq = ?", (manifest.entries,)).fetchone()
+            if entry is None or entry[0].hex() != manifest.head:
+                continue
+            erased = {
+                fact.run_id
+                for each in View(db).of_type("LogErased")
+                if isinstance(fact := each.fact, LogErased) and fact.whole and each.seq > manifest.entries
+            }
+            with closing(SqliteBackend(restored).open_to_check()) as now:
+                return [run for run in map(View(now).run, sorted(filter(None, erased))) if run is not None]
+    return None

@@ -379,13 +379,24 @@ async def export_command(file: _File, force: Force = False) -> None:
     say(f"To fill another log with it: ava import {path}")
 
 
-def import_command(file: _File) -> None:
+def import_command(
+    file: _File,
+    go_on: Annotated[
+        bool, typer.Option("--continue", help="A move of my own log: unfinished subagents go on by themselves.")
+    ] = False,
+) -> None:
     """Fill the empty log of this data root from a file of `ava export`, and verify it: all of it or nothing.
 
-    The log is where AVA_DATABASE_URL or `database_url` says: in a Postgres database, otherwise in ava.db.
+    The log is where AVA_DATABASE_URL or `database_url` says: in a Postgres database, otherwise in ava.db. Subagents
+    that had not ended are held, because only the file says that they were approved: each goes on, and spends, only when
+    a person resumes it.
     """
+    from ava_audit.rows import RunRow
     from ava_audit.store.location import backend_of
     from ava_audit.transfer import import_log
+    from ava_audit.view import Outcome
+    from ava_server.cli.backup import held_lines
+    from ava_server.runs.lifecycle import hold_all
 
     root = checked_root("ava import")
     path = Path(file)
@@ -398,11 +409,14 @@ def import_command(file: _File) -> None:
     root.create()
     backend = backend_of(root.path)
     with lines, progress_on_terminal() as show:
-        report = import_log(backend, lines, lambda done, of: show(f"{done:,} of {of:,}"))
-    if not report.ok:
-        raise Refused(f"The imported log has a fault: {report.faults[0].text}. `ava verify` tells more.")
-    say(f"{counted(report.entries, 'entry', 'entries')} imported into {backend.place}, verified.")
-    say(f"Head: {report.head}")
+        then = (lambda _view, _now_us: Outcome(list[RunRow]())) if go_on else hold_all
+        imported = import_log(backend, lines, lambda done, of: show(f"{done:,} of {of:,}"), then)
+    if not imported.report.ok:
+        raise Refused(f"The imported log has a fault: {imported.report.faults[0].text}. `ava verify` tells more.")
+    say(f"{counted(imported.entries, 'entry', 'entries')} imported into {backend.place}, verified.")
+    say(f"Head: {imported.head}")
+    for line in held_lines(imported.done):
+        say(line)
 
 
 def migrate_command() -> None:

@@ -255,6 +255,21 @@ def refuse_looser(
             )
 
 
+def may_loosen(path: tuple[str, ...], before: BaseModel, after: BaseModel) -> bool:
+    """Tell whether a setting of `config.toml` may allow more than another: all do that are not known to tighten.
+
+    Args:
+        path: The setting.
+        before: The settings to compare with.
+        after: The settings that have it.
+    """
+    old, new = _at(before, path), _at(after, path)
+    if path[0] == "users":  # a user's table only restricts, but for its folders
+        return path[-1] == "workspaces"
+    compared = path in _STRICTEST_FIRST or path[:1] in _LOWER_IS_STRICTER or path in (*_FEWER_IS_STRICTER, _HOSTS)
+    return _looser(path, old, new) if compared else bool(old != new)
+
+
 def _looser(path: tuple[str, ...], old: Any, new: Any) -> bool:
     if path in _STRICTEST_FIRST:
         order = _STRICTEST_FIRST[path]

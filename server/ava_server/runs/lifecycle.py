@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal, cast
 
 from ava_audit.events import (
@@ -42,7 +43,7 @@ from ava_audit.events import (
     UserMessage,
     Who,
 )
-from ava_audit.rows import QUEUED, RUNNING, WAITING, GroupRow, RunRow
+from ava_audit.rows import QUEUED, RUNNING, UNENDED, WAITING, GroupRow, RunRow
 from ava_audit.sanitize import sanitize_json
 from ava_audit.units import HOUR_US, format_usd, iso_utc
 from ava_audit.view import Command, Outcome, View, loads
@@ -85,8 +86,8 @@ Situation = Literal[
 
 `expired`: it was not approved in time, and this is not recorded yet. `paused`: queued until its provider takes calls
 again. `asking`: queued until a person allows it more or declines, or its time to ask is over. `awaiting answer`:
-queued until its question is answered, or the time for that is over. `held`: it came with a restored backup, and is
-queued until a person resumes it. `running here`: the instance that asks owns it.
+queued until its question is answered, or the time for that is over. `held`: it came with a restored backup or an
+imported log, and is queued until a person resumes it. `running here`: the instance that asks owns it.
 `running elsewhere`: another instance owns it, and is alive as far as is known. `interrupted`: its owner is gone.
 """
 Cause = Literal[
@@ -113,8 +114,8 @@ Cause = Literal[
 """What happens to a run.
 
 `ask`: it is near a cap, and asks a person for more. `decide`: a person answers that. `question`: it asks the person
-something about its task. `answer`: the person or the orchestrator answers that. `hold`: its data root is being restored
-from a backup. `end`: its owner ends it. `cancel
+something about its task. `answer`: the person or the orchestrator answers that. `hold`: its log is being restored
+from a backup, or imported. `end`: its owner ends it. `cancel
 unanswered`: its owner has not answered a cancel, and another instance carries it out. `give up`: the instance that owns
 it, or was about to claim it, ends it because its loop does not stop or met an internal error. `group timeout`,
 `abandon`: nobody owns it, and its group's time is over, or nobody came for a day.
@@ -178,7 +179,7 @@ TRANSITIONS: Mapping[tuple[Situation, Cause], Transition] = {
 
 
 def is_held(run: RunRow) -> bool:
-    """Tell whether a run came with a restored backup, and no person has resumed it."""
+    """Tell whether a run came with a restored backup or an imported log, and no person has resumed it."""
     return run.state == QUEUED and run.not_before_us == HELD_UNTIL_US
 
 
@@ -409,7 +410,23 @@ def hold(run_id: str, gone: frozenset[str]) -> Command[bool]:
     return command
 
 
-HELD_WHY = "restored from a backup; it continues when a person resumes it"
+HELD_WHY = "restored or imported; it continues when a person resumes it"
+
+
+def hold_all(view: View, now_us: int) -> Outcome[list[RunRow]]:
+    """Hold every unfinished run of a log that was restored or imported, and return these runs.
+
+    No instance of its own is there: those that the log names worked elsewhere.
+    """
+    rows = [row for row in view.runs(states=UNENDED, limit=-1) if row.state != WAITING]
+    gone = frozenset(row.instance for row in rows if row.instance is not None)
+    held = [(row, hold(row.id, gone)(view, now_us)) for row in rows]
+    return Outcome([row for row, done in held if done.value], tuple(chain(*(done.events for _row, done in held))))
+
+
+def waiting_runs(view: View) -> list[RunRow]:
+    """Return the runs that wait for approval."""
+    return view.runs(states=(WAITING,), limit=-1)
 
 
 def _active_us(run: RunRow) -> int:

@@ -246,7 +246,7 @@ class Resumptions(Operations):
         if person is not None and right:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
-            restored = "is held because its data root was restored from a backup"
+            restored = "is held because it was restored or imported"
             what = restored if is_held(run) else f"was interrupted at {at}"
             text = f"{label(run)} {what}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()))

@@ -268,7 +268,7 @@ class Wait:
                 return f"{_NO_OWNER}; {how}"
             case "held":
                 how = f"resume it with `ava resume {self.run.id}`"
-                return f"restored from a backup; {how}, or end it with `ava cancel {self.run.id}`"
+                return f"restored or imported; {how}, or end it with `ava cancel {self.run.id}`"
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ class Notice:
         """Return it as a line of an answer."""
         run = self.row
         if is_held(run):
-            return f"{label(run)} was restored from a backup and is held. {self._how_to_go_on()}"
+            return f"{label(run)} was restored or imported and is held. {self._how_to_go_on()}"
         if not run.ended and (asked := asked_of(run)) is not None:
             return f"{label(run)} waits for {wait_words(run, asked)}. Tell the person"
         if run.question is not None:
