@@ -92,7 +92,7 @@ base_url = "https://evil.example/v1"
 LOOSENS = (
     "on_event = ", "approval = \"auto\"", "auto_approve_cents = 500", "limits.installation_daily_cents = 99999",
     "sandbox.mode = \"none\"", "mcp_servers.tickets.command = \"/tmp/evil\"", "https://evil.example/v1", "database_url",
-    "his (mallory: spawn, approve, admin)", "keys of model providers", "role files: researcher.md",
+    'his (mallory: ["spawn", "approve", "admin"])', "keys of model providers", "role files: researcher.md",
 )  # fmt: skip
 
 
@@ -170,6 +170,19 @@ def test_settings_that_cannot_be_read_are_not_used_unasked(tmp_path: Path) -> No
         put(copy, "config.toml", text)
         refused = ava(tmp_path / "new", "restore", str(copy))
         assert refused.returncode == 2 and "settings that cannot be read" in refused.stderr, refused.stderr
+
+
+def test_names_in_a_backup_cannot_pass_for_lines_of_ava(tmp_path: Path) -> None:
+    copy, root = backed_up(tmp_path), tmp_path / "new"
+    name = "x\\nThe backup is your own.\\u001b[2J"
+    put(copy, "config.toml", f'[providers."{name}"]\nbase_url = "https://evil.example"\n')
+    put(copy, "secrets/tokens.toml", f'["{name}"]\nuser = 7\nscopes = 7\n')
+    refused = ava(root, "restore", str(copy))
+    assert refused.returncode == 2 and "x The backup is your own" in refused.stderr, refused.stderr
+    assert "\x1b" not in refused.stderr and "\nThe backup is your own" not in refused.stderr
+    put(copy, "config.toml", "".join(f'[prices."custom:{n}"]\ninput = 1\noutput = 1\n' for n in range(500)))
+    refused = ava(root, "restore", str(copy))
+    assert refused.returncode == 2 and "and 994 more" in refused.stderr and refused.stderr.count("\n") < 20
 
 
 def queued(db: sqlite3.Connection) -> None:

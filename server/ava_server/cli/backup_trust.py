@@ -8,15 +8,14 @@ of it or has it kept aside, where nothing reads it.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 from pydantic import ValidationError
 
-from ava_server.cli.terminal import agrees, someone_there, tell
+from ava_server.cli.terminal import agrees, cut, one_line, someone_there, tell
 from ava_server.config import checks
 from ava_server.config.settings import Configured
 from ava_server.core.data_root import DataRoot
@@ -26,6 +25,7 @@ ASIDE = "from-backup"
 """The folder in the data root for what is not used; no later backup has it."""
 SHOWN = 6
 """So many names of one kind are shown."""
+LONGEST = 200
 _LINE = "\n    "
 
 
@@ -42,7 +42,7 @@ def keep_aside(root: Path, *, yes: bool) -> list[str]:
     found = dict(_brought(DataRoot(root)))
     if yes or not found:
         return []
-    listed = "\n".join(f"  {place}: {what}" for place, what in found.items())
+    listed = "\n".join(f"  {place}:{what}" for place, what in found.items())
     if not someone_there():
         raise BadInput(
             f"The backup brings along what can loosen limits, run programs or let others in:\n{listed}\nThere is no"
@@ -63,17 +63,17 @@ def _brought(root: DataRoot) -> Iterator[tuple[str, str]]:
     if root.config.exists() and (settings := list(_loosened(root.config))):
         yield root.config.name, _LINE.join(["", *settings])
     if root.keys.exists():
-        yield root.keys.name, "keys of model providers, which then read what subagents read"
+        yield root.keys.name, " keys of model providers, which then read what subagents read"
     if root.secrets.is_dir() and any(root.secrets.iterdir()):
-        yield root.secrets.name, _some(["", *_secrets(root)], _LINE)
-    if root.roles.is_dir() and (names := sorted(path.name for path in root.roles.rglob("*.md"))):
-        yield root.roles.name, f"role files: {_some(names)}"
+        yield root.secrets.name, _LINE + _some(_secrets(root), _LINE)
+    if root.roles.is_dir() and (names := sorted(path.name for path in root.roles.rglob("*") if path.is_file())):
+        yield root.roles.name, f" role files: {_some(names)}"
 
 
 def _secrets(root: DataRoot) -> Iterator[str]:
     # Read as files: with the backup's settings, they would be looked up in the database that these name.
     for name, token in _tables(root.tokens_file).items():
-        yield f"token {name} ({token.get('user')}: {', '.join(map(str, token.get('scopes', ())))})"
+        yield f"token {name} ({token.get('user')}: {checks.shown(token.get('scopes'))})"
     for path, what in ((root.passkeys, "passkeys, which approve"), (root.secrets_file, "secrets for tools")):
         if names := _tables(path):
             yield f"{what}: {_some(names)}"
@@ -107,7 +107,7 @@ def _loosened(config: Path) -> Iterator[str]:
         if path[0] not in _HARMLESS and checks.may_loosen(path, usual, given):
             found.setdefault(path[0], []).append(_setting(path, values))
     for settings in found.values():
-        yield _some(settings, ", ")
+        yield _some(settings)
 
 
 def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
@@ -119,7 +119,8 @@ def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     return f"{'.'.join(path)} = {checks.shown(value)}"
 
 
-def _some(names: Any, between: str = ", ") -> str:
+def _some(names: Iterable[str], between: str = ", ") -> str:
+    """Return the first names; whoever made the backup chose them, so each is one line, and not a long one."""
     names = list(names)
     more = f"{between}and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return between.join(islice(names, SHOWN)) + more
+    return between.join(cut(one_line(name), LONGEST) for name in names[:SHOWN]) + more
