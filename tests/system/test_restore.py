@@ -260,4 +260,6 @@ async def test_an_import_holds_what_only_the_file_says_was_approved(
     assert run is not None and is_held(run) is not go_on
     assert (f"`ava resume {RUNNING}`" in imported.stdout) is not go_on, imported.stdout
     if postgres:
+        from support.postgres import running_server
+
         running_server().empty_databases()

@@ -394,7 +394,7 @@ def import_command(
     from ava_audit.rows import RunRow
     from ava_audit.store.location import backend_of
     from ava_audit.transfer import import_log
-    from ava_audit.view import Outcome
+    from ava_audit.view import Command, Outcome
     from ava_server.cli.backup import held_lines
     from ava_server.runs.lifecycle import hold_all
 
@@ -409,7 +409,7 @@ def import_command(
     root.create()
     backend = backend_of(root.path)
     with lines, progress_on_terminal() as show:
-        then = (lambda _view, _now_us: Outcome(list[RunRow]())) if go_on else hold_all
+        then: Command[list[RunRow]] = (lambda _view, _now_us: Outcome([])) if go_on else hold_all
         imported = import_log(backend, lines, lambda done, of: show(f"{done:,} of {of:,}"), then)
     if not imported.report.ok:
         raise Refused(f"The imported log has a fault: {imported.report.faults[0].text}. `ava verify` tells more.")

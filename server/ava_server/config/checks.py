@@ -216,7 +216,7 @@ def _is_key(value: object) -> bool:
 def leaves(data: Mapping[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], object]]:
     """Yield every value in nested tables and lists with the names that lead to it, at least one; also an empty list."""
     for key, value in data.items():
-        for item in cast("list[object]", value) if isinstance(value, list) and value else [value]:
+        for item in cast("list[object]", value or [value]) if isinstance(value, list) else [value]:
             if isinstance(item, Mapping):
                 yield from leaves(cast("Mapping[str, object]", item), (*path, key))
             else:
