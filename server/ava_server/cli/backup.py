@@ -69,7 +69,7 @@ class _Restored:
     waiting: list[RunRow]
     back: list[RunRow] | None = None
     """Runs that were erased after the backup; None if the former data root is not there to tell."""
-    aside: list[str] = field(default_factory=list)
+    aside: list[str] = field(default_factory=list[str])
 
 
 _Folder = Annotated[str, typer.Argument(metavar="DIR", help="The backup's folder.")]

@@ -115,7 +115,7 @@ def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
     for name in path:
         if not isinstance(value, Mapping):  # a list of tables
             break
-        value = value[name]
+        value = cast("Mapping[str, Any]", value)[name]
     return f"{'.'.join(path)} = {checks.shown(value)}"
 
 
