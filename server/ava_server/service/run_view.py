@@ -325,7 +325,11 @@ class ProcessesNow:
     """
 
     def __init__(self, processes: Processes, own: str = "") -> None:
-        self.alive = cache(lambda name: name == own or processes.alive(name))
+        @cache
+        def alive(name: str) -> bool:
+            return name == own or processes.alive(name)
+
+        self.alive: Callable[[str], bool] = alive
         self.activities = processes.activities
 
 
