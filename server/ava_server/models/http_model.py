@@ -197,12 +197,11 @@ async def _taken(pieces: list[bytes], check: SendCheck) -> AsyncGenerator[bytes]
 
     The connection is open by then, and all before the end is in the system's hands.
     """
-    body = pieces.pop()
-    if len(body) > _LAST_BYTES:
-        yield body[:-_LAST_BYTES]
-        body = body[-_LAST_BYTES:]
+    if len(pieces[0]) > _LAST_BYTES:
+        yield pieces[0][:-_LAST_BYTES]
+        pieces[0] = pieces[0][-_LAST_BYTES:]
     await check()
-    yield body
+    yield pieces.pop()
 
 
 async def _close(response: httpx2.Response) -> None:
