@@ -116,7 +116,7 @@ class Catalog:
         return tuple(
             f"{role.source}: ignored, because Ava does not know it: {', '.join(shown)}"
             for role in self.roles
-            if (shown := [clean(key)[0][:80] for key in role.ignored_keys])
+            if (shown := [clean(key)[0][:120] for key in role.ignored])
         )
 
     def get(self, name: str) -> Role:

@@ -264,12 +264,24 @@ class Role(_Keys):
     ignored_keys: tuple[str, ...]
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """What the file says and Ava does not use, for people: with the key that a misspelt one may mean."""
+        return tuple(f"{one} (did you mean {key}?)" if (key := meant_key(one)) else one for one in self.ignored_keys)
+
+    @property
     def denied(self) -> tuple[str, ...]:
         """Names and patterns of foreign tools that it never has."""
         return tuple(name.split("(")[0] for name in self.disallowed if name.startswith("mcp__"))
 
 
 _KNOWN_KEYS = frozenset(field.alias or name for name, field in _Keys.model_fields.items())
+
+
+def meant_key(unknown: str) -> str | None:
+    """Return the key that a misspelt one may mean (`maxCostCents`, `time_out`), if there is one."""
+    plain = {key.replace("_", "").casefold(): key for key in _KNOWN_KEYS}
+    close = get_close_matches(unknown.replace("_", "").replace("-", "").casefold(), plain, n=1, cutoff=0.75)
+    return plain[close[0]] if close else None
 
 
 @lru_cache(maxsize=256)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ava_roles.errors import AccessRefused, RoleFileError, ToolFailed
-from ava_roles.role import MAX_FILE_CHARS, Role, parse_role, read_document, read_role
+from ava_roles.role import MAX_FILE_CHARS, Role, meant_key, parse_role, read_document, read_role
 from ava_roles.sandbox.path_access import EntryKind, NotRegular, read_small
 from ava_roles.sandbox.paths import Root
 from ava_roles.wrap import one_line
@@ -306,6 +306,8 @@ def check(text: str, source: str, default_name: str) -> tuple[Role | None, list[
     for ignored in role.ignored_keys:
         key, _colon, tool = ignored.partition(": ")
         why = f"Ava has no tool {tool}; ignored" if tool else "Ava does not use this key; ignored"
+        if not tool and (meant := meant_key(key)):
+            why = f"Ava does not know this key; did you mean {meant}?"
         remarks.append(Remark(source, why, lines.get(key), key, fault=False))
     return role, sorted(remarks, key=lambda remark: remark.line or 0)
 

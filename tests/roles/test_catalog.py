@@ -8,6 +8,7 @@ import pytest
 from ava_roles.catalog import BUILT_IN, Catalog, Folder
 from ava_roles.errors import UnknownRole
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
+from ava_roles.role_files import check
 
 
 def folder(path: Path, **files: str) -> Folder:
@@ -134,6 +135,24 @@ def test_notes_ignored_keys_with_the_file_name(tmp_path: Path) -> None:
     assert "read_file" in catalog.get("odd").tools and catalog.problems == ()
     [note] = catalog.notes
     assert note == "roles/odd.md: ignored, because Ava does not know it: color, tools: Frob"
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("max_cost_cent", "max_cost_cents"),
+        ("maxturn", "maxTurns"),
+        ("max-tool-calls", "max_tool_calls"),
+        ("time_out", "timeout"),
+        ("Tools", "tools"),
+    ],
+)
+def test_a_misspelt_key_is_noted_with_the_key_that_it_may_mean(tmp_path: Path, key: str, meant: str) -> None:
+    file = text(more=f"{key}: 5\n")
+    [note] = Catalog.load([folder(tmp_path / "roles", odd=file)]).notes
+    assert note.endswith(f"does not know it: {key} (did you mean {meant}?)")
+    _role, [remark] = check(file, "odd.md", "odd")
+    assert remark.text.endswith(f"Ava does not know this key; did you mean {meant}?")
 
 
 def test_a_file_cannot_replace_a_built_in_role(tmp_path: Path) -> None:

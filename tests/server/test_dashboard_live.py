@@ -63,11 +63,15 @@ def selected(app: StatusApp) -> str:
 
 
 @pytest.fixture
-def short_place() -> Generator[Path]:
-    """A folder whose path is as long on every machine: lines are cut by their length."""
+def short_place(monkeypatch: pytest.MonkeyPatch) -> Generator[Path]:
+    """A folder whose path is as long everywhere, and a clock at noon: lines are cut by length, dates lengthen them."""
+    monkeypatch.setenv("TZ", f"NOON{time.gmtime().tm_hour - 12:+d}")
+    time.tzset()
     path = Path(tempfile.mkdtemp(prefix="ava-shot-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
+    monkeypatch.undo()
+    time.tzset()
 
 
 def steady(lines: list[str]) -> str:
@@ -285,12 +289,16 @@ async def test_the_log_of_a_run_opens_from_both_screens_and_follows_new_entries(
 
 
 @pytest.mark.parametrize("keys", [["enter"], ["l"], ["question_mark"], []])
-async def test_q_quits_from_every_screen(tmp_path: Path, keys: list[str]) -> None:
+async def test_q_goes_back_and_quits_from_the_list(tmp_path: Path, keys: list[str]) -> None:
     async with open_lab(tmp_path, [hand_over()], check=False) as lab:
         await lab.outcome()
         async with live_app(lab) as (app, pilot):
-            await pilot.press(*keys)
-            await shows(app, "Esc back" if keys else "q quit")
+            for key in keys:
+                await pilot.press(key)
+                await shows(app, "Esc or q back")
+                await pilot.press("q")
+                await shows(app, "q quit")
+            assert app.return_value is None
             await pilot.press("q")
         assert app.return_value == 0
 
@@ -351,7 +359,7 @@ async def test_a_log_that_hangs_blocks_no_key_and_a_question_is_given_up(
             await shows(app, "Reading …")
             await pilot.press("question_mark")
             await shows(app, "Keys of ava status")
-            await pilot.press("q")
+            await pilot.press("q", "q", "q")
         assert app.return_value == 0
 
 

@@ -86,7 +86,7 @@ def role_screen(role: Role, meant: ResolvedModel | None, settings: Settings, why
     lines += [*_tool_lines(role, known), *_indent(f"it {_reach(role)}", *_features(role))]
     lines += _unable(role, meant)
     if role.ignored_keys:
-        lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored_keys)}")
+        lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored)}")
     text, invisible = clean(role.text)
     note = f" ({invisible} invisible characters are left out here)" if invisible else ""
     prompt = _prompt(role, meant, settings, known)

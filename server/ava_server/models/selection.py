@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
+from difflib import get_close_matches
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal, get_args
@@ -326,12 +328,29 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
     if knowing:
         return knowing[0], wanted
     open_ended = [name for name in providers if name not in KNOWN_URLS]
-    if len(providers) == 1 and open_ended:
+    if len(providers) == 1 and open_ended and (not colon or _VERSION.search(rest)):
         return open_ended[0], wanted  # the user's own endpoint, whose models no table lists
+    also = f"; if {open_ended[0]} has such a model, write {open_ended[0]}:{wanted}" if open_ended else ""
     raise BadInput(
-        f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)}); write "
-        f"provider:ID, or a tier: {', '.join(TIERS)}"
+        f"model: no configured provider knows {wanted!r} (configured: {', '.join(providers)})"
+        f"{_similar(wanted, settings, providers)}; write provider:ID, or a tier: {', '.join(TIERS)}{also}"
     )
+
+
+_VERSION = re.compile("[0-9]|latest")
+"""What the part behind the colon has if it is a version, as in `qwen3:8b`, and not the model of a provider."""
+
+
+def _similar(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
+    """Return `; did you mean …?` with the most similar models and providers, or empty text."""
+    prefix, colon, rest = wanted.partition(":")
+    names = set(settings.tiers.values()) | ({settings.model} if settings.model else set())
+    for name, provider in providers.items():
+        names |= {f"{name}:{model}" for model in known_ids(name, provider.base_url or KNOWN_URLS.get(name))}
+    similar = get_close_matches(wanted, sorted({*names, *TIERS, *(name.partition(":")[2] for name in names)} - {""}), 3)
+    if colon and (meant := nearest(prefix, {*providers, *KNOWN_URLS}, 0.7)) is not None:
+        similar = [f"{meant}:{rest}", *similar]
+    return f"; did you mean {' or '.join(dict.fromkeys(similar))}?" if similar else ""
 
 
 def _knows(name: str, provider: Provider, model_id: str, settings: ModelSettings) -> bool:

@@ -118,7 +118,7 @@ def test_ava_model_without_an_endpoint_is_the_default_model() -> None:
 @pytest.mark.parametrize(
     ("wanted", "tier", "settings", "error", "says"),
     [
-        (None, "huge", ModelSettings(providers=BOTH), BadInput, "knows 'huge' (configured: openrouter, openai); write"),
+        (None, "huge", ModelSettings(providers=BOTH), BadInput, "knows 'huge' (configured: openrouter, openai)"),
         (None, "openai:gpt-5", ModelSettings(providers=ROUTER), BadInput, "needs a key for openai, and there is none"),
         ("gpt-5", "fast", ModelSettings(), BadInput, "no model is configured. Ava needs a key, or AVA_MODEL_BASE_URL"),
         ("openai:gpt-5", "fast", ModelSettings(), BadInput, "needs a key for openai"),
@@ -144,6 +144,16 @@ def test_ava_model_without_an_endpoint_is_the_default_model() -> None:
             ModelSettings(providers=BOTH),
             BadInput,
             "no configured provider knows 'pirate:x'",
+        ),
+        ("opnai:gpt-5", "fast", ModelSettings(providers=BOTH), BadInput, "did you mean openai:gpt-5"),
+        ("gpt-5-minni", "fast", ModelSettings(providers=BOTH), BadInput, "gpt-5-mini"),
+        ("balancd", "fast", ModelSettings(providers=BOTH), BadInput, "did you mean balanced"),
+        (
+            "nosuch:thing",
+            "fast",
+            ModelSettings(base_url="http://127.0.0.1/v1", model="qwen3:latest"),
+            BadInput,
+            "if custom has such a model, write custom:nosuch:thing",
         ),
         (
             "gpt-5",

@@ -42,9 +42,9 @@ c   cancel a run or withdraw a proposal
 s   send a message to a run, or answer its question
 /   filter the list by words: of the task, role, name, id, state or model. Enter keeps the filter, Esc removes it
 l   follow the run's log
-Esc   go back
+Esc, q   go back; in the list, q quits
 ?   show this help
-q   quit; so does Ctrl-C, and Ctrl-Z suspends
+Ctrl-C   quit from anywhere; Ctrl-Z suspends
 
 a, r and c first show the whole decision. To agree, type y or yes, and press Enter. Runs continue when you quit.
 
@@ -86,7 +86,7 @@ class TextScreen(Screen[None]):
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "back", show=False),
+        Binding("escape,q,Q", "back", show=False),
         Binding("up", "move('scroll_up')", show=False),
         Binding("down", "move('scroll_down')", show=False),
         Binding("pageup", "move('scroll_page_up')", show=False),
@@ -94,7 +94,7 @@ class TextScreen(Screen[None]):
         Binding("home", "move('scroll_home')", show=False),
         Binding("end", "move('scroll_end')", show=False),
     ]
-    keys: ClassVar[tuple[str, ...]] = ("Esc back · ↑↓ scroll · q quit", "Esc back  q quit")
+    keys: ClassVar[tuple[str, ...]] = ("Esc or q back · ↑↓ scroll", "Esc or q back")
     AUTO_FOCUS = ""
 
     def __init__(self, status: _Status, title: str, run_id: str | None = None) -> None:
@@ -164,9 +164,9 @@ class RunScreen(TextScreen):
     """A run: its task, steps, tools, cost and result, kept up to date."""
 
     keys: ClassVar[tuple[str, ...]] = (
-        "Esc back · ↑↓ scroll · a approve · r reject · c cancel · s send · l log · q quit",
-        "Esc back  a approve  r reject  c cancel  s send  l log  q quit",
-        "Esc back  q quit",
+        "Esc or q back · ↑↓ scroll · a approve · r reject · c cancel · s send · l log",
+        "Esc or q back  a approve  r reject  c cancel  s send  l log",
+        "Esc or q back",
     )
 
     def __init__(self, status: _Status, title: str, run_id: str) -> None:
