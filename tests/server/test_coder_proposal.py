@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,7 @@ async def asked_of_a_person(service: Service, made: Any) -> str:
     class Person:
         fills_forms = True
 
-        async def ask(self, question: Question) -> Reply:
+        async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
             read.append(question.text.replace(" \n", "\n"))
             return Reply("decline")
 

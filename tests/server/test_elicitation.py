@@ -28,6 +28,8 @@ from support.stdio import MODERN, serving, using
 
 from ava_audit.events import RunClaimed, SpawnDecided, UserMessage
 from ava_audit.rows import WAITING
+from ava_audit.store.store import Store
+from ava_audit.view import View
 from ava_server.approval.questions import LimitField, Question
 from ava_server.mcp_server import elicitation
 from ava_server.mcp_server.server import build_server
@@ -174,8 +176,41 @@ async def test_an_invalid_limit_starts_nothing_and_names_the_field(
     async with host(tmp_path, era, accept(**{name: given})) as at:
         answer = await at.confirm(await at.propose())
         assert answer["status"] == "failed" and f"{name}: " in answer["message"], answer
-        assert len(at.person.asked) == 1
+        assert [asked.message.startswith(f"{name}: ") for asked in at.person.asked] == [False, True, True]
         await at.nothing_started()
+
+
+async def test_a_form_that_cannot_be_used_is_asked_again_and_says_why(tmp_path: Path, era: str) -> None:
+    forms: list[Any] = ["", 9, 0.25]
+
+    def answers(_asked: ElicitRequestFormParams) -> ElicitResult:
+        return ElicitResult(action="accept", content={"max_cost_dollars": forms.pop(0)})
+
+    async with host(tmp_path, era, answers) as at:
+        made = await at.propose()
+        assert (await at.confirm(made))["status"] == "approved"
+        assert (await at.started_once(made)).changes == {"max_cost_micros": 250_000}
+        first, second, third = (asked.message for asked in at.person.asked)
+        assert second == f"max_cost_dollars: the form did not return a number; nothing was started. \n \n{first}"
+        assert third.startswith("max_cost_dollars: the form returned 9, which is not between $0.15 and $0.50")
+        assert third.endswith(first)
+
+
+async def test_a_proposal_of_the_same_call_is_not_made_again_where_its_form_is_asked_again(
+    tmp_path: Path, era: str
+) -> None:
+    forms: list[Any] = ["", 0.25]
+
+    def answers(_asked: ElicitRequestFormParams) -> ElicitResult:
+        return ElicitResult(action="accept", content={"max_cost_dollars": forms.pop(0)})
+
+    async with host(tmp_path, era, answers) as at:
+        made = await at.call("spawn_subagent", role="researcher", task="What?", workspace=str(at.workspace), ask=True)
+        assert made["status"] == "approved", made
+        assert len(at.person.asked) == 2
+        await at.started_once(made)
+        async with Store.open(at.root) as store:
+            assert len(await store.read(View.runs)) == 1
 
 
 async def test_a_limit_slightly_above_the_shown_one_counts_as_raised(tmp_path: Path, era: str) -> None:

@@ -11,7 +11,7 @@ import json
 import re
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -365,7 +365,7 @@ class Agreeing:
 
     fills_forms = True
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         return Reply("accept")
 
 
@@ -374,7 +374,7 @@ class Declining:
 
     fills_forms = True
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         return Reply("decline")
 
 

@@ -164,7 +164,10 @@ async def test_without_a_yes_the_run_wraps_up_with_its_result(tmp_path: Path, de
             assert answer.status == "declined"
         run = await lab.ended(run_id)
         assert run.state == "cost_exceeded" and run.cost_micros <= 200_000
-        assert (await lab.result(run_id))["untrusted_result"]["output"] == "the answer"
+        result = await lab.result(run_id)
+        assert result["untrusted_result"]["output"] == "the answer"
+        who = "a person declined" if declined else "nobody answered"
+        assert f"left; {who} its request to raise its cost cap from $0.20 to $0.2" in result["stop_reason"]
         assert config_of(run.config).max_cost_micros == 200_000
         decisions = [fact.decision for fact in await lab.facts(run_id, ExtensionDecided)]
         assert decisions == (["declined"] if declined else [])
@@ -206,7 +209,9 @@ async def test_without_an_answer_about_time_it_wraps_up_in_the_time_left(tmp_pat
         await asking(lab, run_id)
         run = await lab.ended(run_id)
         assert run.state == "timeout" and run.active_us <= 4.3e6
-        assert (await lab.result(run_id))["untrusted_result"]["output"] == "the answer"
+        result = await lab.result(run_id)
+        assert result["untrusted_result"]["output"] == "the answer"
+        assert "timeout of 4 s; nobody answered its request to raise its time cap from 4 s to" in result["stop_reason"]
 
 
 async def test_asks_again_after_a_yes_and_three_times_at_most(tmp_path: Path) -> None:

@@ -269,6 +269,27 @@ async def test_check_asks_the_person_in_the_host(tmp_path: Path, era: str, answe
 
 
 @pytest.mark.parametrize("era", ERAS)
+async def test_a_form_that_comes_back_empty_is_asked_again(tmp_path: Path, era: str) -> None:
+    forms: list[dict[str, Any]] = [{}, {}, {"answer": "  "}, {"choice": "EUR"}]
+
+    def reply(_asked: ElicitRequestFormParams) -> ElicitResult:
+        return ElicitResult(action="accept", content=forms.pop(0))
+
+    async with host(tmp_path, era, reply, asks()) as at:
+        made = await at.propose()
+        await at.confirm(made)
+        run: dict[str, Any] = {"state": ""}
+        with anyio.fail_after(20):
+            while run["state"] != "success":
+                found = await at.call("check_subagent", subagent_id=made["subagent_id"], wait_seconds=5)
+                assert found["status"] != "failed", found
+                [run] = found["runs"]
+        assert "EUR" in json.dumps(run["untrusted_result"]["output"])
+        again = [asked.message.startswith("answer: the form returned no answer; ") for asked in at.person.asked[1:]]
+        assert again == [False, True, True]
+
+
+@pytest.mark.parametrize("era", ERAS)
 async def test_a_host_with_only_yes_and_no_leaves_the_question_to_its_model(tmp_path: Path, era: str) -> None:
     async with host(tmp_path, era, accept(decision="Yes"), asks(), name="codex-mcp-client") as at:
         made = await at.propose()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,7 +142,7 @@ class Person:
     asked: list[Question] = field(default_factory=list[Question])
     fills_forms: bool = True
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         self.asked.append(question)
         return Reply(self.action)
 

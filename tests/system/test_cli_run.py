@@ -58,6 +58,27 @@ def events(root: Path, *args: str) -> list[dict[str, Any]]:
 # -- without a terminal ------------------------------------------------------------------------------------------------
 
 
+def test_a_run_of_a_script_whose_output_nobody_reads_any_more_is_cancelled(root: Path, workspace: Path) -> None:
+    gate = Gate()
+    with running_model_server([Say("", [("scratchpad", {"note": "a"})]), Say("", gate=gate)]) as model:
+        process = subprocess.Popen(
+            [*COMMAND, "run", "researcher", TASK, "-w", str(workspace), "--yes", "--max-cost", "1"],
+            env=environment(root, **local(model.base_url)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == f"Data root: {root}\n".encode()
+        process.stdout.close()
+        assert process.wait(60) == 141
+        said = process.stderr.read().decode()
+        process.stderr.close()
+        gate.released.set()
+    assert "Cancelling." in said and "Traceback" not in said
+    run = json.loads(ava(root, "show", "--json").stdout)
+    assert run["status"] == "cancelled", run
+
+
 def test_run_with_yes_prints_the_result_and_records_no_human_approval(root: Path, workspace: Path) -> None:
     done = ava(
         root, "run", "researcher", TASK, "--workspace", "work", "--yes", "--max-cost", "0.10", cwd=workspace.parent

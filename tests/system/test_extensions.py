@@ -14,8 +14,8 @@ import pytest
 from mcp import Client
 from support.extensions import CAP, works
 from support.http_server import HttpServer, serving_http, token
-from support.model_server import running_model_server
-from support.runtime import PRICED
+from support.model_server import Say, Step, running_model_server
+from support.runtime import PRICED, hand_over
 from support.stdio import Wire, logged, made, serving, state_of, told, until, using
 from support.terminal import CONTROLLED, ava, on_terminal
 
@@ -116,6 +116,58 @@ async def test_with_a_pin_a_terminal_asks_for_it(tmp_path: Path) -> None:
         code, text = await anyio.to_thread.run_sync(lambda: typed(root, "approve", run_id, answers=right))
         assert code == 0, text
         await until(lambda: state_of(root, run_id) == "success", 20)
+
+
+# -- in the terminal of `ava run` itself ------------------------------------------------------------------------------
+
+HERE = "hands in what it has. [y/N]"
+START = ("[y/N]", "y")
+
+
+def own_run(root: Path, url: str, *answers: tuple[str, str]) -> tuple[int, str]:
+    args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
+    return typed(root, *args, answers=[START, *answers], **{**using(url), "AVA_MODEL": "test"})
+
+
+@pytest.mark.parametrize(("answer", "state"), [("y", "success"), ("n", "cost_exceeded")])
+def test_ava_run_asks_in_its_own_terminal_whether_its_run_gets_more(tmp_path: Path, answer: str, state: str) -> None:
+    root = made(tmp_path / "data", config_toml=PRICED)
+    with running_model_server(works) as model:
+        code, text = own_run(root, model.base_url, (HERE, answer))
+    assert "is near its cost cap of $0.20" in text and (code == 0) == (answer == "y"), text
+    [asked] = logged(root, "ExtensionAsked")
+    assert state_of(root, asked.run_id or "") == state
+    [decided] = decisions(root)
+    assert (decided["decision"], decided["channel"]) == ("approved" if answer == "y" else "declined", "terminal")
+
+
+def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path: Path) -> None:
+    root = made(tmp_path / "data", config_toml=PRICED)
+    with running_model_server(works) as model:
+        env = {**using(model.base_url), "AVA_MODEL": "test"}
+        args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
+        with on_terminal(root, *args, env=env, columns=200, command=CONTROLLED) as screen:
+            screen.until(START[0])
+            screen.type("y\r")
+            screen.until(HERE)
+            [asked] = logged(root, "ExtensionAsked")
+            assert ava(root, "reject", asked.run_id or "").returncode == 0
+            screen.until("It no longer waits for an answer.")
+            assert screen.ended() != 0
+    assert [one["decision"] for one in decisions(root)] == ["declined"]
+
+
+def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path) -> None:
+    root = made(tmp_path / "data", config_toml=PRICED)
+
+    def answers(asked: dict[str, Any]) -> Step:
+        said = json.dumps(asked["messages"])
+        asks = Say(calls=[("ask", {"question": "Which currency?", "options": ["EUR", "USD"]})])
+        return hand_over() if "Swiss Francs" in said else asks
+
+    with running_model_server(answers) as model:
+        code, text = own_run(root, model.base_url, ("it goes on without):", "Swiss Francs"))
+    assert code == 0 and "asks you:" in text and "Which currency?" in text, text
 
 
 # -- over HTTP --------------------------------------------------------------------------------------------------------

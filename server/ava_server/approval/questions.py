@@ -86,17 +86,19 @@ class Question:
         fields: The fields of the form; all of them may be left empty.
         invitation: The last sentence, which points to the form.
         without_form: The last sentence for a client that shows no form.
+        wrong: Why it is asked again, in a sentence: the form that came back could not be used.
     """
 
     text: str
     fields: tuple[LimitField | TextField, ...]
     invitation: str = ""
     without_form: str = ""
+    wrong: str = ""
 
     @property
     def message(self) -> str:
         """The whole question."""
-        return self.text + self.invitation
+        return (f"{self.wrong} \n \n" if self.wrong else "") + self.text + self.invitation
 
     def as_yes_or_no(self) -> Question:
         """Return the question for a client that shows no form, only a choice.
@@ -113,8 +115,8 @@ class Question:
         return {**schema, "required": [CHOICE]} if CHOICE in schema["properties"] else schema
 
     def sha(self) -> str:
-        """Return the hash of everything that is shown: an answer counts for this question only."""
-        shown = json.dumps([self.message, self.schema()], ensure_ascii=False, sort_keys=True)
+        """Return the hash of what is asked: an answer counts for this question only, also where it is asked again."""
+        shown = json.dumps([self.text + self.invitation, self.schema()], ensure_ascii=False, sort_keys=True)
         return hashlib.sha256(shown.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -149,17 +151,19 @@ class AnsweredLater(Exception):
     Attributes:
         question: The question.
         proposal: The id of the proposal that the call has made, which the next call must not make again.
+        again: How often the question was asked again, because the form that came back could not be used.
     """
 
-    def __init__(self, question: Question | PageQuestion, proposal: str | None = None) -> None:
+    def __init__(self, question: Question | PageQuestion, proposal: str | None = None, again: int = 0) -> None:
         super().__init__("the person is asked, and the client calls again with the answer")
         self.question = question
         self.proposal = proposal
+        self.again = again
 
     @property
     def state(self) -> str:
-        """What the client keeps until then: the question's hash, and the proposal."""
-        return f"{self.question.sha()} {self.proposal or ''}".rstrip()
+        """What the client keeps until then: the question's hash, with a + for each time, and the proposal."""
+        return f"{self.question.sha()}{'+' * self.again} {self.proposal or ''}".rstrip()
 
 
 class Person(Protocol):
@@ -171,8 +175,12 @@ class Person(Protocol):
 
     fills_forms: bool
 
-    async def ask(self, question: Question) -> Reply:
+    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
         """Ask, and return the outcome.
+
+        Args:
+            question: The question.
+            use: Raises `BadInput` for a form that cannot be used; then the person is asked again, twice at most.
 
         Raises:
             AnsweredLater: The answer comes with another call.

@@ -328,7 +328,8 @@ async def _run(settings: Settings, request: RunRequest) -> int:
         run_ids = await _approve(runtime, service, request)
         if not run_ids:
             return NOT_APPROVED
-        if (left := await FollowedRuns(runtime, service, run_ids).until_over()) is not None:
+        followed = FollowedRuns(runtime, service, run_ids)
+        if (left := await followed.until_over(piped=request.out is None)) is not None:
             return left
         out, artifacts = request.out, request.artifacts
         return await deliver(

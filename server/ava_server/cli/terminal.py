@@ -144,18 +144,22 @@ async def reader_gone() -> AsyncGenerator[None]:
     Raises:
         ReaderGone: The reader has closed our output.
     """
-    if sys.platform == "win32" or not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
-        yield
-        return
 
     async def watch() -> None:
-        await anyio.wait_readable(sys.stdout.fileno())  # readable only once the reader has gone
+        await until_reader_gone()
         raise ReaderGone
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch)
         yield
         tasks.cancel_scope.cancel()
+
+
+async def until_reader_gone() -> None:
+    """Return when the reader closes our output; never where that is no pipe."""
+    if sys.platform == "win32" or not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        await anyio.sleep_forever()
+    await anyio.wait_readable(sys.stdout.fileno())  # readable only once the reader has gone
 
 
 def tell(text: str = "") -> None:
@@ -344,18 +348,23 @@ async def ask(question: str) -> str:
 
     What was typed before the question appeared does not count.
     """
+    return (await ask_words(question)).lower()
+
+
+async def ask_words(question: str) -> str:
+    """Ask on the terminal and return the answer as it was typed; otherwise as `ask`."""
     forget_typed()
     sys.stderr.write(f"{clean(question)[0]} ")
     sys.stderr.flush()
     if sys.platform == "win32":  # a console cannot be waited for
-        return (await read_apart(sys.stdin.readline)).strip().lower()
+        return (await read_apart(sys.stdin.readline)).strip()
     # The event loop waits: a thread that hangs in a read would keep Ctrl-C from ending the process.
     descriptor = sys.stdin.fileno()
     await anyio.wait_readable(descriptor)
     answer = os.read(descriptor, 4_096).decode("utf-8", "replace")
     if not answer:
         sys.stderr.write("\n")
-    return answer.strip().lower()
+    return answer.strip()
 
 
 async def agrees(question: str) -> bool:

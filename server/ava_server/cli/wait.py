@@ -9,6 +9,7 @@ import json
 import signal
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,18 +18,18 @@ import anyio.abc
 import anyio.to_thread
 import typer
 
-from ava_audit.errors import StoreUnavailable
+from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.rows import RUNNING
 from ava_roles.wrap import add_bars
 from ava_server.cli import terminal
-from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED
+from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_GONE
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, result_text, results_json, save_artifacts, show_results
-from ava_server.cli.service_client import ignore_progress
+from ava_server.cli.service_client import LocalApprovals, ignore_progress
 from ava_server.cli.terminal import say, someone_there, tell
-from ava_server.core.errors import BadInput
+from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
 from ava_server.core.threads import received
 
@@ -149,11 +150,16 @@ class RunWatch:
         """
         return await self._records.views(self._run_ids)
 
-    async def until_over(self, quiet: Callable[[], bool] = lambda: False) -> None:
+    async def until_over(
+        self,
+        quiet: Callable[[], bool] = lambda: False,
+        attend: Callable[[Sequence[RunView]], None] | None = None,
+    ) -> None:
         """Show what they do until all of them are over; a log that cannot be read is waited for.
 
         Args:
             quiet: Tells whether a question stands on the line.
+            attend: Asks the person what the runs wait for; without it, they are told the command.
         """
         while True:
             try:
@@ -163,11 +169,14 @@ class RunWatch:
                 if not quiet():
                     self.progress.wait_for(f"Waiting for the log: {error}")
             else:
+                if attend is not None:
+                    attend(seen)
                 if all(run.over for run in seen):
                     self.progress.end()
                     return
-                if not quiet():
+                if attend is None and not quiet():
                     self._tell_questions(seen)
+                if not quiet():
                     self._show(seen)
             await anyio.sleep(self._records.every_s)
 
@@ -248,11 +257,26 @@ def _fitting(line: str, width: int | None) -> list[str]:
     return [line] if width is None else terminal.wrapped_lines(line, width)
 
 
+def _what_is_asked(run: RunView) -> str | None:
+    """Return what tells a run's question or request from its next one; None if it waits for no answer."""
+    if run.wait is None or run.wait.cause not in ("extension", "answer"):
+        return None
+    return f"{run.row.id} {run.wait.cause} {run.wait.until_us}"
+
+
 # -- following one's own runs -----------------------------------------------------------------------------------------
 
 
+@dataclass
+class _Asking:
+    """A question of a run that stands on the terminal."""
+
+    about: str
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+
 class FollowedRuns:
-    """A command's own runs; Ctrl-C asks whether to cancel them."""
+    """A command's own runs: what they ask a person is asked here, and Ctrl-C asks whether to cancel them."""
 
     def __init__(self, runtime: Runtime, service: Service, run_ids: Sequence[str]) -> None:
         self._service = service
@@ -263,18 +287,31 @@ class FollowedRuns:
         records = LocalRecords(runtime.settings.paths, runtime.store, runtime.instances, runtime.manager)
         self._watch = RunWatch(records, run_ids, runtime.manager)
         self._question: anyio.CancelScope | None = None
+        self._asking: _Asking | None = None
+        self._asked: set[str] = set()
         self._left: int | None = None
 
-    async def until_over(self) -> int | None:
+    async def until_over(self, *, piped: bool = False) -> int | None:
         """Show runs until all have ended.
 
+        Args:
+            piped: The results go to the standard output. If its reader has gone, nobody waits for them: a run of this
+                process is cancelled, and one that a worker drives goes on.
+
         Returns:
-            None when all have ended, or the exit code when something was left running.
+            None when all have ended and can be handed over, or the exit code.
         """
         with received(signal.SIGINT) as signals:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._on_signals, signals, tasks)
-                await self._watch.until_over(lambda: self._question is not None)
+                if piped:
+                    tasks.start_soon(self._on_reader_gone, tasks)
+                # Without a terminal, and in a script that approves by --yes, nobody is asked.
+                asks = someone_there() and self._service.session.channel == "terminal"
+                await self._watch.until_over(
+                    lambda: self._question is not None or self._asking is not None,
+                    (lambda seen: self._attend(seen, tasks)) if asks else None,
+                )
                 tasks.cancel_scope.cancel()
         self._watch.progress.end()
         if self._question is not None and self._left is None:
@@ -288,8 +325,63 @@ class FollowedRuns:
                 if self._question is not None:
                     self._question.cancel()
                 continue
+            if self._asking is not None:
+                self._asking.scope.cancel()
             self._question = anyio.CancelScope()
             tasks.start_soon(self._ask, tasks, self._question)
+
+    async def _on_reader_gone(self, tasks: anyio.abc.TaskGroup) -> None:
+        await terminal.until_reader_gone()
+        self._left = READER_GONE
+        if self._runtime.settings.background and self._service.session.channel == "terminal":
+            tell("Nobody reads the output any more; what was approved goes on.")
+            tasks.cancel_scope.cancel()
+        else:
+            await self._cancel(tasks)
+
+    def _attend(self, seen: Sequence[RunView], tasks: anyio.abc.TaskGroup) -> None:
+        """Ask the next question of a run, or take back one that was answered elsewhere or waits no longer."""
+        waits = {about: run for run in seen if (about := _what_is_asked(run)) is not None}
+        if self._asking is not None:
+            if self._asking.about not in waits:
+                self._asking.scope.cancel()
+                tell("\nIt no longer waits for an answer.")
+            return
+        new = next((about for about in waits if about not in self._asked), None)
+        if new is not None and self._question is None:
+            self._asked.add(new)
+            self._asking = _Asking(new)
+            tasks.start_soon(self._answer, self._asking, waits[new])
+
+    async def _answer(self, asking: _Asking, run: RunView) -> None:
+        """Ask a person what a run asks, and pass the answer on."""
+        self._watch.progress.end()
+        try:
+            with asking.scope:
+                await (self._reply(run) if run.wait is not None and run.wait.question else self._allow_more(run))
+        except (AvaError, AuditError) as error:
+            tell(f"ava: {error}")
+        finally:
+            self._asking = None
+
+    async def _reply(self, run: RunView) -> None:
+        """Have a person answer a run's question."""
+        asked = run.wait.question if run.wait is not None else None
+        if asked is None:
+            return
+        tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
+        answer = await terminal.ask_words("Your answer (Enter alone: none, it goes on without):")
+        if answer:
+            given = {"subagent_id": run.row.id, "message": answer}
+            await self._service.call("message_subagent", given, ignore_progress, raises=True)
+
+    async def _allow_more(self, run: RunView) -> None:
+        """Have a person decide whether a run near a cap gets more; no means that it hands in what it has."""
+        client = LocalApprovals(self._runtime, self._service.session)
+        [one] = await client.extensions([run.row.id])
+        tell(f"{label(run.row)} asks for more:\n{one.message}")
+        approve = await terminal.agrees("Raise the cap? Without a yes, it hands in what it has.")
+        tell(await client.decide_extension(one, approve=approve))
 
     async def _ask(self, tasks: anyio.abc.TaskGroup, question: anyio.CancelScope) -> None:
         self._watch.progress.end()

@@ -28,7 +28,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.methods import is_input_required
 from pydantic import ValidationError
 
-from ava_server.core.errors import AvaError, ConfigError
+from ava_server.core.errors import AvaError, BadInput, ConfigError
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -47,6 +47,8 @@ LEAST_ASK_S = 15.0
 """Seconds that a person has for a question even where what came before it has taken long."""
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
+ASKED_AGAIN = 2
+"""How often a form that came back empty, or cannot be used, is asked again within one question."""
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"
@@ -109,21 +111,28 @@ class ClientPerson:
         """The proposal that the same call has made before it ended with a question; see `AnsweredLater`."""
         return (self._params.request_state or "").partition(" ")[2] or None
 
-    async def ask(self, question: Question) -> Reply:
-        """Ask, and return the outcome.
+    async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
+        """Ask, and again where the form cannot be used; see `Person`.
 
         Raises:
             AnsweredLater: The answer comes with another call.
         """
         from ava_server.approval.questions import CHOICE, YES, Reply
 
-        if self.fills_forms:
-            return await self._ask(question)
-        reply = await self._ask(question.as_yes_or_no())
+        asked = question if self.fills_forms else question.as_yes_or_no()
+        reply = await self._ask(asked)
+        for again in range(1, ASKED_AGAIN + 1):
+            try:
+                if reply.action == "accept":
+                    use(reply)
+                break
+            except BadInput as error:
+                reply = await self._ask(replace(asked, wrong=f"{error}."), again)
         # An answer without the choice is the client's own.
-        return Reply("decline") if reply.action == "accept" and reply.content.get(CHOICE) != YES else reply
+        chosen = self.fills_forms or reply.action != "accept" or reply.content.get(CHOICE) == YES
+        return reply if chosen else Reply("decline")
 
-    async def _ask(self, question: Question) -> Reply:
+    async def _ask(self, question: Question, again: int = 0) -> Reply:
         from ava_server.approval.questions import AnsweredLater, Reply
 
         if self._ctx.session.can_send_request:
@@ -134,9 +143,9 @@ class ClientPerson:
                 form = self._ctx.session.elicit_form(question.message, question.schema(), self._ctx.request_id)
                 return reply_of(await _answer_to(form))
             return Reply("silent")
-        answer = self._answer(question)
+        answer = self._answer(question, again)
         if answer is None:
-            raise AnsweredLater(question)
+            raise AnsweredLater(question, again=again)
         return reply_of(answer)
 
     # -- pages --------------------------------------------------------------------------------------------------------
@@ -247,11 +256,11 @@ class ClientPerson:
 
         return (self._host.wait_s if self._host is not None else None) or WAIT_LIMIT_S
 
-    def _answer(self, question: Question | PageQuestion) -> types.ElicitResult | None:
-        """Return the answer that the call came with, if it is to this question."""
+    def _answer(self, question: Question | PageQuestion, again: int = 0) -> types.ElicitResult | None:
+        """Return the answer that the call came with, if it is to this question, asked again so often or more."""
         answer = (self._params.input_responses or {}).get(_ANSWER)
         asked, _, _proposal = (self._params.request_state or "").partition(" ")
-        known = isinstance(answer, types.ElicitResult) and asked == question.sha()
+        known = asked.rstrip("+") == question.sha() and asked.count("+") >= again
         return answer if known and isinstance(answer, types.ElicitResult) else None
 
 

@@ -74,6 +74,10 @@ class ExtensionLimits:
     days: DayCaps
 
 
+_ENDINGS = {"max_cost_cents": "cost_exceeded", "max_tokens": "token_exceeded", "timeout": "timeout"}
+"""How a run ends at each cap."""
+
+
 def extension_limits(settings: Settings, user: str) -> ExtensionLimits:
     """Return what the settings let a user's runs ask for."""
     hard = settings.limits
@@ -292,8 +296,19 @@ def shortage_words(asked: ExtensionAsked) -> str:
 
 def request_words(asked: ExtensionAsked) -> str:
     """Return what a person is asked: `raise its cost cap from $0.50 to $0.70 ($0.02 left, …)`."""
+    return f"{_raise_words(asked)} ({shortage_words(asked)})"
+
+
+def _raise_words(asked: ExtensionAsked) -> str:
     low, high = cap_amount(asked.cap, asked.limit, exact=True), cap_amount(asked.cap, asked.proposed, exact=True)
-    return f"raise its {CAP_NAMES[asked.cap]} from {low} to {high} ({shortage_words(asked)})"
+    return f"raise its {CAP_NAMES[asked.cap]} from {low} to {high}"
+
+
+def in_vain(asked: ExtensionAsked, status: str, *, declined: bool) -> str:
+    """Return what came of a request for more, to follow the reason of an ending by the same cap; else empty text."""
+    if status != _ENDINGS[asked.cap]:
+        return ""
+    return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(asked)}"
 
 
 def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:

@@ -18,6 +18,7 @@ from ava_audit.events import (
     CostReserved,
     CostUpdate,
     ErrorOccurred,
+    ExtensionAsked,
     ExtensionDecided,
     Fact,
     GuardrailTripped,
@@ -273,6 +274,8 @@ class History:
         repeats: By call, how often it brought the same result.
         notices_sent: Topics of the notices that requests had.
         raised: The last answer that raised a cap.
+        more_asked: What was asked of a person near a cap, until that cap was raised.
+        more_declined: A person said no to that; otherwise nobody has answered.
         questions: What the last answer has asked the person, by the id of the call: a provider may use an id again in
             another answer. `asked`: how many questions the run has asked. `answers`: by the id of the question.
         last: Why the last reserved turn is the last one.
@@ -308,6 +311,8 @@ class History:
     unknown_attempts: int = 0
     paid_attempts: int = 0
     raised: ExtensionDecided | None = None
+    more_asked: ExtensionAsked | None = None
+    more_declined: bool = False
     questions: dict[str, QuestionAsked] = field(default_factory=dict[str, QuestionAsked])
     asked: int = 0
     answers: dict[str, Answered] = field(default_factory=dict[str, Answered])
@@ -373,8 +378,12 @@ class History:
                 self._add_settlement(fact, usage)
             case GuardrailTripped(action="ended"):
                 self.tripped = fact
+            case ExtensionAsked():
+                self.more_asked = fact
+            case ExtensionDecided(decision="declined"):
+                self.more_declined = True
             case ExtensionDecided(decision="approved"):
-                self.raised = fact
+                self.raised, self.more_asked = fact, None
                 self.notices_sent -= {LEFT_OF[field] for field in fact.changes}  # told again at 80 % of the new cap
             case _ if fenced:
                 self._add_own(seq, fact)

@@ -32,7 +32,7 @@ from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
-from ava_server.runs.extension import request_words
+from ava_server.runs.extension import in_vain, request_words
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
 from ava_server.runs.lifecycle import GROUP_TIMEOUT, Paused, cancel_reason, ending_events, pause
@@ -434,6 +434,9 @@ class AgentRun:
         kept = await self._coding.keep(ended) if self._coding is not None else None
         if kept is not None and kept.fault and ended.status == "success":
             ended = fail_unkept(ended, kept)
+        if (asked := self._history.more_asked) is not None:
+            unmet = in_vain(asked, ended.status, declined=self._history.more_declined)
+            ended = replace(ended, stop_reason=ended.stop_reason + unmet)
         result = await anyio.to_thread.run_sync(
             partial(
                 build_result,

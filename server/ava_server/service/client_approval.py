@@ -103,7 +103,7 @@ class ClientApprovals(Operations):
         checked = await self._checked(asked)
         if isinstance(checked, ConfirmOutcome):
             return checked
-        reply = await person.ask(question(checked))
+        reply = await person.ask(question(checked), lambda given: apply_reply(checked, asked, given))
         if reply.action != "accept":
             now = await self._checked(asked)  # somebody may have decided elsewhere while the question was open
             if isinstance(now, ConfirmOutcome):

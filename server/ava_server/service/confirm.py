@@ -249,7 +249,7 @@ class Resumptions(Operations):
             restored = "is held because it was restored or imported"
             what = restored if is_held(run) else f"was interrupted at {at}"
             text = f"{label(run)} {what}. Resume it? \n{line}"
-            reply = await person.ask(Question(text, ()))
+            reply = await person.ask(Question(text, ()), lambda _reply: None)
             if reply.action != "accept":
                 decision.status, decision.refused_because = "refused", NOT_AGREED[reply.action]
                 then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)

@@ -122,7 +122,8 @@ class PersonQuestions(Operations):
         if person is None or not found:
             return None
         first = found[0]
-        reply = await person.ask(first.question())
+        use = first.allowed if isinstance(first, WaitingExtension) else first.answer_in
+        reply = await person.ask(first.question(), use)
         try:
             decided = await self._carry_out(first, reply)
         except Refused as refused:

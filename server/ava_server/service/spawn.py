@@ -165,7 +165,7 @@ class Spawns(Operations):
                 return await self._started(answer, decided)
             now = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         except AnsweredLater as asked:
-            raise AnsweredLater(asked.question, pending_id) from None
+            raise AnsweredLater(asked.question, pending_id, asked.again) from None
         except OutcomeUnknown as error:
             _settle(answer, "unknown")
             answer.message = f"It may have started: {error}"
