@@ -69,8 +69,11 @@ _TAGS = re.compile(
 
 
 def unseen(text: str) -> int:
-    """How many characters of a text nobody sees, by the database of Unicode; line ends are seen."""
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    """How many characters of a text nobody sees, by the database of Unicode; line ends are seen.
+
+    A title or a link of a terminal has two of them, and counts as one.
+    """
+    text = re.sub("\x1b][^\x07\x1b\n]*(?:\x07|\x1b\\\\)", "\x1b", text.replace("\r\n", "\n").replace("\r", "\n"))
     hidden = sum(
         unicodedata.category(char) in ("Cc", "Cf", "Cs") and char not in "\n\t" and not "\u180b" <= char <= "\u180f"
         for char in text

@@ -269,7 +269,7 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
         raise ToolFailed("old and new are the same (line endings are kept as the file has them); nothing was changed")
     starts = document.places(old)
     if not starts:
-        raise ToolFailed(_describe_not_found(name, clean(seen.text)[0], old))
+        raise ToolFailed(_describe_not_found(name, clean(seen.text)[0], clean(old)[0]))
     if len(starts) > 1 and not args.replace_all:
         raise ToolFailed(_describe_places(name, document, starts))
     if args.replace_all:
