@@ -106,6 +106,34 @@ async def shared(tmp_path: Path) -> AsyncGenerator[Shared]:
             gate.released.set()
 
 
+async def test_status_shows_a_question_with_its_options_and_commands_that_name_the_server(tmp_path: Path) -> None:
+    root = made(tmp_path / "data", config_toml=PAID)
+    asks = Say(calls=[("ask", {"question": "Which \x1b[31mcurrency?", "options": ["EUR", "USD"]})])
+    with running_model_server([asks, DONE]) as model:
+        ana = token(root, "ana")
+        async with serving_http(root, env=using(model.base_url)) as server, server.client(ana) as client:
+            run = await start(client, "What does it cost?")
+            waiting = {"role": "custom", "system_prompt": "x", "task": "Another"}
+            proposal = told(await client.call_tool("spawn_subagent", waiting))[0]
+            await until(lambda: bool(logged(root, "QuestionAsked", run=run)), 20)
+            there = Shared(server, root, client, ana, run, run, "", Gate())
+            shown = (await there.ava("--url", server.base, "status")).stdout
+            assert "It asks:\n" in shown and "\x1b" not in shown
+            for line in ("Which currency?", "- EUR", "- USD"):
+                assert line in shown, shown
+            together = " ".join(shown.split())
+            command = f"ava --url {server.base}"
+            assert f"`{command} send {run} " in together, shown
+            for decide in ("approve", "reject"):
+                assert f"  {command} {decide} {proposal['pending_id']}\n" in shown, shown
+            sent = await there.ava("--url", server.base, "send", run, "EUR")
+            assert sent.returncode == 0, sent.stderr
+            named = (await there.ava("status", AVA_URL=server.base)).stdout
+            assert f"  ava approve {proposal['pending_id']}" in named, named
+            here = (await anyio.to_thread.run_sync(lambda: ava(root, "status", "--once", "--all"))).stdout
+            assert f"{run}" in here
+
+
 async def test_the_address_may_stand_before_or_after_the_command_or_in_a_variable(tmp_path: Path) -> None:
     async with shared(tmp_path) as there:
         url = there.server.base

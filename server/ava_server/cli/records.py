@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -269,7 +269,12 @@ class RemoteRecords:
     async def _listed(self, **which: Any) -> list[RunView]:
         from ava_server.service.records import ListedRuns
 
-        return (await self.get(ListedRuns, "/runs", **which)).runs
+        return self.there((await self.get(ListedRuns, "/runs", **which)).runs)
+
+    def there(self, runs: Iterable[RunView]) -> list[RunView]:
+        """Return runs of the server, whose commands name it."""
+        command = self.connection.command
+        return [replace(run, wait=replace(run.wait, command=command)) if run.wait is not None else run for run in runs]
 
     async def record(self, run_id: str, *, shown: bool = True) -> RunRecord:
         """Return a run with its whole result; if it is `shown`, the server notes that it was fetched."""
@@ -278,6 +283,8 @@ class RemoteRecords:
 
         found = await self.get(RunRecord, f"/runs/{run_id}", shown=shown)
         config_of(found.row.config)  # of a newer Ava, it could not be shown
+        if found.answer.waits_for is not None:
+            found.answer.waits_for = found.answer.waits_for.replace("`ava ", f"`{self.connection.command} ")
         return found
 
     async def note_shown(self, _command: str, _shown: Sequence[RunRecord]) -> None:

@@ -6,6 +6,7 @@ Only that server gets the token: redirects are not followed. Its answers are bou
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
@@ -72,6 +73,14 @@ class RemoteServer:
             raise BadInput(f"{self.source}: over http anyone on the way to {address} can read the token; use https")
         return address
 
+    @property
+    def command(self) -> str:
+        """How a command for this server begins, to be pasted: `ava --url URL`; `ava` where AVA_URL names it."""
+        if self.source != "--url":
+            return "ava"
+        words = ["ava", "--url", self.address]
+        return shlex.join([*words, "--token-file", str(self.token_file)] if self.token_file is not None else words)
+
     def token(self, env: Mapping[str, str] | None = None) -> str:
         """Return the token from the given file, else from AVA_TOKEN.
 
@@ -137,15 +146,16 @@ async def connected(server: RemoteServer) -> AsyncGenerator[Connection]:
     async with httpx2.AsyncClient(
         headers=headers, timeout=ANSWER_S, follow_redirects=False, trust_env=not local
     ) as client:
-        yield Connection(client, address)
+        yield Connection(client, address, server.command)
 
 
 class Connection:
-    """Sends requests to one server, with one token."""
+    """Sends requests to one server, with one token; `command` is how a command for it begins."""
 
-    def __init__(self, client: httpx2.AsyncClient, address: str) -> None:
+    def __init__(self, client: httpx2.AsyncClient, address: str, command: str) -> None:
         self._client = client
         self.address = address
+        self.command = command
 
     async def get(self, path: str, **params: Any) -> Any:
         """Return what the server answers to a GET; see `request`."""

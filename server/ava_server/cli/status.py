@@ -93,20 +93,23 @@ async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> 
     async with open_remote_records(server) as records:
         found = await records.get(CurrentRuns, "/runs", all=everybody)
         token = found.token
+        runs = tuple(records.there(found.runs))
         if as_json:
             fields = {
                 "user": token.user,
-                "runs": [run_json(run) for run in found.runs],
+                "runs": [run_json(run) for run in runs],
                 "runs_of_others": found.others,
                 "today": today_json(found.budgets),
                 "version": token.version,
             }
             return say_json({**place_json(server.address), **fields})
         overview = Overview(
-            found.at_us, found.budgets, 1, True, None, {}, counts=found.counts, runs=found.runs, others=found.others
+            found.at_us, found.budgets, 1, True, None, {}, counts=found.counts, runs=runs, others=found.others
         )
         text = f"it answers, with Ava {token.version}; the token of {token.user} has {', '.join(token.scopes)}"
-        page = Page("", overview, (Health("server", "ok", text, ""),), columns(), everybody=everybody)
+        page = Page(
+            "", overview, (Health("server", "ok", text, ""),), columns(), everybody=everybody, command=server.command
+        )
         heading(server.address)
         return _write(page.whole())
 

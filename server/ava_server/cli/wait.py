@@ -188,7 +188,8 @@ class RunWatch:
                 self._told.add(asked.asked.question_id)
                 self.progress.end()
                 tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
-                tell(f'Answer in another terminal: ava send {run.row.id} "…"')
+                command = run.wait.command if run.wait is not None else "ava"
+                tell(f'Answer in another terminal: {command} send {run.row.id} "…"')
 
     def _show(self, seen: list[RunView]) -> None:
         from ava_server.service.run_view import status_line

@@ -206,6 +206,7 @@ class Wait:
         served: An Ava server works on this data root.
         line: What `confirm_spawn` takes as `approving` to resume it; None where that is not needed, or not possible.
         question: What it asks.
+        command: How commands begin where this is shown: `ava`, or `ava --url URL` for another server's run.
     """
 
     cause: Literal["approval", "limit", "extension", "answer", "queue", "owner", "resume", "held"]
@@ -216,6 +217,7 @@ class Wait:
     served: bool = True
     line: str | None = None
     question: WaitingQuestion | None = None
+    command: str = "ava"
 
     def for_tools(self) -> str | None:
         """Return `waits_for` of the tools' answers."""
@@ -249,10 +251,12 @@ class Wait:
             case "extension":
                 asked = asked_of(self.run)
                 words = request_words(asked) if asked is not None else "allow it more"
-                until = local_second(self.until_us or 0)
-                return f"a person may {words}: `ava approve {self.run.id}`; without an answer it wraps up at {until}"
+                how = f"`{self.command} approve {self.run.id}`"
+                return (
+                    f"a person may {words}: {how}; without an answer it wraps up at {local_second(self.until_us or 0)}"
+                )
             case "answer":
-                how = f'`ava send {self.run.id} "…"`'
+                how = f'`{self.command} send {self.run.id} "…"`'
                 return (
                     f"answer its question with {how}; without an answer it continues at"
                     f" {local_second(self.until_us or 0)}"
@@ -264,11 +268,11 @@ class Wait:
                 why = self.blocker or "the next Ava server of this user resumes it"
                 return _joined(_NO_OWNER, why)
             case "resume":
-                how = f"resume it with `ava resume {self.run.id}`"
+                how = f"resume it with `{self.command} resume {self.run.id}`"
                 return f"{_NO_OWNER}; {how}"
             case "held":
-                how = f"resume it with `ava resume {self.run.id}`"
-                return f"restored or imported; {how}, or end it with `ava cancel {self.run.id}`"
+                how = f"resume it with `{self.command} resume {self.run.id}`"
+                return f"restored or imported; {how}, or end it with `{self.command} cancel {self.run.id}`"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from ava_audit.rows import WAITING
 from ava_audit.units import format_ts, format_usd, now_us
-from ava_roles.wrap import clean
+from ava_roles.wrap import add_bars, clean
 from ava_server.cli.dashboard.health import WORST_FIRST, Health
 from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD
@@ -58,6 +58,7 @@ class Page:
         width: Columns.
         trouble: Why what was found is out of date.
         everybody: The runs of all users.
+        command: How commands begin: `ava`, or with the URL of another server.
     """
 
     root: str
@@ -66,11 +67,13 @@ class Page:
     width: int
     trouble: str = ""
     everybody: bool = False
+    command: str = "ava"
 
     def whole(self) -> list[Text]:
         """Return everything, to be shown once."""
         head = [joined(f"Data root: {self.root}")] if self.root else []
-        return head + [fitted(line, self.width) for line in [*self.trouble_lines(), *self._body()]]
+        lines = [*self.trouble_lines(), *self._body()]
+        return head + [line if line.overflow == "ignore" else fitted(line, self.width) for line in lines]
 
     # -- parts --------------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class Page:
     def others_lines(self) -> list[Text]:
         """Return how many runs of others are not shown."""
         words = others_words(self.overview.others)
-        return [joined((f"{words} `ava status --all` shows them.", "dim"))] if words else []
+        return [joined((f"{words} `{self.command} status --all` shows them.", "dim"))] if words else []
 
     def today_lines(self, *, brief: bool = False) -> Iterator[Text]:
         """Yield what is spent and held of today's budgets."""
@@ -151,7 +154,10 @@ class Page:
         if run.state in (WAITING, EXPIRED):
             yield joined(f"  {row.pending_id}, {terms(run)}")
             if self.can_decide(run):
-                yield joined(f"  ava approve {row.pending_id}, or ava reject {row.pending_id}")
+                ends = ", or " if self.command == "ava" else "\n  "
+                choices = (f"{self.command} {decide} {row.pending_id}" for decide in ("approve", "reject"))
+                for line in ends.join(choices).splitlines():
+                    yield Text(f"  {line.strip()}", overflow="ignore")  # cut, it could not be pasted
             return
         if run.activity:
             yield joined(f"  {run.activity}")
@@ -160,6 +166,10 @@ class Page:
         elif not row.ended and run.state != "queued":
             yield from self.bars(run.caps)
         words = run.wait.for_people() if run.wait is not None else why_ended(run)
+        if run.wait is not None and run.wait.question is not None:
+            yield joined("  It asks:")
+            asked = folded(plain(add_bars(run.wait.question.untrusted)), self.width - GAP)
+            yield from (Text("  ").append_text(line) for line in asked)
         for line in wrapped_lines(plain(words), self.width - GAP) if words else ():
             yield joined("  " + line)
 
