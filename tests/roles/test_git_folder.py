@@ -105,6 +105,18 @@ def _alternates_behind_many_lines(folder: Path, victim: Path) -> None:
     _written("objects/info/alternates", "# nothing\n" * 20_000 + "{victim}/.git/objects\n")(folder, victim)
 
 
+def _link_as_branches_have_it(folder: Path, victim: Path) -> None:
+    """git reads such a link as the name of a branch, but only where it looks for one."""
+    (folder / ".git").rename(folder / "git")
+    (folder / "refs").mkdir()
+    (folder / "refs" / "theirs").symlink_to(victim / ".git")
+    (folder / ".git").symlink_to("refs/theirs")
+
+
+def _fifo(name: str) -> Attack:
+    return lambda folder, _victim: os.mkfifo(folder / ".git" / name)
+
+
 ATTACKS: Mapping[str, Attack] = {
     "a file": _file("gitdir: {victim}/.git\n"),
     "a file with a relative path": _file("gitdir: ../victim/.git\n"),
@@ -115,6 +127,10 @@ ATTACKS: Mapping[str, Attack] = {
     "a file that names too much": _file("gitdir: " + "{victim}/.git/../" * 2_000 + ".git\n"),
     "a link": _link(""),
     "a link within the folder": _link("", whole=True),
+    "a link in the form of a branch": _link_as_branches_have_it,
+    "a named pipe as commondir": _fifo("commondir"),
+    "a named pipe as alternates": _fifo("objects/info/alternates"),
+    "alternates that end in a zero byte": _written("objects/info/alternates", "../objects/77\0/..\n"),
     "commondir": _written("commondir", "{victim}/.git\n"),
     "a relative commondir": _written("commondir", "../../victim/.git\n"),
     "a linked commondir": lambda folder, victim: (folder / ".git/commondir").symlink_to(victim / "secret.txt"),

@@ -78,7 +78,7 @@ def find_git_folders(repository: Path, accept: Accept = NOTHING_OUTSIDE) -> GitF
     _ask(accept, git, folder, inside=inside)
     pointer = folder / "commondir"
     _refuse_link(pointer)
-    common = _resolve(folder / _pointer(pointer)) if pointer.is_file() else folder
+    common = _resolve(folder / _pointer(pointer)) if pointer.exists() else folder
     if inside and not common.is_relative_to(root):
         raise NoGitFolder(f"{pointer} leads out of {root}; {_CLONE}")
     _ask(accept, pointer, common, inside=inside)
@@ -143,13 +143,14 @@ def _not_its_checkout(root: Path, folder: Path, common: Path) -> str:
 
 def _check_followed(folder: Path, common: Path, within: Sequence[Path]) -> None:
     """Check that what git follows in a git folder is no link, and that its objects lie in these folders."""
-    for place in (folder / "HEAD", folder / "reftable", *map(common.joinpath, ("config", "packed-refs", "reftable"))):
+    _refuse_link(folder / "HEAD", may_be_ref=True)
+    for place in (folder / "reftable", *map(common.joinpath, ("config", "packed-refs", "reftable"))):
         _refuse_links(place)
     for place in (folder / "reftable", common / "reftable"):
         tables = place / "tables.list"
         if tables.is_file() and "/" in _text(tables, _LIST):
             raise NoGitFolder(f"{tables} leads elsewhere; {_CLONE}")
-    _refuse_links(common / "refs")
+    _refuse_links(common / "refs", may_be_refs=True)
     _refuse_links(common / "logs")
     pending, seen = [common / "objects"], set[Path]()
     while pending:
@@ -163,15 +164,17 @@ def _check_followed(folder: Path, common: Path, within: Sequence[Path]) -> None:
 def _alternates(objects: Path, within: Sequence[Path]) -> list[Path]:
     """Return the further folders with objects that a folder with objects names."""
     file = objects / "info" / "alternates"
-    if not file.is_file():
+    if not file.exists():
         return []
     found: list[Path] = []
     for line in _text(file, _LIST).split("\n"):
         if not line or line.startswith("#"):
             continue
-        path = Path(os.path.normpath(objects / line))  # as git does; a path in quotes is one that git would unquote
+        path = Path(
+            os.path.normpath(objects / line)
+        )  # as git does; it would unquote a path in quotes, and cut it at \0
         beneath = any(path.is_relative_to(each) for each in within)
-        if line.startswith('"') or not beneath or _resolve(objects / line) != path:
+        if line.startswith('"') or "\0" in line or not beneath or _resolve(objects / line) != path:
             mend = f"git -C {shlex.quote(str(within[0]))} repack -a -d && rm {shlex.quote(str(file))}"
             raise NoGitFolder(
                 f"{file} leads to the objects of another repository; copy them with `{mend}`, or {_CLONE}"
@@ -180,7 +183,7 @@ def _alternates(objects: Path, within: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _refuse_links(place: Path) -> None:
+def _refuse_links(place: Path, *, may_be_refs: bool = False) -> None:
     """Refuse a link, and a folder with one in it; what is not there is fine."""
     _refuse_link(place)
     pending = [str(place)] if place.is_dir() else []
@@ -189,13 +192,14 @@ def _refuse_links(place: Path) -> None:
             for entry in scan:
                 if entry.is_file(follow_symlinks=False):
                     continue
-                _refuse_link(Path(entry.path))
+                _refuse_link(Path(entry.path), may_be_ref=may_be_refs)
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
 
 
-def _refuse_link(path: Path) -> None:
+def _refuse_link(path: Path, *, may_be_ref: bool = False) -> None:
     if is_link(path):
         target = path.readlink() if path.is_symlink() else Path()
-        if target.parts[:1] != ("refs",) or ".." in target.parts:  # an old form of "ref: refs/…", which git reads so
+        # An old form of "ref: refs/…", which git reads so where it looks for a branch; elsewhere it follows the link.
+        if not may_be_ref or target.parts[:1] != ("refs",) or ".." in target.parts:
             raise NoGitFolder(f"{path} is a link, and git would follow it; {_CLONE}")
