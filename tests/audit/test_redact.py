@@ -158,6 +158,21 @@ PLACED = [
     ("password", "openssl enc -aes256 -pass pass:{} -in a", "Tr0ub4dor"),
     ("password", "smbclient -U fred%{} //host/share", "Tr0ub4dor"),
     ("password", "mongodump -u fred -p {} --db shop", "Tr0ub4dor"),
+    ("password", '["mysqldump", "-u", "root", "-p{}"]', "xk29&vv83qq"),
+    ("password", "command: ['redis-cli', '-h', 'db', '-a', '{}']", "xk29 vv83qq"),
+    ("password", '["docker", "login", "-u", "fred", "-p", "{}"]', "xk29$vv83qq"),
+    ("password", "subprocess.run(['db', '--password', '{}'])", "xk29vv83qq"),
+    ("password", "mysql -u root -p'{}' shop", "xk$29 vv&83;qq"),
+    ("password", 'sshpass -p "{}" ssh fred@example.org', "xk29|vv83 qq"),
+    ("password", "mysql -u root -p{} shop", r"xk29\$vv83qq"),
+    ("password", '<password type="plain">{}</password>', "hunter22"),
+    ("password", "<dbPassword>{}</dbPassword>", "xk29vv and more"),
+    ("password", '<add key="DbPassword" value="{}" />', "xk29vv83qq"),
+    ("password", '<property name="password">{}</property>', "xk29vv83qq"),
+    ("password", r'{{"netrc": "machine example.org\nlogin fred\npassword {}\n"}}', "xk29vv83qq"),
+    ("password", 'machine db login fred password "{}"', "xk29 vv83qq"),
+    ("password", 'echo "machine db login fred password {}" > ~/.netrc', "xk29vv83qq"),
+    ("authorization", "response='{}', nonce='dcd98b7102dd2f0e'", HEX[:32]),
     (
         "authorization",
         'Authorization: Digest username="fred", realm="r", nonce="dcd98b7102dd2f0e", uri="/", response="{}"',
@@ -208,6 +223,10 @@ HARMLESS = [
     "sshpass -p <password> ssh host",
     "7z a -p archive.7z notes2.txt",
     '"password": "Mot de passe"',
+    '<string name="password">Wachtwoord</string><password hint="x">Mot de passe</password>',
+    '<input name="password" type="password" value="Password"/><label for="password">Passwort</label>',
+    'run("mysql -p", user, "shop2day"); ["mysql", "-p", "shop2day"]; ["ssh", "-p", "host2name"]',
+    '["docker", "run", "-p", "8080:80", "example/mongo4you"], ("--password", "PASSWORD")',
     'password = "Enter your password"',
     'forgot_password: "Forgot your password?"',
     'PASSWORD_HELP="Use 8 to 20 characters"',
@@ -241,6 +260,12 @@ def test_replaces_a_known_secret_pattern_in_any_context(name: str, key: str) -> 
         if name == "private-key" and after == "\\n":
             continue  # an escaped line end after the last dashes is no part of the key
         assert Redactor({}).redact(before + key + after) == (f"{before}[redacted:{name}]{after}", 1)
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name, key in KEYS if name != "private-key"])
+@pytest.mark.parametrize("frame", ["-{}\n+", "${{NAME:-{}}}", r"\u003c{}\u003e", r"\x22{}\x22", "%2522{}%2522"])
+def test_finds_a_key_behind_the_hyphen_of_a_diff_and_behind_escapes(name: str, key: str, frame: str) -> None:
+    assert Redactor({}).redact(frame.format(key)) == (frame.format(f"[redacted:{name}]"), 1)
 
 
 def sample_of(parsed: Any, random: Random) -> str:
@@ -695,6 +720,17 @@ class Counted(str):
         at = super().find(sub, start, stop)
         self.looked += (stop if at < 0 else at + len(sub)) - start
         return at
+
+    def rfind(self, sub: str, start: Any = 0, end: Any = None) -> int:
+        stop = len(self) if end is None else end
+        at = super().rfind(sub, start, stop)
+        self.looked += stop - max(at, start)
+        return at
+
+    def __getitem__(self, key: Any) -> str:
+        found = super().__getitem__(key)
+        self.looked += len(found)
+        return found
 
 
 @pytest.mark.parametrize("piece", HOSTILE)

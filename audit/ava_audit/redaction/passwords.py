@@ -84,7 +84,7 @@ _KEY_OF = re.compile(r"(?:api|access|secret|private|auth|account|signing|encrypt
 _NO_TOKEN_OF = re.compile(r"(?:next|page|continuation|csrf|xsrf|sync|nextpage|cursor)[_-]?t?\Z", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"(?:[sS]|_?[0-9]{1,2}|[_-](?:value|base|prod|dev|test|live))?(?:\"\"|\\?[\"'`])?\]?"
-    r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( ))"
+    r"(?:\s{0,5}(?::\s{0,3}(?:str|string|bytes|SecretStr)(?:\s?\|\s?None)?\s{0,3}=|=>|:=|=|:)\s{0,5}|( |,\s{0,3}))"
     r"(?:[fbruFBRU]{0,2}\\?(\"\"|[\"'`])([^\s\"'`\\]{8,}+)\\?\2|([A-Za-z0-9_+/=.~!@#%^&*-]{8,128}+)(?![(\[{]))"
 )
 _FLAG = re.compile(r"--[A-Za-z-]{0,24}\Z")
@@ -95,8 +95,12 @@ _PHRASE = re.compile(
     r"(?:\"\"|\\?[\"'`])?\]?\s{0,5}(=>|:=|=|:)\s{0,5}[fbruFBRU]{0,2}\\?(\"\"|[\"'`])"
     r"((?:[^\s\"'`\\]{1,64}+ ){1,7}+[^\s\"'`\\]{1,64}+)\\?\2"
 )
-_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}\Z")
-_ELEMENT = re.compile(r"s?>\s{0,40}(?:<!\[CDATA\[)?([^\s<>\[\]]{3,300}+)(?:\]\]>)?\s{0,40}</")
+_ELEMENT_NAME = re.compile(r"<[A-Za-z0-9_:.-]{0,40}(?:\s(?:key|name)=([\"'])[A-Za-z0-9_:.-]{0,30})?\Z")
+_ELEMENT = re.compile(
+    r"s?(?:[\s\"'][^<>\n]{0,120}+)?>\s{0,40}(?:<!\[CDATA\[)?"
+    r"([^\s<>\[\]]{3,300}+(?: [^\s<>\[\]]{1,64}+){0,7}+)(?:\]\]>)?\s{0,40}</"
+)
+_VALUE = re.compile(r"[\"']\s{1,4}value=[\"']([^\s\"'<>]{8,300}+)[\"']")
 
 
 def find_assignments(text: str) -> Iterator[SecretSpan]:
@@ -110,7 +114,7 @@ def find_assignments(text: str) -> Iterator[SecretSpan]:
             before = text[max(0, at - 40) : at]
             if (match := _ASSIGNED.match(text, after)) is not None:
                 place = _assigned(text, match, before, literal, name) if _may_name(name, before) else None
-            if place is None and text.startswith((">", "s>"), after):
+            if place is None and "<" in before:
                 place = _element(text, after, before, name)
             if place is None and name in ("password", "pass"):
                 place = _phrase(text, after)
@@ -144,9 +148,15 @@ def _assigned(text: str, match: re.Match[str], before: str, literal: str, name: 
 
 
 def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] | None:
-    match = _ELEMENT.match(text, after)
-    if match is None or _ELEMENT_NAME.search(before) is None or not _may_name(name, before):
+    element = _ELEMENT_NAME.search(before)
+    if element is None or not _may_name(name, before):
         return None
+    match = _ELEMENT.match(text, after) or (_VALUE.match(text, after) if element[1] else None)
+    if match is None:
+        return None
+    # `<string name="password">` is as often a label, and so are several words.
+    if element[1] or " " in match[1]:
+        return match.span(1) if any(is_random(word, 6) for word in match[1].split(" ")) else None
     password = name in ("password", "pass") and is_password(match[1], "")
     return match.span(1) if password or is_random(match[1], 12) else None
 
@@ -240,19 +250,25 @@ def _in_curl(text: str, at: int) -> bool:
     return start >= 0 and _LINE_BREAK.search(text, start, at) is None
 
 
-_NETRC_HOST = re.compile(r"\s{1,8}([^\s]{1,200}+)(\s{1,8})(?=login|password)")
-_NETRC_LOGIN = re.compile(r"\s{0,8}(?:login\s{1,8}([^\s]{1,200}+)\s{1,8}(?:account\s{1,8}[^\s]{1,200}+\s{1,8})?)?")
-_NETRC_PASSWORD = re.compile(r"password\s{1,8}([^\s\"'`]{3,200}+)(\s{1,8}login\s{1,8}[^\s]{1,200}+)?")
+_SPACE = r"(?:\s|\\[nrt]){1,8}"
+_WORD = r"(?:[^\s\\]|\\(?![nrt\"])){1,200}+"
+_NETRC_HOST = re.compile(f"{_SPACE}({_WORD})({_SPACE})(?=login|password)")
+_NETRC_LOGIN = re.compile(f"(?:{_SPACE})?(?:login{_SPACE}({_WORD}){_SPACE}(?:account{_SPACE}{_WORD}{_SPACE})?)?")
+_NETRC_PASSWORD = re.compile(
+    rf"password{_SPACE}(?:\\?\"([^\"\n\\]{{3,200}}+)\\?\"|((?:[^\s\"'`\\]|\\(?![nrt\"])){{3,200}}+))"
+    f"({_SPACE}login{_SPACE}{_WORD})?"
+)
+_NETRC_BEGINS = re.compile(r"(?:\A|[\"'\n]|\\n)[\"'> \t]{0,40}+\Z")
 
 
 def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords of a netrc file."""
     for match in matches_after(text, "machine", _NETRC_HOST):
         at = match.start() - len("machine")
-        begins_line = not text[text.rfind("\n", 0, at) + 1 : at].strip("\"'> \t")
+        begins_line = _NETRC_BEGINS.search(text, max(0, at - 42), at) is not None
         # `machine learning login …` is prose, and so is most that is not a line of its own.
         plain = begins_line and match[1] != "learning"
-        if plain or "." in match[1] or match[1] == "localhost" or "\n" in match[2]:
+        if plain or "." in match[1] or match[1] == "localhost" or not match[2].isspace() or "\n" in match[2]:
             yield from _netrc_password(text, match.end())
     for at, after in places_of(text, "default"):
         if text[at - 1 : at] in ("", "\n"):
@@ -262,10 +278,10 @@ def find_netrc_passwords(text: str) -> Iterator[SecretSpan]:
 def _netrc_password(text: str, at: int) -> Iterator[SecretSpan]:
     login = _NETRC_LOGIN.match(text, at)
     match = _NETRC_PASSWORD.match(text, login.end() if login else at)
-    if login is None or match is None or not (login[1] or match[2]):
+    if login is None or match is None or not (login[1] or match[3]):
         return
-    if is_password(match[1], login[1] or ""):
-        yield SecretSpan("password", match.start(1), match.end(1))
+    if is_password(match[1] or match[2], login[1] or ""):
+        yield SecretSpan("password", *match.span(1 if match[1] else 2))
 
 
 _JDBC = re.compile(r"[^\s\"'<>`\\]{1,600}+")
@@ -292,32 +308,50 @@ def find_jdbc_passwords(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan("password", oracle.start(2), oracle.end(2))
 
 
-_ARGUMENT = r"[\"']?([^\s\"'`$<>{}|;&:]{4,200}+)"
-PASSWORD_OPTIONS = {
+_ARGUMENT = (
+    r"(?:\"(?=[^\s,;:.)+\]}])([^\"\n]{4,200}+)\"|'(?=[^\s,;:.)+\]}])([^'\n]{4,200}+)'"
+    r"|[\"']?((?:\\[$;&|<>]|[^\s\"'`$<>{}|;&:]){4,200}+))"
+)
+_LISTED = re.compile(r",\s{0,3}[\"']([^\"'\n]{4,200}+)[\"']")
+_LISTED_JOINED = re.compile(r"([^\"'\s,][^\"'\n]{3,200}+)[\"']")
+_OPTIONS = {
     " -p": (r"mysql|mariadb|7z|sshpass", re.compile(_ARGUMENT)),
-    " -p ": (r"sshpass|mongo|(?:docker|podman|registry|oc) login", re.compile(_ARGUMENT)),
+    " -p ": (r"sshpass|mongo|(?:docker|podman|registry|oc)[ \"',]{1,5}login", re.compile(_ARGUMENT)),
     " -P": (r"zip|unzip|sqlcmd", re.compile(" ?" + _ARGUMENT)),
     " -w": (r"ldap", re.compile(" ?" + _ARGUMENT)),
     " -a ": (r"redis-cli", re.compile(_ARGUMENT)),
     " -U": (r"smbclient", re.compile(r" ?[\"']?[^\s%]{1,100}+%" + _ARGUMENT)),
     " pass:": (r"openssl", re.compile(_ARGUMENT)),
 }
-"""Options whose value is a password: how the names of their commands begin, and the value."""
+_SEPARATE = {option.strip(): _OPTIONS[option][0] for option in (" -p ", " -P", " -w", " -a ")}
+PASSWORD_OPTIONS = {
+    **_OPTIONS,
+    **{f"{quote}{option}{quote}": (commands, _LISTED) for option, commands in _SEPARATE.items() for quote in "\"'"},
+    **{f"{quote}-p": (_OPTIONS[" -p"][0], _LISTED_JOINED) for quote in "\"'"},
+}
+"""Options whose value is a password: how the names of their commands begin, and the value.
+
+Also as items of a list: `["redis-cli", "-a", "…"]`.
+"""
 
 
 def find_option_passwords(text: str) -> Iterator[SecretSpan]:
     """Find the passwords in options of commands that have one: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
+    lists = [quote for quote in ('"-', "'-") if quote in text]  # two quick searches save ten
     for option, (commands, value) in PASSWORD_OPTIONS.items():
+        if option[0] != " " and option[:2] not in lists:
+            continue
         for at, after in places_of(text, option):
             match = value.match(text, after)
-            if match is None or match[1].isdigit() or not is_password(match[1], ""):
+            given = match[match.lastindex or 0] if match is not None else ""
+            if match is None or given.isdigit() or not is_password(given, ""):
                 continue
             begins = list(re.finditer(rf"(?<![A-Za-z0-9_-])(?:{commands})", text[max(0, at - _COMMAND_CHARS) : at]))
             if begins and not _NEXT_COMMAND.search(text, max(0, at - _COMMAND_CHARS) + begins[-1].start(), at):
-                yield SecretSpan("password", match.start(1), match.end(1))
+                yield SecretSpan("password", *match.span(match.lastindex or 0))
 
 
-_DIGEST = re.compile(r"\\?\"{0,2}([0-9a-fA-F]{32,128}+)")
+_DIGEST = re.compile(r"\\?(?:[\"']{0,2}|&quot;)([0-9a-fA-F]{32,128}+)")
 
 
 def find_digest_responses(text: str) -> Iterator[SecretSpan]:

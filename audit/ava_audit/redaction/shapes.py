@@ -137,6 +137,8 @@ _RUN = b"x" * 20
 _IN_KEYS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.~+/="
 _MASK = bytes(b"x"[0] if code in _IN_KEYS else b" "[0] for code in range(256))
 _BOUNDARY = re.compile(r"[.~+/=]")
+_BEFORE = re.compile(r"\\(?:u00[0-9A-Fa-f]{2}|x[0-9A-Fa-f]{2}|[a-z])|%(?:25)?[0-9A-Fa-f]{2}|-++")
+"""What may stand directly before a key: an escape, or the hyphens of a diff's line or of the shell's `${NAME:-…}`."""
 _REST = re.compile(r"[A-Za-z0-9_-]*+")
 
 
@@ -156,10 +158,11 @@ def find_prefixed(text: str) -> Iterator[SecretSpan]:
 
 
 def _word_starts(text: str, start: int, end: int) -> Iterator[int]:
-    r"""Yield where a key could begin in a run of its characters, also behind an escape: `\\nsk-…`, `%3Dsk-…`."""
+    r"""Yield where a key could begin in a run of its characters, also in `\nsk-…`, `\u003csk-…`, `%3Dsk-…`, `-sk-…`."""
     yield start
-    if text[start - 1 : start] in ("\\", "%"):
-        yield start + (1 if text[start - 1] == "\\" else 2)
+    before = _BEFORE.match(text, start - 1 if text[start - 1 : start] in ("\\", "%") else start, end)
+    if before is not None:
+        yield before.end()
     for boundary in _BOUNDARY.finditer(text, start, end):
         yield boundary.end()
 
