@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -155,6 +156,57 @@ def test_ava_run_takes_its_question_back_where_it_is_answered_elsewhere(tmp_path
             screen.until("It no longer waits for an answer.")
             assert screen.ended() != 0
     assert [one["decision"] for one in decisions(root)] == ["declined"]
+
+
+START_AVA = "\nimport sys; from ava_server.cli import run; run(sys.argv[1:])"
+
+
+def asked_with(tmp_path: Path, fault: str) -> tuple[str, list[dict[str, Any]]]:
+    """Run `ava run` with a fault where its run asks for more; decline elsewhere where the fault asks nobody."""
+    root = made(tmp_path / "data", config_toml=PRICED)
+    with running_model_server(works) as model:
+        env = {**using(model.base_url), "AVA_MODEL": "test"}
+        args = ("run", "researcher", "What does it cost?", "--max-cost", "0.20")
+        with on_terminal(
+            root, *args, env=env, columns=200, command=(sys.executable, "-c", fault + START_AVA)
+        ) as screen:
+            screen.until(START[0])
+            screen.type("y\r")
+            if "LOOKED" in fault:
+                screen.until("LOOKED")
+                [asked] = logged(root, "ExtensionAsked")
+                assert ava(root, "reject", asked.run_id or "").returncode == 0
+            else:
+                screen.until(HERE)
+                screen.type("y\r")
+            screen.ended()
+    return screen.text, decisions(root)
+
+
+def test_a_request_that_was_decided_since_ava_run_looked_is_not_asked(tmp_path: Path) -> None:
+    gone = (
+        "import sys; from ava_server.cli import service_client as c\n"
+        "async def none(*args): return print('LOOKED', file=sys.stderr) or []\n"
+        "c.LocalApprovals.extensions = none"
+    )
+    text, decided = asked_with(tmp_path, gone)
+    assert "Traceback" not in text and "cost_exceeded" in text and [one["decision"] for one in decided] == ["declined"]
+
+
+def test_an_answer_that_takes_long_to_pass_on_is_not_taken_back(tmp_path: Path) -> None:
+    slow = """
+import anyio
+from ava_server.cli import service_client as c
+decide = c.LocalApprovals.decide_extension
+async def slowly(*args, **more):
+    said = await decide(*args, **more)
+    await anyio.sleep(1)
+    return said
+c.LocalApprovals.decide_extension = slowly
+"""
+    text, decided = asked_with(tmp_path, slow)
+    assert "no longer waits" not in text, text
+    assert [one["decision"] for one in decided] == ["approved"]
 
 
 def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path) -> None:

@@ -270,10 +270,11 @@ def _what_is_asked(run: RunView) -> str | None:
 
 @dataclass
 class _Asking:
-    """A question of a run that stands on the terminal."""
+    """A question of a run that stands on the terminal; `answered` once its answer was typed and is passed on."""
 
     about: str
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    answered: bool = False
 
 
 class FollowedRuns:
@@ -344,7 +345,7 @@ class FollowedRuns:
         """Ask the next question of a run, or take back one that was answered elsewhere or waits no longer."""
         waits = {about: run for run in seen if (about := _what_is_asked(run)) is not None}
         if self._asking is not None:
-            if self._asking.about not in waits:
+            if self._asking.about not in waits and not self._asking.answered:
                 self._asking.scope.cancel()
                 tell("\nIt no longer waits for an answer.")
             return
@@ -359,29 +360,34 @@ class FollowedRuns:
         self._watch.progress.end()
         try:
             with asking.scope:
-                await (self._reply(run) if run.wait is not None and run.wait.question else self._allow_more(run))
+                await (self._reply if run.wait is not None and run.wait.question else self._allow_more)(asking, run)
         except (AvaError, AuditError) as error:
             tell(f"ava: {error}")
         finally:
             self._asking = None
 
-    async def _reply(self, run: RunView) -> None:
+    async def _reply(self, asking: _Asking, run: RunView) -> None:
         """Have a person answer a run's question."""
         asked = run.wait.question if run.wait is not None else None
         if asked is None:
             return
         tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
         answer = await terminal.ask_words("Your answer (Enter alone: none, it goes on without):")
+        asking.answered = True
         if answer:
             given = {"subagent_id": run.row.id, "message": answer}
             await self._service.call("message_subagent", given, ignore_progress, raises=True)
 
-    async def _allow_more(self, run: RunView) -> None:
+    async def _allow_more(self, asking: _Asking, run: RunView) -> None:
         """Have a person decide whether a run near a cap gets more; no means that it hands in what it has."""
         client = LocalApprovals(self._runtime, self._service.session)
-        [one] = await client.extensions([run.row.id])
+        found = await client.extensions([run.row.id])
+        if not found:
+            return  # it was decided elsewhere since the look
+        [one] = found
         tell(f"{label(run.row)} asks for more:\n{one.message}")
         approve = await terminal.agrees("Raise the cap? Without a yes, it hands in what it has.")
+        asking.answered = True
         tell(await client.decide_extension(one, approve=approve))
 
     async def _ask(self, tasks: anyio.abc.TaskGroup, question: anyio.CancelScope) -> None:
