@@ -1,8 +1,8 @@
 """Make the picture of the README, examples/demo.svg, from a real run of `ava demo`: `python scripts/demo_picture.py`.
 
 The demo runs over examples/notes, in a terminal of 88 columns so that the text is legible at a width of 800 pixels, and
-is answered as a person would answer. Folders, ids and times are replaced by fixed ones. Each section is cut to the
-lines in `EXCERPTS`, with `…` for those left out. tests/test_demo_picture.py runs the demo again and compares.
+is answered as a person would answer. Folders, ids and times are replaced by fixed ones. tests/test_demo_picture.py runs
+the demo again and compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import tempfile
 import termios
 import textwrap
 from io import StringIO
-from itertools import pairwise
 from pathlib import Path
 
 from rich.ansi import AnsiDecoder
@@ -31,8 +30,6 @@ PICTURE = REPOSITORY / "examples" / "demo.svg"
 QUESTION = "What does each provider charge for a payment?"
 COMMAND = f'ava demo notes --task "{QUESTION}"'
 COLUMNS = 88
-EXCERPTS = (slice(0), slice(3), slice(4), slice(2), slice(7, 17), slice(-4, None), slice(2))
-"""The lines shown of each section, from the command to the next steps."""
 _HEADING = re.compile(r"^(-- .+ --)$")
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _PREFIX = "ava-picture-"
@@ -49,20 +46,7 @@ def lines() -> list[str]:
         at for at, line in enumerate(screen) if _HEADING.match(line)
     )
     drawn = [_one_form(line) for line in screen[result:record]]  # laid out for these columns as it is
-    return excerpt([f"$ {COMMAND}", *_broken_anew(screen[:result]), *drawn, *_broken_anew(screen[record:])])
-
-
-def excerpt(screen: list[str]) -> list[str]:
-    """Shorten each section to the lines that `EXCERPTS` names, with `…` for those left out."""
-    starts = [0, *(at for at, line in enumerate(screen) if _HEADING.match(line)), len(screen)]
-    shown: list[str] = []
-    for lines_shown, (start, end) in zip(EXCERPTS, pairwise(starts), strict=True):
-        heading, *body = screen[start:end]
-        while body and not body[-1]:
-            body.pop()
-        first, last, _ = lines_shown.indices(len(body))
-        shown += [heading, *["…"][:first], *body[lines_shown], *["…"][: len(body) - last], ""]
-    return shown[:-1]
+    return [f"$ {COMMAND}", *_broken_anew(screen[:result]), *drawn, *_broken_anew(screen[record:])]
 
 
 def plain(line: str) -> str:

@@ -399,8 +399,9 @@ def commands_page() -> str:
         GENERATED,
         "If the data root is not the default one, commands name it in their first line. With `-v` they always do; every"
         " command takes it. Exit codes: 0 success; 1 a check found a fault; 2 wrong usage; 10 not approved; 11 cost or"
-        " token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16 abandoned; 20 model or provider;"
-        " 21 verification failed; 30 configuration; 70 internal error; 130 interrupted while something keeps running.",
+        " token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16 abandoned; 17 no answer found;"
+        " 20 model or provider; 21 verification failed; 30 configuration; 70 internal error; 130 interrupted while"
+        " something keeps running.",
     ]
     app = build()
     before = app.registered_callback.callback if app.registered_callback is not None else None

@@ -15,6 +15,7 @@ Severity = Literal["info", "warning", "error"]
 
 Ending = Literal[
     "success",
+    "no_answer",
     "timeout",
     "cost_exceeded",
     "token_exceeded",
@@ -29,6 +30,8 @@ Ending = Literal[
     "superseded",
 ]
 ENDINGS: frozenset[str] = frozenset(get_args(Ending))
+WHOLE: frozenset[str] = frozenset({"success", "no_answer"})
+"""Endings whose result is all that there was to hand over; `no_answer` says that nothing was found."""
 _INFO_ENDINGS = frozenset({"success", "cancelled", "rejected", "superseded", "expired"})
 
 ClaimReason = Literal["start", "takeover", "resume", "cancel"]

@@ -121,6 +121,17 @@ class Query:
         # A word in these scripts has about two characters; a run of them is one token.
         return Matches(counts, pairs, len(tokens) + sum(len(run) // 2 for run in _UNSPACED_RUN.findall(text)))
 
+    def found_in(self, text: str) -> list[str]:
+        """Return the words that a text has, each as it stands there, in lower case and in the question's order."""
+        text = _fold_width(text).lower()
+        joined = _BROKEN.sub("", text) if self._parts else ""
+        forms = {number: part for number, part in self._parts.items() if part in joined}
+        for token in _WORD.findall(text):
+            number = self._stems[token]
+            if number >= 0:
+                forms.setdefault(number, token)
+        return [forms[number] for number in sorted(forms)]
+
 
 class _Stems(dict[str, int]):
     """The number of the word that a token is a form of; -1 for none. It stems only what begins like a word."""

@@ -226,7 +226,7 @@ def test_following_can_start_before_there_is_a_log(tmp_path: Path) -> None:
         folder.mkdir()
         (folder / "a.txt").write_text("Nothing much.\n")
         args = ("run", "researcher", "Something", "--workspace", str(folder), "--yes", "--max-cost", "1")
-        assert ava(root, *args).returncode == 0
+        assert ava(root, *args).returncode == 17
         screen.until('"eventType":"SubagentComplete"')
         screen.interrupt()
         assert screen.ended() == 130

@@ -154,6 +154,7 @@ ERRORS: dict[str, Sequence[Step]] = {
 """What brings each kind of error that a model call can end in."""
 ENDED: dict[str, tuple[Mapping[str, Any], Sequence[Step]]] = {
     "success": ({}, [hand_over()]),
+    "no_answer": ({"model": "offline"}, []),
     "timeout": ({"timeout": 3}, [NOTE, Say("late", gate=Gate()), submits("in time")]),
     "cost_exceeded": ({}, [replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 90_000})]),
     "token_exceeded": (

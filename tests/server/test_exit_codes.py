@@ -26,6 +26,7 @@ def always(step: Say) -> Callable[[dict[str, Any]], Say]:
 
 ENDS: dict[str, tuple[int, Script, dict[str, Any]]] = {
     "success": (0, [submits()], {}),
+    "no_answer": (17, [], {"model": "offline", "task": "Where do zebras sleep?"}),
     "cost_exceeded": (11, always(replace(NOTE, usage={"prompt_tokens": 9_000, "completion_tokens": 90_000})), {}),
     "token_exceeded": (
         11,

@@ -120,14 +120,14 @@ def test_the_task_comes_from_stdin_and_short_options_mean_the_long_ones(root: Pa
 
 
 def test_tasks_come_from_files(root: Path, workspace: Path, tmp_path: Path) -> None:
-    for name, text in (("one.md", f"{TASK}\n"), ("two.md", "And\nWhisper?"), ("empty.md", " \n")):
+    for name, text in (("one.md", f"{TASK}\n"), ("two.md", "And\nOtter?"), ("empty.md", " \n")):
         (tmp_path / name).write_text(text)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     common = ("run", "researcher", "-w", str(workspace), "-y", "--max-cost", "0.10")
     done = ava(root, *common, "--parallel", "-f", "one.md", "--file", "two.md", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     said = [event["content"]["text"] for event in events(root, "--type", "UserMessage")]
-    assert sorted(said) == ["And\nWhisper?", TASK]
+    assert sorted(said) == ["And\nOtter?", TASK]
     for file, says in (("empty.md", "is empty"), ("binary", "is not UTF-8 text"), ("none.md", "No such file")):
         wrong = ava(root, *common, "-f", file, cwd=tmp_path)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1), wrong.stderr
@@ -252,7 +252,7 @@ def test_an_exceeded_limit_has_its_own_exit_code(
 
 def test_every_ending_has_an_exit_code() -> None:
     assert set(ENDING_CODES) | {"error"} == set(ENDINGS)
-    assert sorted(set(ENDING_CODES.values())) == [0, 10, 11, 12, 13, 14, 15, 16]
+    assert sorted(set(ENDING_CODES.values())) == [0, 10, 11, 12, 13, 14, 15, 16, 17]
 
 
 def test_a_broken_config_exits_with_30_and_names_the_file(root: Path, workspace: Path) -> None:
@@ -513,7 +513,7 @@ def test_ctrl_c_asks_and_can_leave_the_run_to_the_next_server(root: Path, worksp
 
         other = ("run", "researcher", "Something else", "--workspace", str(workspace), "--yes", "--max-cost", "1")
         with on_terminal(root, *other) as second:
-            assert second.ended() == 0
+            assert second.ended() == 17
         # Another server that cannot honour it leaves it alone; one with the same endpoint takes it up.
         process = subprocess.Popen(
             [*COMMAND, "serve"], env=environment(root, **local(server.base_url)), stdin=subprocess.PIPE,

@@ -14,7 +14,7 @@ from ava_server.cli.demo import question_about, worth_reading
 
 pytestmark = pytest.mark.slow
 
-QUOTE = re.compile(r"(?:^>    >(?: .*)?\n)+", re.MULTILINE)
+QUOTE = re.compile(r'^│ \d\. (.+?) \(✓ quote found word for word\): "(.*)"$', re.MULTILINE)
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 
 
@@ -39,11 +39,11 @@ def folder(tmp_path: Path, words: list[str]) -> Path:
 
 
 def quotes_of(screen: str) -> list[str]:
-    return [re.sub(r"^>    > ?", "", quote, flags=re.MULTILINE).strip() for quote in QUOTE.findall(screen)]
+    return [quote for _source, quote in QUOTE.findall(screen)]
 
 
 def text_in(folder: Path) -> str:
-    return "\n".join(path.read_text() for path in sorted(folder.rglob("*.txt")))
+    return " ".join(" ".join(path.read_text().split()) for path in sorted(folder.rglob("*.txt")))
 
 
 @pytest.mark.parametrize("option", [(), ("--scripted",)])
@@ -59,11 +59,11 @@ def test_quotes_come_from_the_given_folder(
     quotes = quotes_of(done.stdout)
     assert quotes, "one of each file that has a word, and all three may be in one"
     for quote in quotes:
-        assert quote in text_in(folder)
+        assert quote.removesuffix("…") in text_in(folder)
         assert any(word in quote.lower() for word in asked.groups())
     assert "NOT found" not in done.stdout
     assert done.stdout.count("✓ quote found word for word") == len(quotes)
-    assert re.search(r"source: .*file\d\.txt:\d+", done.stdout)
+    assert all(re.fullmatch(r".*file\d\.txt:\d+", source.split(", ")[-1]) for source, _ in QUOTE.findall(done.stdout))
     assert not (tmp_path / "unused").exists(), "the demo leaves the user's own data root alone"
 
 
@@ -75,9 +75,8 @@ def test_reads_the_shipped_documentation_within_ten_seconds_without_a_folder(tmp
     assert done.returncode == 0, done.stderr
     assert after.children_user + after.children_system - before.children_user - before.children_system < 10
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"Data root: {tmp_path}")
     assert "There is no terminal to ask on, so the demo approves it by itself." in lines
-    assert "- Cost: $0.00" in lines
+    assert "Ended as success. Cost: $0.00" in lines
     assert quotes_of(done.stdout)
     assert done.stderr == ""
     order = [
@@ -118,7 +117,7 @@ def test_asks_about_a_heading_that_prose_answers(tmp_path: Path) -> None:
     (folder / "todo.md").write_text("# Shopping list\n\n- milk\n- bread\n- rent a van\n")
     done = ava(tmp_path / "unused", "demo", str(folder))
     assert '"What should I know about paying the rent?"' in done.stdout
-    assert quotes_of(done.stdout)[0] == f"## Paying the rent\n\n{answer}"
+    assert quotes_of(done.stdout)[0] == answer
 
 
 @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ def test_yes_in_a_terminal_starts_the_demo(tmp_path: Path, folder: Path) -> None
         screen.type("y\n")
         assert screen.ended() == 0
     drawn = STYLES.sub("", screen.text).partition("-- Result --")[2]
-    assert re.search(r'^│ +"\w', drawn, re.MULTILINE) and "✓ quote found" in drawn
+    assert re.search(r"^│ 1\. .+? \(✓ quote found word for word\): ", " ".join(drawn.split("\n│    ")), re.MULTILINE)
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
@@ -177,7 +176,7 @@ def test_ctrl_c_at_the_question_ends_quietly_and_leaves_no_folder(tmp_path: Path
         screen.interrupt()
         assert screen.ended() == 130
     assert "Traceback" not in screen.text
-    assert "Stopped; nothing was started.\n\nThe demo's data root is removed" in screen.text
+    assert "Stopped; nothing was started.\nThe demo's data root is removed" in screen.text
     assert list(temporary.iterdir()) == []
 
 
@@ -203,6 +202,38 @@ def test_breaks_no_word_at_the_edge_of_the_terminal(tmp_path: Path, folder: Path
         assert len(shown) <= columns or " " not in shown
 
 
+@pytest.mark.parametrize("columns", [80, 100])
+def test_fits_on_40_lines_with_the_best_passage_first_and_only_passages_that_answer(
+    tmp_path: Path, columns: int
+) -> None:
+    with on_terminal(tmp_path, "demo", columns=columns, env={"TMPDIR": "/tmp"}) as screen:
+        screen.until("Start it? [y/N]")
+        screen.type("y\n")
+        assert screen.ended() == 0
+    shown = STYLES.sub("", screen.text).rstrip("\n").split("\n")
+    lines = [line.rpartition("\x1b[K")[2].rstrip() for line in shown]
+    assert len(lines) <= 40 and max(map(len, lines)) <= columns
+    result = re.sub(r"\n│ {2,}", " ", "\n".join(lines[lines.index("-- Result --") :]))
+    summary = result.split("\n")[1]
+    assert re.fullmatch(r"│ \d passages in \d sources with words of the task \(.+\), .+\.", summary)
+    best, *others = quotes_of(result)
+    assert "continues when you close the host" in best
+    assert all("continue" in quote and "close" in quote for quote in others)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [((), "│ No answer found: none of the searched text has zebras, sleep."), (("--scripted",), "is in no file.")],
+)
+def test_a_question_without_an_answer_ends_as_such(tmp_path: Path, option: tuple[str, ...], says: str) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.md").write_text("The lamp is lit by the keeper every evening at dusk.\n")
+    done = ava(tmp_path / "unused", "demo", str(tmp_path / "notes"), "--task", "Where do zebras sleep?", *option)
+    assert done.returncode == 17
+    assert says in done.stdout
+    assert "Ended as no_answer." in done.stdout and quotes_of(done.stdout) == []
+
+
 def test_removes_the_data_root_unless_asked_to_keep_it(tmp_path: Path, folder: Path) -> None:
     gone = ava(tmp_path, "demo", str(folder), env={"TMPDIR": str(tmp_path)})
     kept = ava(tmp_path, "demo", str(folder), "--keep", env={"TMPDIR": str(tmp_path)})
@@ -210,9 +241,9 @@ def test_removes_the_data_root_unless_asked_to_keep_it(tmp_path: Path, folder: P
     assert "The demo's data root is removed; --keep keeps it." in gone.stdout
     assert "The log: " not in gone.stdout
     assert "As JSON lines" not in gone.stdout
-    assert not Path(gone.stdout.splitlines()[0].removeprefix("Data root: ")).exists()
-    root = Path(kept.stdout.splitlines()[0].removeprefix("Data root: "))
-    assert f"Kept: AVA_DATA_ROOT={root} ava logs" in kept.stdout
+    [named_root] = re.findall(r"^Kept: AVA_DATA_ROOT=(\S+) ava logs$", kept.stdout, re.MULTILINE)
+    root = Path(named_root)
+    assert [place.name for place in tmp_path.glob("ava-demo-*")] == [root.parent.name]
     logs = ava(root, "logs", "--type", "complete")
     assert "SubagentComplete" in logs.stdout
     named = [line for line in kept.stdout.splitlines() if line.startswith(("The log: ", "As JSON lines: ", " " * 15))]

@@ -77,11 +77,23 @@ def _activities(db: Database) -> None:
         db.execute(ACTIVITIES)
 
 
+def _no_answer(_db: Database) -> None:
+    """Version 7: the ending `no_answer`, so that a program that does not know it stops writing."""
+
+
 def reducers_changed(_db: Database) -> None:
     """Do nothing: `migrate` rebuilds the projections once every table has the form that today's reducers need."""
 
 
-MIGRATIONS: tuple[Callable[[Database], None], ...] = (_first, _extension, _question, _indexes, _decisions, _activities)
+MIGRATIONS: tuple[Callable[[Database], None], ...] = (
+    _first,
+    _extension,
+    _question,
+    _indexes,
+    _decisions,
+    _activities,
+    _no_answer,
+)
 """In order; the schema's version is the number of applied migrations. From the fourth on, Postgres runs them too."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -25,10 +25,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import anyio
 import typer
 
+from ava_roles.wrap import add_bars
 from ava_server import MODULE_ARGS
 from ava_server.cli.app import INTERRUPTED, NOT_APPROVED
 from ava_server.cli.options import absolute_path
-from ava_server.cli.terminal import Progress, agrees, columns, cut, heading, say, someone_there
+from ava_server.cli.results import ENDING_CODES
+from ava_server.cli.terminal import Progress, agrees, columns, cut, say, someone_there
 from ava_server.core.data_root import DataRoot, home_folder
 from ava_server.core.errors import AvaError, BadInput
 
@@ -40,8 +42,12 @@ if TYPE_CHECKING:
 POLL_S = 0.05
 WITHIN_S = 60.0
 """The demo takes a few seconds; a server that is silent this long has failed."""
-LOG_LINES = 8
-DOCS_QUESTION = "Does a subagent continue when I close the terminal?"
+LOG_LINES = 2
+PASSAGES_MOST = 2
+PASSAGE_CHARS = 160
+ANSWERS = 0.75
+"""The least words of the question in one sentence of a shown passage, as a share of those in one of the best."""
+DOCS_QUESTION = "Does a subagent continue when I close the host?"
 """The question about the shipped documentation."""
 _TABLES = shutil.ignore_patterns("reference", "deploy")
 """The parts of the documentation that nobody reads in sentences."""
@@ -111,7 +117,6 @@ def demo_command(
             # A copy: an installed package often lies in a hidden folder of a home, where no subagent may read.
             where = named or Path(shutil.copytree(shipped_docs(), place / "docs", ignore=_TABLES))
             question = question_about(where) if named or task else DOCS_QUESTION
-            heading(root)
             demo = Demo(root, where, task or question, scripted, keep)
             code = anyio.run(_run, demo, place)
     except KeyboardInterrupt:
@@ -120,8 +125,8 @@ def demo_command(
         code = INTERRUPTED
     if demo is not None:
         kept = f"Kept: AVA_DATA_ROOT={demo.root.path} ava logs"
-        say("\n" + (kept if keep else "The demo's data root is removed; --keep keeps it."))
-    if code == 0:
+        say(kept if keep else "The demo's data root is removed; --keep keeps it.")
+    if code in (0, ENDING_CODES["no_answer"]):
         _show_next_steps()
     raise typer.Exit(code)
 
@@ -130,8 +135,8 @@ def _show_next_steps() -> None:
     from ava_server.hosts.launching import launch
 
     started = launch()
-    say("\n-- Next --")
-    say(f"Add Ava to your assistant: {started.shell('init', 'claude-code')} (or claude-desktop, codex, gemini, …)")
+    say("-- Next --")
+    say(f"Add Ava to your assistant: {started.shell('init', 'claude-code')} (or claude-desktop, codex, …)")
     say(f"Let a language model do the work: {started.shell('key', 'set', 'openrouter')}")
 
 
@@ -183,18 +188,18 @@ class _DemoHost:
             tools=[*reads_files, "scratchpad"],
             name="demo",
         )
-        say("\n-- Proposed (spawn_subagent). Nothing has started. --")
+        say("-- Proposed (spawn_subagent). Nothing has started. --")
         # The demo's data root is temporary: a key stored there would help nobody.
         say(str(proposal["message"]).partition("\nTo have a language model do it: ")[0])
         if self._demo.scripted:
             say("The model is a script that comes with Ava, not a language model.")
         else:
-            say("The demo always uses the offline reader, even if you have keys: it costs nothing.")
+            say("The demo always uses the offline reader, even if you have keys.")
         if not await self._approve(proposal):
             return NOT_APPROVED
         run = await self._watch(str(proposal["subagent_id"]))
         await self._show_result_and_log(run)
-        return 0 if run.state == "success" else 1
+        return ENDING_CODES.get(run.state, 1)
 
     async def _approve(self, proposal: dict[str, Any]) -> bool:
         say("\n-- Approval (confirm_spawn), letter for letter: --")
@@ -217,7 +222,7 @@ class _DemoHost:
         """Show the run's progress until its end, and return it with its whole result."""
         from ava_server.service.responses import RunAnswer
 
-        say("\n-- Running in the background (check_subagent) --")
+        say("-- Running in the background (check_subagent) --")
         progress = Progress(every_s=0.0, err=False)
         began = time.monotonic()
         while True:
@@ -236,10 +241,11 @@ class _DemoHost:
 
     async def _show_result_and_log(self, run: RunAnswer) -> None:
         from ava_audit.units import day_of, now_us
-        from ava_server.cli.results import show_results
+        from ava_server.cli.results import cost_text
 
         say("\n-- Result --")
-        show_results([run], brief=True)
+        say(add_bars("\n".join(result_lines(run, self._demo.task))))
+        say(f"Ended as {run.state}. Cost: {cost_text(run)}")
         entries = await self._call("read_ava_logs", subagent_id=run.subagent_id, last_n=LOG_LINES)
         say("\n-- In the log (read_ava_logs), the last lines --")
         for line in entries["untrusted_entries"]:
@@ -261,6 +267,37 @@ class _DemoHost:
         if result.is_error:
             raise BadInput(str(answer.get("message", f"{tool} failed without a reason")))
         return answer
+
+
+def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
+    """Yield a result's summary, and the passages that answer the task: the best first, each shortened to sentences."""
+    from ava_roles.words import Query
+    from ava_server.models.offline import THE_BEST
+    from ava_server.models.offline_ranking import whole_sentences
+    from ava_server.service.records import findings_of
+
+    result = run.untrusted_result
+    if result is None:
+        return
+    yield result.summary.partition(f" {THE_BEST} ")[0]  # it is the first passage below
+    query, shown, least = Query(task), 0, 0.0
+    for one in findings_of(run, result.findings):
+        sentences = [each for each in whole_sentences(one.quote) if not each.startswith("#")] or [one.quote]
+        words = [len(query.found_in(sentence)) for sentence in sentences]
+        least = least or max(words, default=0) * ANSWERS
+        if shown < PASSAGES_MOST and max(words, default=0) >= least:
+            shown += 1
+            yield f'{shown}. {one.source} ({one.checked}): "{excerpt(sentences, words.index(max(words)))}"'
+
+
+def excerpt(sentences: Sequence[str], at: int) -> str:
+    """Return a sentence, and as many after it and before it as fit."""
+    first, end = at, at + 1
+    while end < len(sentences) and len(" ".join(sentences[first : end + 1])) <= PASSAGE_CHARS:
+        end += 1
+    while first > 0 and len(" ".join(sentences[first - 1 : end])) <= PASSAGE_CHARS:
+        first -= 1
+    return cut(" ".join(sentences[first:end]), PASSAGE_CHARS)
 
 
 # -- the folder, and a question about it ------------------------------------------------------------------------------

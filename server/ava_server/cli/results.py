@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ava_audit.events import WHOLE
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
@@ -36,6 +37,7 @@ ENDING_CODES = {
     "guardrail": 14,
     "cancelled": 15,
     "abandoned": 16,
+    "no_answer": 17,
 }
 """Exit codes by ending; that of an error depends on its kind."""
 _ERROR_CODES, _MODEL = {"verification": 21, "workshop": 30, "internal": 70, "store": 70}, 20
@@ -93,7 +95,8 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     first: list[str] = []
     error = ""
     if run.state != "success":
-        first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}. It may be incomplete.")
+        may_lack = "" if run.state in WHOLE else " It may be incomplete."
+        first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}.{may_lack}")
     if result is not None and result.error_text:
         error = f"Error: {one_line(result.error_text)}"
     if result is not None and run.error and run.error.get("what_to_do"):
@@ -117,10 +120,10 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
     return [*parts, Part("Figures", tuple(_figures(run, result.artifacts, saved)))]
 
 
-def result_text(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> str:
-    """Return a run's result as Markdown; see `parts_of`. A brief one has no status line."""
-    blocks = [] if brief else [f"# {run.status_line}"]
-    for part in parts_of(run, brief=brief, saved=saved):
+def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
+    """Return a run's result as Markdown; see `parts_of`."""
+    blocks = [f"# {run.status_line}"]
+    for part in parts_of(run, saved=saved):
         if part.title:
             blocks.append(f"## {part.title}")
         theirs = [part.theirs.strip("\n")] if part.theirs else []
@@ -215,20 +218,19 @@ def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles 
 # -- on a terminal ----------------------------------------------------------------------------------------------------
 
 
-def show_results(runs: Iterable[RunAnswer], *, brief: bool = False, saved: dict[str, SavedFiles] | None = None) -> None:
+def show_results(runs: Iterable[RunAnswer], *, saved: dict[str, SavedFiles] | None = None) -> None:
     """Write results to stdout, one after the other: drawn on a terminal, as Markdown anywhere else.
 
     Args:
         runs: The runs.
-        brief: Without the status line, and without an output that the findings repeat.
         saved: Where the files of each were copied to, by its id.
     """
     copied = saved or {}
     if sys.stdout.isatty():
-        shown = [drawn_result(run, columns(), brief=brief, saved=copied.get(run.subagent_id)) for run in runs]
+        shown = [drawn_result(run, columns(), saved=copied.get(run.subagent_id)) for run in runs]
         write(f"\n\n{'─' * min(columns(), WIDEST)}\n\n".join(shown))
     else:
-        say("\n\n".join(result_text(run, brief=brief, saved=copied.get(run.subagent_id)) for run in runs))
+        say("\n\n".join(result_text(run, saved=copied.get(run.subagent_id)) for run in runs))
 
 
 def drawn_result(run: RunAnswer, width: int, *, brief: bool = False, saved: SavedFiles | None = None) -> str:

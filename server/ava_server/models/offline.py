@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from ava_roles.words import Query
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
 from ava_server.models.local import answers_before, complete
-from ava_server.models.offline_ranking import Answer, best_passages, pieces, spread_out
+from ava_server.models.offline_ranking import Answer, best_passages, best_sentences, pieces, spread_out
 from ava_server.models.offline_reading import SEARCH, Passage, Spread, failures, left_out, passages, spread_of
 from ava_server.models.selection import SET_A_MODEL
 
@@ -27,6 +27,12 @@ _NAMED_MOST = 5
 _FILES_MOST = 10
 _QUERY_CHARS = 1_000
 NO_CONFIDENCE = 0.1
+THE_BEST = "The best is from"
+"""Begins a summary's last part: where the best passage stands, and its best sentence."""
+_SUMMARY_CHARS, _BEST_CHARS = 500, 120
+"""The longest summary, and what the best passage's further sentences may fill of it."""
+_WORDS_MOST, _WORD_CHARS = 8, 40
+"""The words that a sentence lists, and the letters of each."""
 
 _URL = re.compile(r"https?://[^\s<>\"'`|]+")
 _FILE = re.compile(r"(?<![\w/:.@-])(?:[\w.-]+/)*[\w-][\w.-]*\.[A-Za-z][A-Za-z0-9]{0,7}(?![\w/])")
@@ -52,7 +58,7 @@ def answer(request: Request) -> Completion:
     ends = isinstance(last, UserTurn) and _LAST_TURN.search(last.text) is not None
     calls = [] if answers_before(request) or ends else _first_calls(task, request)
     if calls:
-        words = ", ".join(_query(task).words[:8]) or "what the task names"
+        words = _listing(_query(task).words) or "what the task names"
         return complete(f"Looking for {words}.", calls, request)
     result = _result(task, [turn for turn in request.turns if isinstance(turn, ToolTurn)])
     return complete(result["summary"], [(SUBMIT, result)], request)
@@ -115,14 +121,15 @@ def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
 def _found_answer(chosen: Sequence[Passage], query: Query, spread: Spread, results: list[ToolTurn]) -> dict[str, Any]:
     sources = dict.fromkeys(piece.source for piece in chosen)
     counts = f"{len(chosen)} passage{_s(chosen)} in {len(sources)} source{_s(sources)}"
-    had = [word for word, count in zip(query.words, spread.counts, strict=True) if count]
-    why = f"about {', '.join(had[:8])}" if query.telling else "from the beginning of what the task names"
-    best = " ".join(chosen[0].text.split())
+    had = query.found_in("\n\n".join(piece.text for piece in chosen))
+    why = f"with words of the task ({_listing(had)})" if query.telling else "from the beginning of what the task names"
     missing = _missing(query, spread) if query.telling else []
-    lacks = f" Found nowhere: {', '.join(missing[:8])}." if missing else ""
-    summary = f"{counts} {why}, found without a language model.{lacks} The best, from {chosen[0].location}: {best}"
+    head = f"{counts} {why}, found without a language model."
+    lacks = f"Found nowhere: {_listing(missing)}." if missing else ""
+    best = best_sentences(chosen[0].text, query, spread, _BEST_CHARS, _SUMMARY_CHARS)
+    where = f"{THE_BEST} {chosen[0].location}"
     return {
-        "summary": summary[:500],
+        "summary": _fitting(head, lacks, f"{where}: {best}" if best else f"{where}."),
         "output": _listed(chosen),
         "confidence": None,
         "caveats": [f"{NOT_READ} {FOR_A_MODEL}", *_lacking(missing), *_failures(results)],
@@ -135,14 +142,14 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
     if not results:
         why = "the offline reader had no tool to read with"
     elif missing:
-        why = f"none of the searched text has {', '.join(missing[:8])}"
+        why = f"none of the searched text has {_listing(missing)}"
     elif query.words:
-        why = f"no passage has enough of {', '.join(query.words[:8])} together"
+        why = f"no passage has enough of {_listing(query.words)} together"
     else:
         why = "the task has no words to look for"
     near = f"No answer was found in these passages; they only come closest.\n\n{_listed(chosen)}" if chosen else None
     return {
-        "summary": f"No answer found: {why}. No language model read this. {FOR_A_MODEL}"[:500],
+        "summary": _fitting(f"No answer found: {why}.", "No language model read this.", FOR_A_MODEL),
         "output": near,
         "confidence": NO_CONFIDENCE,
         "caveats": [
@@ -155,6 +162,19 @@ def _nothing(chosen: Sequence[Passage], query: Query, spread: Spread, results: l
         ],
         "findings": [],
     }
+
+
+def _listing(words: Sequence[str]) -> str:
+    return ", ".join(word[:_WORD_CHARS] for word in words[:_WORDS_MOST])
+
+
+def _fitting(*sentences: str) -> str:
+    """Return the sentences that fit into a summary."""
+    text = ""
+    for each in filter(None, sentences):
+        longer = f"{text} {each}".strip()
+        text = longer if len(longer) <= _SUMMARY_CHARS else text
+    return text
 
 
 def _missing(query: Query, spread: Spread) -> list[str]:
@@ -181,12 +201,12 @@ def _listed(chosen: Sequence[Passage]) -> str:
 
 def _finding(piece: Passage, query: Query) -> dict[str, Any]:
     """Return a finding; its claim only says which words the quote contains."""
-    seen = [word for word, count in zip(query.words, query.matches(piece.text).counts, strict=True) if count]
+    seen = query.found_in(piece.text)
     name = piece.title or piece.source
     if not piece.title and urlsplit(piece.source).scheme not in ("http", "https"):
         name = PurePosixPath(piece.source).name or piece.source
     finding = {
-        "claim": f"{name} speaks of {', '.join(seen[:8])}" if seen else f"{name} says this",
+        "claim": f"{name} speaks of {_listing(seen)}" if seen else f"{name} says this",
         "source_url": piece.location,
         "quote": piece.text,
     }

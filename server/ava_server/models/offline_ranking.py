@@ -50,6 +50,8 @@ _TITLE = re.compile(r"[^\n]{0,79}[^\n.:;,…。]")
 _SENTENCE = re.compile(
     r".+?(?:[.!?…。！？][\"'”’)\]]*(?=\s|\Z)|(?=\n[ \t]*(?:[-*+#|>`{}]|\d+[.)]\s))|\Z)\s*", re.DOTALL
 )
+_GOES_ON = re.compile(r"\d+(?:[^\d.)]|[.)]\S)")
+_SENTENCE_END = re.compile(r".*[.!?…。！？][\"'”’)\]]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,42 @@ def _together(text: str, query: Query, weigh: Weighing) -> float:
     """Return the share of the question that one sentence has."""
     sentences = (query.matches(sentence).counts for sentence in _SENTENCE.findall(text))
     return max(map(weigh.coverage, sentences), default=0.0)
+
+
+def best_sentences(text: str, query: Query, spread: Spread, few: int, most: int) -> str:
+    """Return the whole sentence of a text that has most of a question, on one line, and those after it.
+
+    Empty if no sentence of at most `most` characters ends like one; those after it may make `few` characters of it.
+    """
+    weigh = Weighing(spread.weights, _QUOTE_WORDS)
+    sentences = whole_sentences(text)
+    ended = [number for number, each in enumerate(sentences) if _SENTENCE_END.fullmatch(each) and len(each) <= most]
+    if not ended:
+        return ""
+    best = max(ended, key=lambda number: weigh.coverage(query.matches(sentences[number]).counts))
+    shown = sentences[best]
+    for number in range(best + 1, len(sentences)):
+        if number not in ended or len(shown) + 1 + len(sentences[number]) > few:
+            break
+        shown += f" {sentences[number]}"
+    return shown
+
+
+def whole_sentences(text: str) -> list[str]:
+    """Return the sentences, headings and list entries of a text, each on one line.
+
+    What goes on with a small letter or a number belongs to the sentence before: that ended with an abbreviation.
+    """
+    sentences: list[str] = []
+    for paragraph in _PARAGRAPH.finditer(text):
+        begun = len(sentences)
+        for found in _SENTENCE.finditer(text, *paragraph.span()):
+            if sentence := " ".join(found[0].split()):
+                if len(sentences) > begun and (sentence[0].islower() or _GOES_ON.match(sentence)):
+                    sentences[-1] += f" {sentence}"
+                else:
+                    sentences.append(sentence)
+    return sentences
 
 
 def spread_out(ranked: Iterable[tuple[float, Passage]], most: int) -> list[Passage]:

@@ -30,6 +30,7 @@ from ava_server import telemetry
 from ava_server.budget.run_config import config_of
 from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
+from ava_server.models.selection import OFFLINE, SCRIPTED
 from ava_server.runs.coding import CodingWork, fail_unkept
 from ava_server.runs.context import RunContext
 from ava_server.runs.extension import in_vain, request_words
@@ -350,6 +351,8 @@ class AgentRun:
         last = self._reservations.last_turn()
         if last is not None:
             return RunResult(last.status, last.reason, submitted, call_id=call_id)
+        if self._config.model in (OFFLINE, SCRIPTED) and not submitted.findings:  # they can only quote
+            return RunResult("no_answer", "no passage answers the task", submitted, call_id=call_id)
         return RunResult("success", "the subagent handed over its result", submitted, call_id=call_id)
 
     async def _accept_text(self, completion: Completion) -> RunResult | None:

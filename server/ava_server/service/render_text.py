@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import add_bars, escape_result
 from ava_server.runs.changes import changed_lines, changes_lines
@@ -53,7 +54,7 @@ def run_text(run: RunAnswer) -> str:
     """Return a run as text: its status line, or when it has ended a header and its result, marked as untrusted."""
     if run.untrusted_result is None:
         return "\n".join([run.activity_line or run.status_line, *_facts(run)])
-    ending = run.state if run.state == "success" else f"{run.state}: may be incomplete"
+    ending = run.state if run.state in WHOLE else f"{run.state}: may be incomplete"
     lines = [f"[{run.subagent_id} {ending}]", run.status_line]
     if run.state != "success" and run.stop_reason:
         lines.append(f"Ended because: {_one_line(run.stop_reason)}")

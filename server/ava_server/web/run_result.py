@@ -15,6 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from ava_audit.events import WHOLE
 from ava_audit.units import micros_from_cents
 from ava_roles.wrap import clean
 from ava_server.runs.changes import changed_lines, changes_lines
@@ -51,6 +52,7 @@ def result_values(shown: RunView, answer: RunAnswer) -> dict[str, Any] | None:
     ]
     own = result.output is not None and result.output != result.summary
     return {
+        "whole": answer.state in WHOLE,
         "ended": "" if answer.state == "success" else answer.stop_reason or "no reason is known",
         "what_to_do": (answer.error or {}).get("what_to_do", ""),
         "advice": answer.advice,

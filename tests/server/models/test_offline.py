@@ -1,5 +1,6 @@
 import gzip
 import random
+import re
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,44 @@ async def test_words_found_nowhere_are_named_beside_what_was_found(tmp_path: Pat
     assert [finding["quote"] for finding in result["findings"]] == [text]
     assert "Found nowhere: xylophone." in result["summary"] and "Found nowhere: xylophone." in result["caveats"]
     assert "xylophone" not in result["findings"][0]["claim"]
+
+
+async def test_claims_only_words_that_the_quoted_passages_have(tmp_path: Path) -> None:
+    task = "How do I keep a backup of the lighthouse logbook with rsync?"
+    text = "Keeping a backup: copy the lighthouse logbook to the second disk each night, and keep three of the backups."
+    others = {f"n{number}__txt": "The gulls are loud." for number in range(30)}
+    result = await asked(tmp_path, task, backup__md=text, tools__txt="rsync 3.2", **others)
+    assert [finding["quote"] for finding in result["findings"]] == [text]
+    claimed = re.search(r"^1 passage in 1 source with words of the task \((.+?)\), ", result["summary"])
+    assert claimed is not None and "rsync" not in claimed[1]
+    for words in (claimed[1], result["findings"][0]["claim"].removeprefix("backup.md speaks of ")):
+        assert set(words.split(", ")) <= set(re.findall(r"\w+", text.lower())) and "keeping" in words
+
+
+LONG = "The keeper " + "lights the lamp and then " * 40
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        ("# Lamp\n\nThe keeper lights the lamp at dusk, e.g. at six. " + "He trims its wick. " * 40, "wick."),
+        ("The keeper lights the lamp (see p. 4)! " + "The gulls are loud, and " * 40, "(see p. 4)!"),
+        (LONG, "is from a.md:1."),
+        ("- the keeper lights the lamp\n- the keeper sleeps", "is from a.md:1."),
+        ("守夜人黄昏时点灯。" + "the keeper lights the lamp。", "lamp。"),
+    ],
+)
+async def test_a_summary_ends_at_a_sentence(tmp_path: Path, text: str, ends: str) -> None:
+    result = await asked(tmp_path, "When does the keeper light the lamp?", a__md=text)
+    assert "No answer found" not in result["summary"]
+    assert result["summary"].endswith(ends) and len(result["summary"]) <= 500
+
+
+@pytest.mark.parametrize("task", ["Where is " + "x" * 900 + "?", " ".join(f"{'y' * 60}{n}" for n in range(12))])
+async def test_long_words_leave_a_summary_of_whole_sentences(tmp_path: Path, task: str) -> None:
+    result = await asked(tmp_path, task, a__md="Nothing of the kind.")
+    assert result["summary"].startswith("No answer found: ")
+    assert result["summary"].endswith(".") and len(result["summary"]) <= 500
 
 
 async def test_in_a_few_notes_a_missing_word_does_not_outweigh_those_found(tmp_path: Path) -> None:

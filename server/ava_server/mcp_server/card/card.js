@@ -2,9 +2,9 @@
 // Shows runs from the result that the host passes on, then reads ava://runs/S-… to stay up to date. It calls no tool.
 // Text of others gets onto the page only through `element`, as text, without characters that a person does not see.
 (() => {
-  const ENDED = new Set(["success", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit", "tool_limit",
-    "guardrail", "cancelled", "abandoned", "error", "rejected", "expired", "superseded"]);
-  const NOT_BAD = new Set(["cancelled", "rejected", "expired", "superseded"]);
+  const ENDED = new Set(["success", "no_answer", "timeout", "cost_exceeded", "token_exceeded", "iteration_limit",
+    "tool_limit", "guardrail", "cancelled", "abandoned", "error", "rejected", "expired", "superseded"]);
+  const NOT_BAD = new Set(["no_answer", "cancelled", "rejected", "expired", "superseded"]);
   const PERSON = new Set(["awaiting_approval", "awaiting_extension", "awaiting_answer", "held"]);
   const REQUEST_MS = 15000, FAST_MS = 3000, SLOW_MS = 15000, FAST_ROUNDS = 100, MOST_FAILURES = 3;
   const MOST_RUNS = 20, MOST_ITEMS = 50, LINE = 300, QUOTE = 1000, TEXT = 4000, OUTPUT = 40000;
