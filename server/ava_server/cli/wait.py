@@ -332,10 +332,15 @@ class FollowedRuns:
             self._question = anyio.CancelScope()
             tasks.start_soon(self._ask, tasks, self._question)
 
+    @property
+    def _driven_elsewhere(self) -> bool:
+        """A worker drives what a person has approved, unless that is switched off."""
+        return self._runtime.settings.background and self._service.session.channel == "terminal"
+
     async def _on_reader_gone(self, tasks: anyio.abc.TaskGroup) -> None:
         await terminal.until_reader_gone()
         self._left = READER_GONE
-        if self._runtime.settings.background and self._service.session.channel == "terminal":
+        if self._driven_elsewhere:
             tell("Nobody reads the output any more; what was approved goes on.")
             tasks.cancel_scope.cancel()
         else:
@@ -368,15 +373,22 @@ class FollowedRuns:
 
     async def _reply(self, asking: _Asking, run: RunView) -> None:
         """Have a person answer a run's question."""
+        from ava_server.approval.questions import Reply
+        from ava_server.runs.questions import own_words
+        from ava_server.service.access import Access
+        from ava_server.service.questions import PersonQuestions
+
         asked = run.wait.question if run.wait is not None else None
         if asked is None:
             return
         tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
         answer = await terminal.ask_words("Your answer (Enter alone: none, it goes on without):")
         asking.answered = True
-        if answer:
-            given = {"subagent_id": run.row.id, "message": answer}
-            await self._service.call("message_subagent", given, ignore_progress, raises=True)
+        reply = Reply("accept", own_words(answer)) if answer else Reply("decline")
+        questions = PersonQuestions(Access(self._runtime, self._service.session))
+        channel = self._service.session.channel
+        done = await questions.answer([run.row], asked.asked.question_id, reply, channel)  # no other question
+        tell(done or f"{label(run.row)} no longer waits for this answer.")
 
     async def _allow_more(self, asking: _Asking, run: RunView) -> None:
         """Have a person decide whether a run near a cap gets more; no means that it hands in what it has."""
@@ -395,7 +407,7 @@ class FollowedRuns:
         with question:
             rows = await self._runtime.store.read(lambda view: [view.run(run_id) for run_id in self._run_ids])
             running = [row for row in rows if row is not None and not row.ended]
-            ours = not running or any(row.instance == self._runtime.manager.instance for row in running)
+            ours = not self._driven_elsewhere or any(row.instance == self._runtime.manager.instance for row in running)
             which, them, they = f"{self._run_ids[0]} is still running", "it", "it"
             if len(self._run_ids) > 1:
                 which, them = f"{len(running)} of {len(self._run_ids)} subagents are still running", "them"

@@ -166,6 +166,11 @@ class WaitingQuestion:
         return answer
 
 
+def own_words(answer: str) -> dict[str, str]:
+    """Return the form with an answer in a person's own words."""
+    return {_ANSWER: answer}
+
+
 def _text(content: Mapping[str, Any], name: str) -> str:
     given = content.get(name)
     return given.strip() if isinstance(given, str) else ""

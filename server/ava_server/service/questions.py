@@ -176,34 +176,38 @@ class PersonQuestions(Operations):
         """Return the questions of these runs to a person whom a client can ask, by their ids."""
         return {one.id: one.question() for one in await self._waiting(rows)}
 
-    async def answer(self, rows: Sequence[RunRow], question_id: str, reply: Reply) -> None:
-        """Carry out a person's answer to one of these questions; an answer to no open question changes nothing.
+    async def answer(
+        self, rows: Sequence[RunRow], question_id: str, reply: Reply, channel: Channel = "elicitation"
+    ) -> str | None:
+        """Carry out a person's answer to one of these questions, and return what came of it.
+
+        An answer to no open question changes nothing; then None is returned.
 
         Raises:
             BadInput: What is in the form cannot be used; the question stays open.
             Refused: It cannot be allowed any more.
         """
         found = {one.id: one for one in await self._waiting(rows)}
-        if (one := found.get(question_id)) is not None:
-            await self._carry_out(one, reply)
+        one = found.get(question_id)
+        return await self._carry_out(one, reply, channel) if one is not None else None
 
-    async def _carry_out(self, one: Waiting, reply: Reply) -> str | None:
+    async def _carry_out(self, one: Waiting, reply: Reply, channel: Channel = "elicitation") -> str | None:
         """Carry out a reply and return what came of it; None where the person closed the question."""
         if reply.action in ("cancel", "silent"):
             self._session.unanswered.add(one.id)
             return None
         if isinstance(one, WaitingExtension):
             return await self._extensions.carry_out(one, reply)
-        return await self._answer(one, reply)
+        return await self._answer(one, reply, channel)
 
-    async def _answer(self, one: WaitingQuestion, reply: Reply) -> str:
+    async def _answer(self, one: WaitingQuestion, reply: Reply, channel: Channel) -> str:
         text = None
         if reply.action == "accept":
             answer = parse(MessageArgs, {"subagent_id": one.run.id, "message": one.answer_in(reply)}).message
             self._access.refuse_keys({"answer": answer})
             text = self._access.redact(answer)
         agent, who = self._access.agent_of(one.run), self._session.who
-        command = answer_question(one.run.id, one.asked.question_id, text, agent, who, "elicitation")
+        command = answer_question(one.run.id, one.asked.question_id, text, agent, who, channel)
         if not await self._store.do(command):
             raise Refused(f"{label(one.run)} waits for no answer any more")
         self._access.wake(one.run.id)
