@@ -265,7 +265,7 @@ def settings_page() -> str:
         " once at start. An invalid setting is an error that names the file, the setting and the allowed values."
         " `ava config list` shows all settings and where each comes from. `ava config set limits.running 5` changes one"
         " after it has checked the whole file, and keeps its comments. Names follow TOML: a part with other characters"
-        " than letters, digits, `_` and `-` is in quotes, as in `'prices.\"local:qwen3\"'`. Restart your hosts and"
+        " than letters, digits, `_` and `-` needs quotes, as in `'prices.\"local:qwen3\"'`. Restart your hosts and"
         " servers after a change.",
         "Each setting can also be an environment variable: `AVA_` and its path in capitals, with `__` between levels,"
         " such as `AVA_LIMITS__RUNNING`; a part in quotes keeps its case. Lists and tables are JSON. A variable can"

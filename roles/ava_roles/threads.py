@@ -66,7 +66,7 @@ _call: ContextVar[_Call | None] = ContextVar("ava_tool_call", default=None)
 
 @contextmanager
 def ended_with_call(end: Callable[[], None]) -> Generator[None]:
-    """Have `end` called if the caller of this thread's `run_sync` is cancelled meanwhile, or was before.
+    """Call `end` if the caller of this thread's `run_sync` is cancelled meanwhile, or already was.
 
     The thread cannot be ended from outside, but the process that it waits for can: `end` kills that.
     """

@@ -228,5 +228,5 @@ def test_refuses_what_cannot_be_meant(tmp_path: Path, given: tuple[str, ...], sa
 
 def test_an_empty_report_creates_nothing(tmp_path: Path) -> None:
     assert report(tmp_path / "data")["decisions"] == []
-    assert "nothing decided" in ava(tmp_path / "data", "report", "approvals").stdout
+    assert "no decisions" in ava(tmp_path / "data", "report", "approvals").stdout
     assert not (tmp_path / "data").exists()

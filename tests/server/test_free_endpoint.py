@@ -87,9 +87,7 @@ def test_a_price_is_known_by_the_table_or_by_what_settings_and_roles_name(key: s
 
 
 WRONG = "[prices.'\"custom:test\"']\ninput = 3\noutput = 15\n"
-SAYS = (
-    '[prices."\\"custom:test\\""] in config.toml is the price of no known model; did you mean [prices."custom:test"]?'
-)
+SAYS = '[prices."\\"custom:test\\""] in config.toml belongs to no known model; did you mean [prices."custom:test"]?'
 
 
 async def test_the_proposal_of_a_free_model_names_a_price_that_may_be_meant_for_it(tmp_path: Path) -> None:

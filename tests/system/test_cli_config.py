@@ -56,6 +56,8 @@ def test_sets_and_unsets_a_value_and_keeps_comments_and_permissions(root: Path) 
     assert config(root, "get", "on_event") == '["/usr/bin/true", "x"]\n'
     assert config(root, "get", "providers.mine.base_url") == '"https://models.example/v1"\n'
     assert "limits.running is now its default" in config(root, "unset", "limits.running")
+    config(root, "set", 'prices."local:a"', "{input = 1, output = 2}")
+    assert 'prices."local:a" is now not set' in config(root, "unset", 'prices."local:a"'), "it has no default"
     assert config(root, "get", "limits.running") == "10\n"
     if sys.platform != "win32":
         assert stat.S_IMODE(file.stat().st_mode) == 0o644

@@ -62,7 +62,7 @@ async def test_removing_a_user_says_which_runs_go_on_spending_and_how_to_end_the
     said = user(tmp_path, "remove", "ana")
     assert "S-000002 running, $0.02 of at most $2.00" in said and "S-000003 queued, $0.00 of at most $0.325" in said
     assert not [run for run in ("S-000001", "S-000004", "S-000005") if run in said]
-    words = shlex.split(said.partition("To end them: `")[2].partition("`")[0])
+    words = shlex.split(said.partition("To cancel them: `")[2].partition("`")[0])
     assert words == ["ava", "cancel", "S-000002", "S-000003"]
 
 

@@ -218,7 +218,7 @@ def test_ava_run_asks_what_its_run_asks_and_passes_the_answer_on(tmp_path: Path)
         return hand_over() if "Swiss Francs" in said else asks
 
     with running_model_server(answers) as model:
-        code, text = own_run(root, model.base_url, ("it goes on without):", "Swiss Francs"))
+        code, text = own_run(root, model.base_url, ("it continues without one):", "Swiss Francs"))
     assert code == 0 and "asks you:" in text and "Which currency?" in text, text
 
 

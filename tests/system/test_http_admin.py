@@ -306,7 +306,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
         code, out, err = await there("user", "remove", "dora")
         assert code == 0 and "Token dora of dora is revoked" in out and "The limits of dora stay" in out, err
         code, out, err = await all_of.ava("user", "remove", "dora")
-        assert code == 0 and f"To end them: `ava cancel {run}`" in " ".join(out.split()), (out, err)
+        assert code == 0 and f"To cancel them: `ava cancel {run}`" in " ".join(out.split()), (out, err)
         code, _out, err = await there("user", "add", "dora", "--running", "1", "-q")
         assert code == 2 and "dora has runs in the log" in err, "another person would see them"
         code, text, err = await there("user", "add", "dora2", "--daily", "1.00", "-q")
@@ -314,7 +314,7 @@ async def test_an_administrator_adds_limits_and_removes_users_from_elsewhere(tmp
             run = await all_of.start(dora)
         code, out, err = await there("user", "remove", "dora2")
         assert code == 0 and "is revoked" in out, err
-        ends = shlex.split(" ".join(out.split()).partition("To end them: `")[2].partition("`")[0])
+        ends = shlex.split(" ".join(out.split()).partition("To cancel them: `")[2].partition("`")[0])
         assert ends == ["ava", "--url", all_of.server.base, "cancel", run]
         assert (await there(*ends[1:]))[0] == 0
         await until(lambda: state_of(all_of.root, run) == "cancelled")

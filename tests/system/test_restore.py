@@ -183,6 +183,7 @@ def test_names_in_a_backup_cannot_pass_for_lines_of_ava(tmp_path: Path) -> None:
     put(copy, "config.toml", "".join(f'[prices."custom:{n}"]\ninput = 1\noutput = 1\n' for n in range(500)))
     refused = ava(root, "restore", str(copy))
     assert refused.returncode == 2 and "and 994 more" in refused.stderr and refused.stderr.count("\n") < 20
+    assert 'prices."custom:0".input = 1' in " ".join(refused.stderr.split()), "as TOML and `ava config` write it"
 
 
 def queued(db: sqlite3.Connection) -> None:

@@ -1,4 +1,4 @@
-"""Values that are secrets because of what stands beside them: a name, a header, a command."""
+"""Values that their context marks as secrets: a name, a header, a command."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ Also as items of a list: `["redis-cli", "-a", "…"]`.
 
 
 def find_option_passwords(text: str) -> Iterator[SecretSpan]:
-    """Find the passwords in options of commands that have one: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
+    """Find passwords in command-line options: `mysql -p…`, `sshpass -p …`, `redis-cli -a …`."""
     lists = [quote for quote in ('"-', "'-") if quote in text]  # two quick searches save ten
     for option, (commands, value) in PASSWORD_OPTIONS.items():
         if option[0] != " " and option[:2] not in lists:

@@ -23,7 +23,7 @@ log = logging.getLogger("ava.store")
 
 SUFFIX = ".doing"
 KNOWN_S = 0.1
-"""How long what was read is used again: a list of runs asks once for each."""
+"""How long a read is cached: a list of runs asks once for each run."""
 _BLOCK = 4096
 _MOST_BYTES = 1 << 20
 _ATTEMPTS = 3
@@ -43,7 +43,7 @@ class ActivityFile:
         self._removed = False
 
     def write(self, activities: Mapping[str, str]) -> None:
-        """Replace what the file says; where it cannot be written, it says nothing."""
+        """Replace the file's content; if it cannot be written, show nothing."""
         body = json.dumps(dict(activities)).encode()
         with self._lock:
             if self._removed or (self._file is None and not activities):

@@ -31,7 +31,7 @@ MARK = "database.id"
 LEASE_S = 15.0
 """How long a process counts as alive after it last renewed its lease."""
 SHOWN_S = 8.0
-"""How long what runs do counts after their process has last shown it: a process that was stopped shows nothing more."""
+"""How long an activity counts after its process last showed it: a stopped process shows nothing more."""
 Kind = Literal["server", "worker", "command"]
 
 
@@ -70,7 +70,7 @@ class LiveInstance:
 
 
 Activities = Mapping[tuple[str, str], str]
-"""What runs are doing, by the instance that shows it and the run; only of instances that have shown it lately."""
+"""Activities by instance and run, only of instances that have shown theirs lately."""
 
 
 class Membership(Protocol):

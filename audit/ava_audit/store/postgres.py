@@ -403,7 +403,7 @@ class PostgresDatabase:
 
 
 def findable(values: Values) -> Values:
-    """Return the values of a query without NUL and lone surrogates, which psycopg refuses as if the database failed.
+    """Return the values of a query without NUL and lone surrogates, which psycopg reports as a database failure.
 
     The log has U+FFFD in their place. An entry is never changed on the way: its hash covers it.
     """

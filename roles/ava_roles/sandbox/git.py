@@ -142,7 +142,7 @@ _UNLESS_ORPHANED = '[ "$PPID" = "$0" ] && exec "$@"'
 
 
 def ending_with_us(command: Sequence[str]) -> list[str]:
-    """Return a command line that the kernel kills with this thread, so also if this process is killed.
+    """Return a command line whose process the kernel kills with this thread, even if this process is killed.
 
     The shell starts nothing if this process ended before the kernel knew. Where the kernel or `setpriv` cannot do this,
     the command goes on to its own end.

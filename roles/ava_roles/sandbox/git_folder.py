@@ -24,11 +24,11 @@ _SMALL, _LIST = 5_000, 100_000
 _WORKTREE = re.compile(r"^[ \t]*worktree[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE | re.IGNORECASE)
 
 Accept = Callable[[Path], None]
-"""Raises WorkspaceRefused for a folder outside of the checkout that may not be used. Nothing in it was read before."""
+"""Raises WorkspaceRefused for a folder outside the checkout that may not be used, before anything in it is read."""
 
 
 class NoGitFolder(Exception):
-    """Raised when a checkout's `.git` leads to no repository, or elsewhere; says why, and what to do."""
+    """Raised when a checkout's `.git` leads to no repository, or to another one; says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def only(named: str) -> Accept:
 
     def accept(folder: Path) -> None:
         if not named or not folder.is_relative_to(named):
-            raise WorkspaceRefused("it lies outside of the checkout, and is not approved")
+            raise WorkspaceRefused("it lies outside the checkout, and is not approved")
 
     return accept
 

@@ -31,7 +31,7 @@ from ava_roles.sandbox.temporary import temporary_folder
 from ava_roles.threads import run_sync
 
 END_S = 15.0
-"""Seconds for a supervisor to end its command; after that its guard does so, in as many seconds at most."""
+"""Seconds for a supervisor to end its command; then its guard does so, in the same time at most."""
 REST_S = 2.0
 """Seconds to read what an ended command has written; no process is left that could write more."""
 _PATH, _TEMPORARY = "/usr/bin:/bin", PurePosixPath("/tmp")  # noqa: S108 - as a command sees it

@@ -290,7 +290,7 @@ def _edit(edits: Edits, args: EditFileArgs, hide: Callable[[str], str]) -> ToolO
 
 
 def _as_written(text: str, old: str) -> str:
-    """Return `old` as a file has it, with the characters in it that are not shown; as it is, if that is there or not.
+    """Return `old` as the file has it, with the invisible characters; unchanged if it is there as given, or nowhere.
 
     Raises:
         ToolFailed: The file has it in several ways.
@@ -304,7 +304,7 @@ def _as_written(text: str, old: str) -> str:
         written.add(text[offsets[at] : offsets[at + len(old) - 1] + 1])
         at = seen.find(old, at + 1)
     if len(written) > 1:
-        raise ToolFailed("old is at places that differ in characters that are not shown to you; quote more around one")
+        raise ToolFailed("old matches places that differ in invisible characters; quote more text around one of them")
     return written.pop()
 
 

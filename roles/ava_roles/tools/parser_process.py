@@ -26,7 +26,7 @@ from ava_roles.tools import child, parsers
 from ava_roles.tools.parsers import Page, Pdf
 
 SECONDS = 30
-"""After so many seconds a child is ended, whatever its parser does; the time for hiding secrets counts."""
+"""A child is ended after this many seconds, whatever its parser does; hiding secrets counts too."""
 HIDDEN_CHARS = 15_000_000
 """The most characters of one file in which secrets are hidden; twice what the parsers' own limits let through."""
 MEMORY_BYTES = 1_500_000_000

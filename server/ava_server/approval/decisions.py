@@ -311,7 +311,7 @@ def _counted_starts(view: View, user: str, since_us: int) -> list[int]:
 
 
 def is_free(run: RunRow) -> bool:
-    """Tell whether nothing that a run does is expected to be billed."""
+    """Tell whether a run is expected to cost nothing."""
     try:
         return config_of(run.config).free
     except ValueError:  # a newer Ava wrote it

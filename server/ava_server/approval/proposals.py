@@ -192,7 +192,7 @@ def _superseded(view: View, who: Who, task_id: str | None) -> tuple[str | None, 
 
 
 def day_left(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft:
-    """Return the budget of a user's day, or of the installation's, of which less is left."""
+    """Return the user's or the installation's daily budget, whichever has less left."""
     day, days = utc_day(now_us), limits.days
     budgets = (
         ("your", user_scope(user, day), days.user_micros),
@@ -206,7 +206,7 @@ def day_left(view: View, user: str, limits: SpawnLimits, now_us: int) -> DayLeft
 
 
 def day_refusal(day: DayLeft, least_micros: int = 1) -> str | None:
-    """Return why too little money is left for today, or None; `least_micros` is what a run needs to work."""
+    """Return why today's remaining budget is too small, or None; a run needs `least_micros` to do useful work."""
     if day.cap_micros == 0:  # tomorrow it is still 0
         return f"{day.whose} daily budget is $0.00, so only free runs can start; raise {day.setting}"
     of = f"{format_usd(day.cap_micros - day.micros)} of {format_usd(day.cap_micros)}"
@@ -379,7 +379,7 @@ def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s:
 
 
 def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:
-    """Return which cap keeps proposals from spending all of their own caps if they start together, or empty text."""
+    """Return which shared cap keeps proposals from spending all of their own caps together; else empty text."""
     paid = [one for one in waiting if not one.free]
     together = sum(one.max_cost_micros for one in paid)
     day = paid[0].day if paid else None

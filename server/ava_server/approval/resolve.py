@@ -383,7 +383,7 @@ def _assemble(
 
 
 def _price_note(choice: Choice, around: ResolveContext) -> str:
-    """Return which of the user's prices are of no known model: one may be meant for this one."""
+    """Return the user's prices that belong to no known model: one may be meant for this model."""
     if choice.base_url is None or choice.price.source.startswith(FROM_SETTINGS):
         return ""
     strays = unknown_prices(around.models, [choice.name, *(role.model for role in around.catalog.roles)])

@@ -43,7 +43,7 @@ _UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u280
 
 @dataclass(frozen=True)
 class DayLeft:
-    """The budget of a day of which less is left: the user's or the installation's.
+    """The user's or the installation's daily budget, whichever has less left.
 
     Attributes:
         micros: What is left, in micro-USD.

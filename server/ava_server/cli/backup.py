@@ -3,7 +3,7 @@
 A backup is a folder with the log as it was at one moment, the settings, keys, secrets, roles, notes, artifacts and kept
 tool outputs, and `backup.json`, which lists every file with its SHA-256. It appears under its name only when it is
 complete and verified; so does a restored data root. Unfinished runs are held after a restore: each
-continues, and spends, only after a person resumes it. `backup_trust.py` asks about what else the backup brings along.
+continues, and spends, only after a person resumes it. `backup_trust.py` asks about everything else in the backup.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Restored:
     held: list[RunRow]
     waiting: list[RunRow]
     back: list[RunRow] | None = None
-    """Runs that were erased after the backup; None if the former data root is not there to tell."""
+    """Runs that were erased after the backup; None if there is no old data root to compare with."""
     aside: list[str] = field(default_factory=list[str])
 
 
@@ -115,8 +115,8 @@ def restore_command(
 ) -> None:
     """Restore a backup to the data root, which must be missing or empty, and verify it.
 
-    Subagents that had not ended are held: they go on, and spend, only when a person resumes each of them. If the
-    backup's settings loosen a limit, or it has keys, tokens or roles, Ava lists them and asks whether to use them.
+    Unfinished subagents are held: each continues, and spends, only after a person resumes it. If the backup's
+    settings loosen a limit, or it has keys, tokens or roles, Ava lists them and asks whether to use them.
     """
     root = checked_root("ava restore", show=False)
     source = _folded(folder)
@@ -154,8 +154,8 @@ def _restored_lines(restored: _Restored) -> list[str]:
         lines.append(f"Waiting for approval as before: {', '.join(run.pending_id for run in restored.waiting)}.")
     if restored.back is None:
         lines.append(
-            f"Content that was erased after {manifest.made} is back, too: erase it again with `ava erase S-…`. The"
-            " former data root would tell of which subagents, but it is not beside this one."
+            f"Content that was erased after {manifest.made} is back, too: erase it again with `ava erase S-…`. Ava"
+            " cannot list these subagents, because the old data root is not beside this one."
         )
     elif restored.back:
         lines.append("Erased after the backup, and back now:")
@@ -426,9 +426,9 @@ async def _hold_runs(root: Path) -> tuple[list[RunRow], list[RunRow]]:
 
 
 def _erased_since(former: Path, restored: Path, manifest: _Manifest) -> list[RunRow] | None:
-    """Return the runs that a former data root says were erased after the backup, and whose content is back now.
+    """Return the runs that were erased in the old data root after the backup, and whose content is back now.
 
-    It is looked for beside the new one, under its name and an ending, such as `ava.before`. Blocking.
+    The old data root is beside the new one, with the same name and an ending, such as `ava.before`. Blocking.
     """
     from ava_audit.events import LogErased
     from ava_audit.store.sqlite import SqliteBackend

@@ -1,4 +1,4 @@
-"""What a backup brings along besides its log: settings that loosen something, keys, tokens and roles.
+"""What a backup contains besides its log: settings that loosen something, keys, tokens and roles.
 
 The backup may be somebody else's. Its program in `on_event` would run at the first proposal, its tokens and passkeys
 would open this server, and its roles would act under this user. So a person is told what there is, and either uses all
@@ -22,15 +22,15 @@ from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import BadInput
 
 ASIDE = "from-backup"
-"""The folder in the data root for what is not used; no later backup has it."""
+"""The folder in the data root for unused parts of a backup; later backups leave it out."""
 SHOWN = 6
-"""So many names of one kind are shown."""
+"""The most names of one kind that are shown."""
 LONGEST = 200
 _LINE = "\n    "
 
 
 def keep_aside(root: Path, *, yes: bool) -> list[str]:
-    """Ask a person whether what a restored folder brings along is used; return what was kept aside instead.
+    """Ask a person whether to use the settings, keys, tokens and roles of a backup; return what was kept aside.
 
     Args:
         root: The folder, before it becomes the data root.
@@ -45,11 +45,11 @@ def keep_aside(root: Path, *, yes: bool) -> list[str]:
     listed = "\n".join(f"  {place}:{what}" for place, what in found.items())
     if not someone_there():
         raise BadInput(
-            f"The backup brings along what can loosen limits, run programs or let others in:\n{listed}\nThere is no"
+            f"The backup contains what can loosen limits, run programs or let others in:\n{listed}\nThere is no"
             " terminal to ask on, so nothing was restored. Run it in a terminal, or add --yes if the backup is yours."
         )
-    tell(f"The backup brings along what can loosen limits, run programs or let others in:\n{listed}")
-    question = f"Use all of it? It should be your own backup. Otherwise, it is kept aside in {ASIDE}/, unused."
+    tell(f"The backup contains what can loosen limits, run programs or let others in:\n{listed}")
+    question = f"Use all of it? Say yes only if the backup is your own. Otherwise, it is kept unused in {ASIDE}/."
     if anyio.run(agrees, question):
         return []
     (root / ASIDE).mkdir(mode=0o700)
@@ -116,7 +116,7 @@ def _setting(path: tuple[str, ...], values: Mapping[str, Any]) -> str:
         if not isinstance(value, Mapping):  # a list of tables
             break
         value = cast("Mapping[str, Any]", value)[name]
-    return f"{'.'.join(path)} = {checks.shown(value)}"
+    return f"{checks.setting_name(path)} = {checks.shown(value)}"
 
 
 def _some(names: Iterable[str], between: str = ", ") -> str:

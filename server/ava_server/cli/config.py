@@ -94,11 +94,12 @@ def _change(name: str, value: Any) -> None:
     refuse_in_subagent("ava config")
     root, place = find_data_root(), parse_name(name)
     name = setting_name(place)
-    if value is None and not _in_file(root, place) and place not in known_settings(Configured()):
+    known = place in known_settings(Configured())
+    if value is None and not known and not _in_file(root, place):
         raise no_setting(name)
     [before] = change_settings(root.config, {place: value})
     heading(root)
-    now = "its default" if value is None else json.dumps(value, ensure_ascii=False)
+    now = ("its default" if known else "not set") if value is None else json.dumps(value, ensure_ascii=False)
     was = "not set" if before is None else json.dumps(before, ensure_ascii=False)
     say(f"{name} is now {now} in {root.config}; before, it was {was}.")
     if (origin := _origin(read_settings(), place)).startswith("AVA_"):

@@ -382,14 +382,14 @@ async def export_command(file: _File, force: Force = False) -> None:
 def import_command(
     file: _File,
     go_on: Annotated[
-        bool, typer.Option("--continue", help="A move of my own log: unfinished subagents go on by themselves.")
+        bool, typer.Option("--continue", help="I am moving my own log: unfinished subagents continue by themselves.")
     ] = False,
 ) -> None:
     """Fill the empty log of this data root from a file of `ava export`, and verify it: all of it or nothing.
 
-    The log is where AVA_DATABASE_URL or `database_url` says: in a Postgres database, otherwise in ava.db. Subagents
-    that had not ended are held, because only the file says that they were approved: each goes on, and spends, only when
-    a person resumes it.
+    The log is where AVA_DATABASE_URL or `database_url` says: in a Postgres database, otherwise in ava.db. Unfinished
+    subagents are held, because only the file says that they were approved: each continues, and spends, only after a
+    person resumes it.
     """
     from ava_audit.rows import RunRow
     from ava_audit.store.location import backend_of

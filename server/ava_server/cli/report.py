@@ -367,9 +367,9 @@ def report_approvals_command(
     url: Url = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Show who approved what, over which way, and what it cost; also rejections, raised caps and resumptions.
+    """Show who approved what, through which channel, and what it cost; also rejections, raised caps and resumptions.
 
-    The screen shows the newest ones; --json and --csv have all of the time.
+    The screen shows the newest ones; --json and --csv have all of the period.
     """
     server = chosen_server(context, url, token_file)
     if as_json and as_csv:
@@ -433,12 +433,13 @@ def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:
     whose = "all users" if found.user is None else found.user
     say(f"{format_ts(since_us)} to {format_ts(until_us)}, of {one_line(whose)}: {totals_line(found.sums)}")
     for one in found.rows:
-        cost = "" if one.cost_micros is None else f", cost {format_usd(one.cost_micros)}"
+        cost = "" if one.cost_micros is None else f"; cost {format_usd(one.cost_micros)}"
         cap = f", {one.cap}" if one.cap else ""
-        first = f"{one.decision}{cap}{cost}; {one.state.replace('_', ' ')}: {one.run_id} {one.name or one.role}"
+        state = ("ended: " if one.ended else "") + one.state.replace("_", " ")
+        first = f"{one.run_id} {one.name or one.role}: {one.decision}{cap}{cost}; {state}"
         whose = f", for {one.user}" if one.by != one.user else ""
         through = (("client", one.client), ("token", one.token))
-        how = one.how + "".join(f", {what} {value}" for what, value in through if value)
+        how = one.how + "".join(f"; {what} {value}" for what, value in through if value)
         say(f"\n{format_ts(one.at_us)}  {one_line(first)}")
         say(f"  {one_line(f'{one.by}{whose}: {how}; digest {one.digest[:12]}')}")
         say(f"  {ERASED if one.task is None else one_line(one.task)}")

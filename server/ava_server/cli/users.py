@@ -279,8 +279,8 @@ async def remove_user_command(
 ) -> None:
     """Revoke all tokens of a user, and remove their passkeys and their table from config.toml.
 
-    Their runs and log stay; what goes on spending is listed. For a user with passkeys it takes a terminal, and the
-    approval PIN if one is set. With --url, the limits stay, and only a person on the server removes them.
+    Their runs and log stay; Ava lists the runs that continue spending. For a user with passkeys it takes a terminal,
+    and the approval PIN if one is set. With --url, their limits stay; only a person on the server can remove them.
     """
     from ava_server.cli.records import ask_server
     from ava_server.service.users import RemovedUser, remove_user, unended_runs
@@ -310,13 +310,13 @@ async def remove_user_command(
 
 
 def _say_unended(name: str, unended: Sequence[UnendedRun], there: str) -> None:
-    """Say which runs of a removed user go on, what they may still spend, and how to end them."""
-    say(f"These subagents of {name} go on, and may spend what was approved:")
+    """List a removed user's unfinished runs, what they may still spend, and the command that cancels them."""
+    say(f"These subagents of {name} continue, and may spend what was approved:")
     for run in unended:
         spent, most = format_usd(micros_from_cents(run.cost_cents)), run.max_cost_cents
         cap = "free" if most is None else f"{spent} of at most {format_usd(micros_from_cents(most), exact=True)}"
         say(f"  {run.subagent_id} {run.state}, {cap}")
-    say(f"To end them: `ava {there}cancel {' '.join(run.subagent_id for run in unended)}`")
+    say(f"To cancel them: `ava {there}cancel {' '.join(run.subagent_id for run in unended)}`")
 
 
 async def _read_users() -> list[UserFacts]:

@@ -341,7 +341,7 @@ class FollowedRuns:
         await terminal.until_reader_gone()
         self._left = READER_GONE
         if self._driven_elsewhere:
-            tell("Nobody reads the output any more; what was approved goes on.")
+            tell("Nobody reads the output any more; approved runs continue.")
             tasks.cancel_scope.cancel()
         else:
             await self._cancel(tasks)
@@ -382,7 +382,7 @@ class FollowedRuns:
         if asked is None:
             return
         tell(f"{label(run.row)} asks you:\n{add_bars(asked.untrusted)}")
-        answer = await terminal.ask_words("Your answer (Enter alone: none, it goes on without):")
+        answer = await terminal.ask_words("Your answer (Enter alone: it continues without one):")
         asking.answered = True
         reply = Reply("accept", own_words(answer)) if answer else Reply("decline")
         questions = PersonQuestions(Access(self._runtime, self._service.session))

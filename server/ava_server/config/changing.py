@@ -48,17 +48,17 @@ def parse_value(text: str) -> Any:
 
 
 def parse_name(name: str) -> Place:
-    """Return where the setting stands that a person names.
+    """Return the path of the setting that a person names.
 
     Raises:
-        BadInput: It is not a key as TOML allows it; the text has the right spelling where that can be told.
+        BadInput: TOML does not allow the name as a key; the error has the right spelling if there is one.
     """
     place = parse_setting_name(name)
     if place is None:
         better = "" if {'"', "'"} & set(name) else _with_quotes(name)
         raise BadInput(
-            f"{name[:200]!r} is not a setting's name: as in TOML, a part with other characters than letters,"
-            f" digits, _ and - is in quotes{f': {shlex.quote(better)}' if better else ''}"
+            f"{name[:200]!r} is not a setting's name: as in TOML, put quotes around a part that has"
+            f" characters other than letters, digits, _ and -{f': {shlex.quote(better)}' if better else ''}"
         )
     return place
 

@@ -74,7 +74,7 @@ def _quoted(part: str) -> str:
 
 
 def parse_setting_name(name: str) -> Place | None:
-    """Return where a setting stands, from its name as TOML writes a dotted key; None where TOML allows no such key."""
+    """Return a setting's path from its name, a dotted TOML key; None if TOML does not allow the key."""
     if not _NAME.fullmatch(name.strip()):
         return None
     try:

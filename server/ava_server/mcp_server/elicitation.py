@@ -48,7 +48,7 @@ LEAST_ASK_S = 15.0
 ANSWER_S = 600.0
 """Seconds that a client may keep a question: as long as a proposal waits."""
 ASKED_AGAIN = 2
-"""How often a form that came back empty, or cannot be used, is asked again within one question."""
+"""How often an empty or unusable form is asked again within one question."""
 TOLD_S = 1.0
 """Seconds for telling a client that a page is no longer needed."""
 _ANSWER = "approval"

@@ -365,7 +365,7 @@ class Subscriptions:
         return runs.union(*(run_ids for one in self._listeners for run_ids in one.tasks.values()))
 
     def _tell_of_activities(self, run_ids: Set[str]) -> None:
-        """Tell of runs that do something else; whoever follows one has been found to be its user."""
+        """Notify followers of runs with a new activity; each follower has been checked to be its user."""
         for listener in list(self._listeners) if run_ids else ():
             for uri, run_id in listener.uris.items():
                 if run_id in run_ids:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ava_audit.events import Usage
 
 NOT_SENT = "nothing of the request was sent"
-"""The note on a cancellation that came before anything was sent: without it, the call may have been billed."""
+"""Marks a cancellation that came before anything was sent; without this note, the call may have been billed."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Stream(Protocol):
 
 
 SendCheck = Callable[[], Awaitable[None]]
-"""Awaited right before a request leaves this process; it raises what keeps the request from being sent."""
+"""Awaited right before a request leaves this process; raises an error to keep the request from being sent."""
 
 
 async def unchecked() -> None:

@@ -274,18 +274,18 @@ def price_table(key: str) -> str:
 
 
 def unknown_price_words(key: str, near: str) -> str:
-    """Return the sentence about a price in the settings that is of no known model, with the most similar name."""
+    """Return the warning about a price that belongs to no known model, with the most similar name."""
     hint = f"; did you mean {price_table(near)}?" if near else "."
-    return f"{price_table(key)} in config.toml is the price of no known model{hint}"
+    return f"{price_table(key)} in config.toml belongs to no known model{hint}"
 
 
 def billed_words(name: str, micros: int) -> str:
-    """Return what happened where a free model was billed."""
+    """Return the sentence that says what a "free" model billed."""
     return f"{name} counts as free, but its endpoint billed {format_usd(micros)}"
 
 
 def billed_advice(name: str, micros: int) -> str:
-    """Return what to do where a free model was billed, with the lines to add to the settings."""
+    """Return what to do about a "free" model that billed, with the lines to add to the settings."""
     return f"{billed_words(name, micros)}: add {_lines_to_add(name)}"
 
 

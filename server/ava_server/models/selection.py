@@ -338,7 +338,7 @@ def _split_name(wanted: str, settings: ModelSettings, providers: Mapping[str, Pr
 
 
 _VERSION = re.compile("[0-9]|latest")
-"""What the part behind the colon has if it is a version, as in `qwen3:8b`, and not the model of a provider."""
+"""What a version after the colon contains, as in `qwen3:8b`; anything else is the model of a provider."""
 
 
 def _similar(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:

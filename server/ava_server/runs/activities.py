@@ -1,4 +1,4 @@
-"""What runs are doing at the moment, from the process that drives them to those that show it.
+"""Activities: what runs are doing now, passed from the process that drives them to those that show it.
 
 It is not in the log, so it costs no commit. `ActivityBoard` shows what this process's runs do, and `ActivityWatch`
 notices what all runs do. Together they take about half a second, whichever database the log has.
@@ -19,11 +19,11 @@ from ava_audit.store.backend import SHOWN_S, Activities, Instances, Membership
 log = logging.getLogger("ava.activities")
 
 SHOW_EVERY_S = 0.25
-"""A change is shown at once, and the next one so much later at least."""
+"""A change is shown immediately; the next one only after at least this long."""
 AGAIN_S = SHOWN_S / 3
-"""How often it is shown that nothing has changed."""
+"""How often an unchanged activity is shown again."""
 LOOK_EVERY_S, NOTHING_EVERY_S = 0.2, 0.6
-"""How often is looked what runs are doing, and how often while none shows anything."""
+"""How often activities are read, and how often while no run shows one."""
 
 
 class ActivityBoard:
@@ -40,7 +40,7 @@ class ActivityBoard:
         self._changed = anyio.Event()
 
     def change(self) -> None:
-        """Note that a run does something else."""
+        """Note a run's new activity."""
         self._changed.set()
 
     async def keep(self) -> None:
@@ -58,7 +58,7 @@ class ActivityBoard:
 
 
 class ActivityWatch:
-    """Notices what the runs of all processes are doing; looks only while somebody waits for a change.
+    """Notices changed activities in all processes; reads them only while somebody waits for a change.
 
     Attributes:
         now: What was found at the last look.
@@ -71,14 +71,14 @@ class ActivityWatch:
         self._somebody = anyio.Event()
 
     def changed_since(self, known: Activities) -> set[str]:
-        """Return the runs that do something else than what is `known`."""
+        """Return the runs whose activity differs from `known`."""
         return {run_id for (_owner, run_id), _text in known.items() ^ self.now.items()}
 
     @contextmanager
     def change_ends(
         self, scope: anyio.CancelScope, known: Activities, concerns: Callable[[str], bool]
     ) -> Generator[None]:
-        """End a wait when a run that it concerns does something else than what is `known`; `scope` surrounds it."""
+        """End a wait, by cancelling `scope`, when the activity of one of its runs differs from `known`."""
         self._waits[scope] = lambda: any(map(concerns, self.changed_since(known)))
         self._somebody.set()
         try:

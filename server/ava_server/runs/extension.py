@@ -305,7 +305,7 @@ def _raise_words(asked: ExtensionAsked) -> str:
 
 
 def in_vain(asked: ExtensionAsked, status: str, *, declined: bool) -> str:
-    """Return what came of a request for more, to follow the reason of an ending by the same cap; else empty text."""
+    """Return how a request for more ended, to append to the reason of an ending by the same cap; else empty text."""
     if status != _ENDINGS[asked.cap]:
         return ""
     return f"; {'a person declined' if declined else 'nobody answered'} its request to {_raise_words(asked)}"

@@ -492,7 +492,7 @@ class RunSetup:
 
     @staticmethod
     def _check_git_folder(config: RunConfig, folder: Path, accept: Accept) -> None:
-        """Check that git uses nothing outside of a workspace's checkout but what the approval names.
+        """Check that git uses nothing outside a workspace's checkout except what the approval names.
 
         Raises:
             ConfigNotSupported: It cannot be read.

@@ -31,12 +31,12 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")
 
 Us = Annotated[int, Field(ge=0, le=250_000_000_000_000_000)]
 Micros = Annotated[int, Field(ge=0, le=2**53)]
-"""Bounds of what another server says: within them, every value can be shown."""
+"""Bounds on another server's values, within which each can be shown."""
 
 
 @dataclass(frozen=True)
 class MadeDecision:
-    """A decision and what came of it; money in micro-USD.
+    """A decision and its outcome; money in micro-USD.
 
     Attributes:
         seq: Its entry in the log.
@@ -56,7 +56,7 @@ class MadeDecision:
         name: Its label.
         task: The beginning of its task; None where that was erased.
         cap: What was allowed, in words.
-        cap_micros: The cost cap that was allowed; None where it is free, or no cost cap was decided.
+        cap_micros: The cost cap that was allowed; None for free runs and for decisions on other caps.
         digest: The digest of what was shown.
         cost_micros: What the run has cost so far; None for all but the approval.
         state: The run's ending, or its state now.
@@ -178,7 +178,9 @@ def totals_line(sums: DecisionSums) -> str:
     """Return the sums of a period as a sentence."""
     counts = ", ".join(f"{sums.counts[name]:,} {name}" for name in ORDER if sums.counts.get(name))
     worst = f", {format_usd(sums.uncosted_micros)} of it booked at the worst case" if sums.uncosted_micros else ""
-    return f"{counts or 'nothing decided'}. The approved runs have cost ${usd(sums.cost_micros)} so far{worst}."
+    if not counts:
+        return "no decisions."
+    return f"{counts}. The approved runs have cost ${usd(sums.cost_micros)} so far{worst}."
 
 
 def usd(micros: int) -> str:

@@ -36,7 +36,7 @@ from ava_server.service.run_view import (
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
 CHANGES_EVERY_S, PROGRESS_EVERY_S = 0.5, 5.0
-"""How often the progress of a wait is reported at most, and at least."""
+"""The shortest and the longest time between two progress reports of a wait."""
 LOOK_EVERY_S = 0.05
 CURSOR_DIGITS = 9
 ASKED_S = 35.0

@@ -282,12 +282,12 @@ CHANNELS: Mapping[str, str] = {
 
 
 def by_script(channel: str, began: SessionStart | None) -> bool:
-    """Tell whether a command decided that asked nobody."""
+    """Tell whether a command decided without asking anybody."""
     return channel == "host_call" and began is not None and began.transport == "terminal"
 
 
 def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
-    """Return who decided, over which channel; how the session began tells a host's call from a script's flag."""
+    """Return who decided, and through which channel; the session's start tells a host's call from a script's flag."""
     if channel != "host_call" or began is None:
         return CHANNELS[channel]
     if not by_script(channel, began):

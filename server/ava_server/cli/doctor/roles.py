@@ -133,7 +133,7 @@ def _models_of(catalog: Catalog, setup: Setup) -> dict[str, Choice | None]:
 
 
 def prices(setup: Setup) -> Iterator[Finding]:
-    """Report prices in the settings that are of no known model."""
+    """Report prices in the settings that belong to no known model."""
     models = models_of(setup)
     if models is None or not models.prices:
         return
