@@ -24,7 +24,7 @@ TAILS = (r"(?:[\x60'\"\s;]|\\[nr]|$)", r"(?:[\x60'\"\s;]|\\[nr]|$|\b)", r"(?:[^\
 AMBIGUOUS = {"key-", "pubkey-", "live_", "test_", "live_pub_", "test_pub_", "https://", "API-", "EAA"}
 """Beginnings that texts other than keys have too."""
 BY_HAND = re.compile(
-    "age-|anthropic-|digitalocean-|freemius-|gcp-|github-|gitlab-pat|gitlab-session-cookie|huggingface-access-|jwt|npm-"
+    "age-|anthropic-|aws-amazon-bedrock-api-key-short|digitalocean-|freemius-|gcp-|github-|gitlab-pat|gitlab-session-cookie|huggingface-access-|jwt|npm-"
     "|openai-|private-key|pypi-|sendgrid-|sentry-org-|slack-|vault-|flutterwave-public-"
 )
 """Rules for which `shapes.py` has a wider shape, that need what stands beside the key, or whose keys are public."""

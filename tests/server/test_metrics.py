@@ -260,7 +260,7 @@ async def test_the_docs_list_each_metric_with_its_labels(tmp_path: Path) -> None
 
 
 async def test_spending_per_user_is_shown_only_if_the_setting_asks_for_it(tmp_path: Path) -> None:
-    limited = "[metrics]\nby_user = true\n[users.ann]\ndaily_cents = 5\n" + PRICED
+    limited = "[metrics]\nby_user = true\n[users.ann]\ndaily_cents = 100\n" + PRICED
     async with open_lab(tmp_path, [hand_over()], config=limited) as lab, scraped(lab.runtime) as scraper:
         await lab.outcome()
         await lab.call_as("ann", "spawn_subagent", role="custom", task="x", system_prompt="x")
@@ -270,7 +270,7 @@ async def test_spending_per_user_is_shown_only_if_the_setting_asks_for_it(tmp_pa
         (row,) = await lab.store.read(lambda view: view.runs(user=user))
         assert cost == pytest.approx(row.cost_micros / 1e6) and cost > 0
         assert found["ava_user_day_spent_usd", frozenset({("user", user)})] == pytest.approx(cost)
-        assert found["ava_user_day_cap_usd", frozenset({("user", "ann")})] == 0.05
+        assert found["ava_user_day_cap_usd", frozenset({("user", "ann")})] == 1.0
         waiting = frozenset({("user", "ann"), ("state", "awaiting_approval")})
         assert found["ava_user_runs", waiting] == 1
     other = tmp_path / "other"

@@ -162,7 +162,7 @@ def _element(text: str, after: int, before: str, name: str) -> tuple[int, int] |
 
 
 def _phrase(text: str, after: int) -> tuple[int, int] | None:
-    """Return the place of a password of several words in quotes: `password = "correct horse"`."""
+    """Return the place of a password of several words in quotes."""
     match = _PHRASE.match(text, after)
     if match is None:
         return None

@@ -26,7 +26,7 @@ class KeyPattern(NamedTuple):
         name: What its mark says.
         literals: What it begins with.
         rest: The pattern that follows.
-        entropy: The fewest bits a character, to tell a key from a placeholder such as `glpat-xxxxxxxxxxxxxxxxxxxx`.
+        entropy: The fewest bits a character, to tell a key from a placeholder such as `glpat-xxxx…`.
     """
 
     name: str
@@ -74,6 +74,7 @@ _OWN = (
     _shape("sendgrid-key", "SG.", r"[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}(?![A-Za-z0-9_-])"),
     _shape("digitalocean-token", "dop_v1_ doo_v1_ dor_v1_", r"[a-f0-9]{64}" + _END),
     _shape("vault-token", "hv", r"[sbr]\.(?=[A-Za-z_-]{0,40}[0-9])[A-Za-z0-9_-]{24,}+"),
+    _shape("bedrock-key", "bedrock-api-key-", r"[A-Za-z0-9+/]{40,}+={0,2}"),
     _shape("sentry-token", "sntrys_", r"[A-Za-z0-9_+/=]{40,}+"),
     _shape("figma-token", "figd_ figo_", r"[A-Za-z0-9_-]{35,}+"),
     _shape("docker-token", "dckr_pat_ dckr_oat_", r"[A-Za-z0-9_-]{20,}+"),

@@ -116,10 +116,11 @@ class HttpModel:
         end = anyio.current_time() + self.deadlines.total_s
         endpoint = Endpoint(self.wire.url(self.base_url), self.model_id, self.api_key, self.wire.speaks)
         sending = False
-        body = [self._take_encoded(request)]
-        size = len(body[0])
+        body, size = list[bytes](), 0
         async with AsyncExitStack() as stack:
             try:
+                body.append(self._take_encoded(request))
+                size = len(body[0])
                 client = await stack.enter_async_context(self.clients.client())
                 sending = True
                 response = await self._send(client, endpoint, body, end, check)

@@ -86,7 +86,7 @@ class ConfirmAnswer(Answer):
     group_id: str | None = None
     approval_lines: list[str] | None = Field(default=None, description="The right lines.")
     next: str | None = None
-    runs: list[dict[str, Any]] | None = Field(default=None, description="As check_subagent.")
+    runs: list[dict[str, Any]] | None = None
 
 
 class LastTool(BaseModel):
