@@ -552,7 +552,7 @@ def test_model_text_cannot_control_the_terminal(root: Path, workspace: Path) -> 
             assert view.ended() == 0
         texts.append(view.text)
     for text in texts:
-        assert "owned" in text or "Today" in text
+        assert "over" in text or "Today" in text
         for steering in ("\x1b]", "\x07", "\x1b[2J", "\x9b", "\u202e"):
             assert steering not in text
 

@@ -82,11 +82,10 @@ def policy_in_force(settings: Settings, *users: str, pin: bool | None = None) ->
         settings, pin = with_shared_users(settings), PinFile(settings.paths.approval_file).is_set
     if pin:
         return "human", "there is an approval PIN"
-    own = ((user_settings(settings, user).approval, f"[{setting_name(('users', user))}] ") for user in users)
-    policies: list[tuple[Policy, str]] = [
-        (settings.approval, ""),
-        *((policy, table) for policy, table in own if policy is not None),
-    ]
+    policies: list[tuple[Policy, str]] = [(settings.approval, "")]
+    for user in users:
+        if (own := user_settings(settings, user).approval) is not None:
+            policies.append((own, f"[{setting_name(('users', user))}] "))
     policy, table = min(policies, key=lambda each: STRICTEST_FIRST.index(each[0]))
     return policy, f'{table}approval = "{policy}"'
 

@@ -344,7 +344,7 @@ _VERSION = re.compile("[0-9]|latest")
 def _similar(wanted: str, settings: ModelSettings, providers: Mapping[str, Provider]) -> str:
     """Return `; did you mean …?` with the most similar models and providers, or empty text."""
     prefix, colon, rest = wanted.partition(":")
-    names = set(settings.tiers.values()) | ({settings.model} if settings.model else set())
+    names = {*settings.tiers.values(), settings.model or ""}
     for name, provider in providers.items():
         names |= {f"{name}:{model}" for model in known_ids(name, provider.base_url or KNOWN_URLS.get(name))}
     similar = get_close_matches(wanted, sorted({*names, *TIERS, *(name.partition(":")[2] for name in names)} - {""}), 3)
