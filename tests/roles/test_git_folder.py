@@ -168,7 +168,7 @@ def folder(tmp_path: Path) -> Path:
     return checkout(tmp_path / "project", {"own.txt": "own\n"})
 
 
-@pytest.mark.requirement("N-23")
+@pytest.mark.requirement("N-26")
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_git_folder_that_leads_to_another_repository_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
@@ -291,7 +291,7 @@ def _submodule(folder: Path, tmp_path: Path) -> Path:
 LEGITIMATE = {"linked": _linked, "separate": _separate, "submodule": _submodule}
 
 
-@pytest.mark.requirement("N-23")
+@pytest.mark.requirement("N-26")
 @pytest.mark.parametrize("name", LEGITIMATE)
 def test_a_git_folder_elsewhere_that_names_the_checkout_is_used_once_it_is_accepted(
     name: str, folder: Path, tmp_path: Path

@@ -235,7 +235,7 @@ REVIEW = Say(calls=[("run_bash", {"command": "cat *"})])
 
 
 @pytest.mark.usefixtures("_confined")
-@pytest.mark.requirement("N-23")
+@pytest.mark.requirement("N-26")
 @pytest.mark.parametrize("lead", LEADING)
 @pytest.mark.parametrize("role", ["coder", "code_reviewer"])
 async def test_a_git_folder_that_leads_elsewhere_since_the_approval_is_not_used(

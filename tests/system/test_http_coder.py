@@ -69,7 +69,7 @@ async def test_a_coder_over_http_commits_to_a_branch_hidden_from_other_users(tmp
                 await sees_nothing(other, run_id, str(proposed["pending_id"]))
 
 
-@pytest.mark.requirement("N-23")
+@pytest.mark.requirement("N-26")
 async def test_a_folder_of_one_user_does_not_lead_to_the_repository_of_another(tmp_path: Path) -> None:
     theirs = checkout(tmp_path / "bens" / "main", {"secret.txt": "the key of Ben\n"})
     own = tmp_path / "anas"
