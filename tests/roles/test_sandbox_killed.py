@@ -59,9 +59,16 @@ def until(what: Callable[[], object], why: Callable[[], object] = lambda: "it di
 def _adopts_orphans() -> Iterator[None]:
     """Become the parent of every process that loses its own, so that none is overlooked."""
     prctl = ctypes.CDLL(None).prctl
+    before = set(children_of(os.getpid()))
     assert prctl(36, 1, 0, 0, 0) == 0
     yield
     assert prctl(36, 0, 0, 0, 0) == 0
+    until = time.monotonic() + 10
+    while (adopted := set(children_of(os.getpid())) - before) and time.monotonic() < until:
+        for pid in adopted:  # those that nobody else waits for
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.01)
 
 
 def below(pid: int) -> list[int]:
