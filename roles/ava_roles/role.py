@@ -19,7 +19,7 @@ from ava_roles.net.addresses import bound_host
 from ava_roles.placeholders import SECRET_NAME, label
 from ava_roles.tool import NEVER_FOR_SUBAGENTS
 from ava_roles.tools.registry import tool_specs
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, show_controls
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -159,9 +159,9 @@ def command_line(value: str) -> str:
     """Return a command line for bash.
 
     Raises:
-        ValueError: It is empty, too long, or more than one line.
+        ValueError: It is empty, too long, more than one line, or has control characters, which could hide a part of it.
     """
-    if not value or len(value) > 2_000 or "\n" in value or "\0" in value:
+    if not value or len(value) > 2_000 or show_controls(value) != value or "\n" in value or "\r" in value:
         raise ValueError("must be one command line of at most 2,000 characters; put more into a script")
     return value
 

@@ -104,6 +104,21 @@ def clean(text: str) -> tuple[str, int]:
     return shown, removed + len(text) - len(joined)
 
 
+_PICTURES = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\t\n\r"},
+    0x7F: "\u2421",
+    **{code: f"\u241b{chr(code - 0x40)}" for code in range(0x80, 0xA0)},  # as the two characters that mean the same
+}
+
+
+def show_controls(text: str) -> str:
+    """Return a text with control characters as pictures (`␛` for ESC), so that `clean` keeps what they would hide.
+
+    For what a person decides about: a task, a role, a change of code.
+    """
+    return text.translate(_PICTURES) if not text.isprintable() else text
+
+
 def shown_offsets(text: str) -> list[int]:
     r"""Return the offset of each character of a text that `clean` keeps; the text's line ends are `\n`."""
     kept = [at for at, char in enumerate(text) if char not in _BOTH or _joins(text, at)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_roles.net.search_engines import plain
-from ava_roles.wrap import clean, escape_result, shown_offsets, unescape_html, wrap_tool_output
+from ava_roles.wrap import clean, escape_result, show_controls, shown_offsets, unescape_html, wrap_tool_output
 
 NONCE = "5f0c9a17b2d4e688"
 OPENING = f'<tool_output_{NONCE} tool="read_webpages">\n'
@@ -248,3 +248,15 @@ def test_references_of_html_become_characters_whatever_they_contain() -> None:
     assert unescape_html("a &amp; b &#8211; &#x2013;") == "a & b \u2013 \u2013"
     assert unescape_html(f"a&#{'9' * 5_000};b") == "a\ufffdb"
     assert plain(f"cheap &#{'9' * 5_000};", 600) == "cheap \ufffd", "a hit of a search engine"
+
+
+@pytest.mark.parametrize(
+    "hides", ["\x1b]0;rm -rf /\x07", "\x9drm -rf /\x9c", "\x1b[r\x1b[m", "\x1bPrm -rf /\x1b\\", "a\x00b\x7fc"]
+)
+def test_a_text_to_decide_about_keeps_what_an_escape_sequence_would_hide(hides: str) -> None:
+    shown = show_controls(f"one\n\ttwo {hides} end")
+    assert clean(shown) == (shown, 0)
+    assert [char for char in hides if char.isprintable()] == [
+        char for char in shown[len("one\n\ttwo ") : -len(" end")] if char in hides
+    ]
+    assert show_controls("plain \u6f22\n") == "plain \u6f22\n"

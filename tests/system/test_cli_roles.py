@@ -169,7 +169,9 @@ def test_text_of_a_project_file_cannot_control_the_terminal(root: Path, project:
         assert not any(char in done.stdout + done.stderr for char in "\x1b\x07\u202e\u200b"), args
     done = ava(root, "roles", "check", str(folder), cwd=project)
     assert done.returncode == 1 and "\x1b" not in done.stdout + done.stderr
-    assert "invisible characters are left out" in run(root, "show", "body", cwd=project)
+    shown = run(root, "show", "body", cwd=project)
+    assert "\u241b]0;title\u2407Body." in shown, "an escape sequence hides nothing of what a person trusts"
+    assert "invisible characters are left out" in run(root, "show", "strict-reviewer", cwd=project)
 
 
 # -- check -------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from ava_roles.tool import Tool
 from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_specs import ASK
+from ava_roles.wrap import show_controls
 from ava_server.approval.coding import changes_files, resolve_coding
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.remote_users import workspace_over_http
@@ -438,7 +439,9 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
         raise BadInput("task: only white space was given; say what the subagent has to find out or do")
     if role.name == "custom" and not (args.system_prompt or "").strip():
         raise BadInput("system_prompt: role custom has no instructions of its own; say what kind of subagent it is")
-    return Texts(**{field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None})
+    given = {field: text for field in Texts.model_fields if (text := getattr(args, field)) is not None}
+    # The subagent reads what the person was shown: an escape sequence hides nothing from one of them.
+    return Texts(**{field: show_controls(text) for field, text in given.items()})
 
 
 def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:

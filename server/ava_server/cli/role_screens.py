@@ -14,7 +14,7 @@ from ava_roles.role import Role, first_sentence
 from ava_roles.tool import ToolArgs, ToolSpec
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_specs import RUN_SPECS
-from ava_roles.wrap import clean
+from ava_roles.wrap import clean, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
@@ -87,7 +87,7 @@ def role_screen(role: Role, meant: ResolvedModel | None, settings: Settings, why
     lines += _unable(role, meant)
     if role.ignored_keys:
         lines += _indent(f"means nothing here, and is ignored: {', '.join(role.ignored)}")
-    text, invisible = clean(role.text)
+    text, invisible = clean(show_controls(role.text))
     note = f" ({invisible} invisible characters are left out here)" if invisible else ""
     prompt = _prompt(role, meant, settings, known)
     head = "The system prompt, if a folder is named and the spawn adds no text:"

@@ -19,7 +19,7 @@ from ava_audit.rows import UNENDED, WAITING, RunRow
 from ava_audit.units import HOUR_US, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean, one_line
+from ava_roles.wrap import clean, one_line, show_controls
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import minutes
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
@@ -250,7 +250,7 @@ def diff_of(changes: Mapping[str, Any], home: Path, known: Redactor) -> str:
         raise Refused(what) from error
     redactor = RunRedactor(known)
     redactor.learn_private_keys("\n".join(line[1:] for line in clean(whole)[0].split("\n")))
-    return _without_secrets(clean(text)[0], redactor)
+    return _without_secrets(clean(show_controls(text))[0], redactor)
 
 
 def _without_secrets(diff: str, redactor: Redactor) -> str:
