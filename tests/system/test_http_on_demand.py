@@ -27,7 +27,7 @@ from support.terminal import ava
 from ava_audit.store.locks import try_hold
 from ava_server.config.tokens import host_token, read_tokens
 from ava_server.core.data_root import DataRoot
-from ava_server.core.local_server import http_server, start_detached
+from ava_server.core.local_server import http_server, pages_server, start_detached
 
 pytestmark = pytest.mark.slow
 
@@ -164,6 +164,19 @@ def test_a_server_is_found_though_a_command_looked_for_one_as_it_started(tmp_pat
         over.join()
         assert http_server(root).port() == 8700
     assert http_server(root).port() is None
+
+
+def test_the_record_of_an_ended_server_does_not_count_while_the_next_one_starts(tmp_path: Path) -> None:
+    root = DataRoot(tmp_path)
+    for server, lock in ((http_server(root), root.http_lock), (pages_server(root), root.pages_lock)):
+        with server.announced(8700, keep=True):  # as a server that was killed leaves it; a stranger may use the port
+            assert server.port() == 8700
+        starting = try_hold(lock)
+        assert starting is not None
+        with starting:
+            assert server.port() is None and server.last_port() == 8700
+        with server.announced(8701):
+            assert server.port() == 8701
 
 
 def test_commands_that_look_at_the_same_time_do_not_take_each_other_for_a_server(

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
-from ava_audit.store.locks import hold_within, is_held
+from ava_audit.store.locks import hold_within, is_held, try_hold
 from ava_server import MODULE_ARGS
 from ava_server.core.data_root import DataRoot
 from ava_server.core.errors import ConfigError
@@ -105,6 +105,8 @@ PAGES_IDLE, PAGES_DRAIN = "30m", "1s"
 ENDS_WITHIN_S = 6.0
 """Seconds in which a server ends that was told to; see `EXIT_WITHIN_S`."""
 _PACKAGE = "ava-subagents"
+_LOCKS_RECORD = os.name == "posix"
+"""On Windows, a locked file can be neither read nor replaced."""
 TRY_FOR_S = 1.0
 """Seconds for which a server tries its lock: a command that looks for a server holds it for a moment."""
 
@@ -128,8 +130,12 @@ class LocalServer:
     what: str
 
     def port(self) -> int | None:
-        """Return the port of the server that runs, or None. Blocking."""
-        return self.last_port() if is_held(self.lock) else None
+        """Return the port of the server that runs, or None. Blocking.
+
+        The lock alone does not prove the record: a server that has just taken it has not replaced an older one yet, and
+        another program may listen on that port by now. So each server also locks its record.
+        """
+        return self.last_port() if is_held(self.port_file if _LOCKS_RECORD else self.lock) else None
 
     def last_port(self) -> int | None:
         """Return the port that was recorded last, by a server that may have ended; None if there is none. Blocking."""
@@ -173,13 +179,26 @@ class LocalServer:
         if held is None:
             yield False
             return
-        with held:
-            self.port_file.write_text(f"{port} {os.getpid()} {version(_PACKAGE)}\n", "ascii")
+        with held, self._recorded(f"{port} {os.getpid()} {version(_PACKAGE)}\n"):
             try:
                 yield True
             finally:
                 if not keep:
                     self.port_file.unlink(missing_ok=True)
+
+    def _recorded(self, text: str) -> AbstractContextManager[object]:
+        """Write the record, locked from the moment that it is in its place."""
+        if not _LOCKS_RECORD:
+            self.port_file.write_text(text, "ascii")
+            return nullcontext()
+        new = self.port_file.with_name(f"{self.port_file.name}.new")
+        new.unlink(missing_ok=True)  # of a server that was killed here
+        own = try_hold(new)
+        if own is None:
+            raise ConfigError(f"{new} is locked by another program")
+        new.write_text(text, "ascii")
+        new.replace(self.port_file)
+        return own
 
     def start(self, options: Sequence[str], port: int | None = None, within_s: float = READY_S) -> int:
         """Start the server as a process of its own, unless it runs, and return its port. Blocking.
