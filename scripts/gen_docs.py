@@ -390,6 +390,28 @@ def _fact_kind(kind: Any) -> str:
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
+EXIT_CODES = {
+    0: "Success.",
+    1: "A check found a fault.",
+    2: "Wrong usage.",
+    10: "Not approved, or not allowed to start.",
+    11: "Cost or token cap reached.",
+    12: "Time limit reached.",
+    13: "Turn or tool call limit reached.",
+    14: "Stopped by a guardrail.",
+    15: "Cancelled.",
+    16: "Abandoned.",
+    17: "No answer found (the offline reader).",
+    20: "Model or provider error.",
+    21: "A coder's work did not pass verification.",
+    30: "Configuration error, unusable log, or a file that could not be copied.",
+    70: "Internal error.",
+    129: "The terminal has gone (`ava status`).",
+    130: "Interrupted, or left running.",
+    141: "The reader of the output has gone (`ava run … | head`). A run of this process is cancelled.",
+}
+
+
 def commands_page() -> str:
     """Return the reference page of the command line."""
     from ava_server.cli.app import build
@@ -398,10 +420,8 @@ def commands_page() -> str:
         "# Commands",
         GENERATED,
         "If the data root is not the default one, commands name it in their first line. With `-v` they always do; every"
-        " command takes it. Exit codes: 0 success; 1 a check found a fault; 2 wrong usage; 10 not approved; 11 cost or"
-        " token cap; 12 time; 13 turns or tool calls; 14 guardrail; 15 cancelled; 16 abandoned; 17 no answer found;"
-        " 20 model or provider; 21 verification failed; 30 configuration; 70 internal error; 130 interrupted while"
-        " something keeps running.",
+        " command takes it.",
+        _table(("exit code", "meaning"), [(str(code), meaning) for code, meaning in EXIT_CODES.items()]),
     ]
     app = build()
     before = app.registered_callback.callback if app.registered_callback is not None else None

@@ -24,7 +24,7 @@ from ava_audit.events import Activity, Event, SessionStart
 from ava_server.http.metrics import CONTENT_TYPE, MOST_MODELS, bounded, provider_of, render, tool_label
 from ava_server.service.runtime import Runtime
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "monitoring.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 

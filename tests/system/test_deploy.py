@@ -26,7 +26,7 @@ from ava_server.config.settings import load_settings
 from ava_server.core.shutdown import EXIT_WITHIN_S
 
 AVA_SERVICES = ("server-1", "server-2", "worker-1", "worker-2")
-METRICS = Path(__file__).parents[2] / "docs" / "monitoring.md"
+METRICS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 NAME = "ava.example.org"
 
 
