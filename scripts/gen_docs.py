@@ -15,6 +15,7 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
@@ -32,6 +33,7 @@ from mcp_types import (
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from pydantic import BaseModel
 
+from ava_roles.tool import ToolSpec
 from ava_server.hosts.known import Launch
 
 HERE = Path(__file__).resolve().parent
@@ -55,6 +57,7 @@ def pages() -> dict[Path, str]:
         reference / "settings.md": settings_page(),
         reference / "events.md": events_page(),
         reference / "commands.md": commands_page(),
+        reference / "roles.md": roles_page(),
         REPOSITORY / "mcp.json.example": host_configuration("claude-desktop"),
         **{page: with_configurations(page.read_text(encoding="utf-8")) for page in by_hand},
         models: with_providers(models.read_text(encoding="utf-8")),
@@ -385,6 +388,59 @@ def _fact_kind(kind: Any) -> str:
         return "object"
     words = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
     return words.get(getattr(kind, "__name__", ""), "anything")
+
+
+# -- roles --------------------------------------------------------------------------------------------------------
+
+
+def roles_page() -> str:
+    """Return the reference page of what a role file may say: its keys, and the tools that it may name."""
+    from ava_roles.role import Role
+    from ava_roles.tools.registry import tool_specs
+
+    documented = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", cleandoc(Role.__doc__ or ""), re.MULTILINE)
+    texts = {name: " ".join(text.split()) for name, text in documented}
+    own = Role.__annotations__
+    fields = {name: field for name, field in Role.model_fields.items() if name not in own}
+    keys = [
+        (f"`{field.alias or name}`", _default(field.get_default()) if not field.is_required() else "", texts[name])
+        for name, field in fields.items()
+    ]
+    tools = [(f"`{spec.name}`", _needs(spec), spec.description) for spec in tool_specs().values()]
+    foreign = ("`mcp__server__tool`", "a server in `config.toml`", "Tools of [other MCP servers]" + _OTHER_SERVERS)
+    return _page([
+        "# Role files",
+        GENERATED,
+        "[Roles](../roles.md#your-own-roles) says where role files are, and `ava roles new NAME` writes one that"
+        " explains every key. Ava ignores and reports unknown keys, and capitalised tools that it has no equivalent"
+        " for. An unknown lower-case tool, such as `web_serch`, makes the file unusable.",
+        "## Keys",
+        _table(("key", "default", "meaning"), keys),
+        "## Tools",
+        "The proposal says which tools of its role are not available, and why. The descriptions are what models read.",
+        _table(("tool", "needs", "what it does"), [*tools, foreign]),
+    ])  # fmt: skip
+
+
+_OTHER_SERVERS = "(../roles.md#tools-of-other-mcp-servers)."
+
+
+def _default(value: Any) -> str:
+    if value is None or value == ():
+        return ""
+    if isinstance(value, tuple):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
+
+
+def _needs(spec: ToolSpec) -> str:
+    if spec.search:
+        return "a [search engine](../roles.md#web-search)"
+    if spec.commands or spec.edits:
+        return "a sandbox"
+    if spec.results:
+        return "`context_from`"
+    return "[notes](../roles.md#memory)" if spec.memory else ""
 
 
 # -- commands -----------------------------------------------------------------------------------------------------

@@ -227,29 +227,33 @@ class Role(_Keys):
     """A kind of subagent: its prompt, its tools, and its limits unless the spawn sets others.
 
     Attributes:
-        name: Lower case, as spawns spell it.
+        name: Lower-case letters, digits, `_` and `-`, as spawns spell it; without it, the file's name.
         description: When to use it, for the orchestrator.
-        tools: Names of its tools, the common ones included, each once.
-        disallowed: Names and patterns of tools that it never has, as the file gives them.
-        model: A tier (`fast`, `balanced`, `deep`), or a model: its id or `provider:id`.
+        tools: Names of its tools, by their names here or Claude Code's (`Read`, `Grep`, `Glob`, `WebFetch`,
+            `WebSearch`, `Bash`, `Edit`, `Write`). Common tools are included, each once.
+        disallowed: Names and patterns of tools that it never has.
+        model: A tier (`fast`, `balanced`, `deep`; `haiku`, `sonnet`, `opus` mean the same), or a model, best as
+            `provider:id`. A `model` in the call overrides it.
         max_iterations: Turns.
         timeout_s: Seconds of active time.
         max_cost_cents: US cents.
         max_tokens: Fresh input, cache writes and output.
         max_tool_calls: Tool calls of the whole run.
-        estimated_minutes: An estimate of how long a run takes, from and to.
-        needs: Tools without which no run starts.
-        needs_model: It judges or computes, so passages that the offline reader quotes are no result of it.
-        labels: Labels that the machine of a run must have.
-        network: Its commands may reach the network.
-        hosts: The only hosts that its tools may read from the web; none means every public one.
+        estimated_minutes: The first estimate of how long a run takes, from and to.
+        needs: Tools without which Ava refuses the role.
+        needs_model: Refused without a language model: passages that the offline reader quotes are no result of it.
+        labels: Labels that the machine of a run must have, such as `[gpu]`.
+        network: Its commands may use the network.
+        hosts: The only hosts that its tools may read from the web, such as `[docs.example.org, api.example.org:8443]`;
+            without it, every public host. Subdomains count as other hosts.
         secrets: Names of the secrets that its tool calls may use.
-        plan: A run plans before it works.
+        plan: A run plans before it works, unless the call says `plan: false`.
         extended_thinking: The model thinks before it answers.
-        questions: How many questions a run may ask the person.
-        verify: The command line that a coder's work must pass.
-        setup: The command line that prepares a coder's worktree.
-        carry: Folders, relative to the workspace, that are shown in a coder's worktree.
+        questions: How many questions a run may ask the person, 0 to 10.
+        verify: The command that a coder's changes must pass. A `verify` in the call overrides it.
+        setup: The command that prepares a coder's worktree for `verify`, such as `npm ci --offline`. It runs again when
+            the project's dependencies change.
+        carry: Folders that git ignores but commands can read, such as `data/fixtures`.
         body: The role's part of the system prompt; may be empty.
         source: `built in`, or the file.
         text: The whole file, for the approval's digest.

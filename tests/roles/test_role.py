@@ -55,7 +55,7 @@ def test_a_new_file_and_the_page_explain_every_key() -> None:
     new = Path(ava_roles.__file__).with_name("starting.txt").read_text("utf-8")
     assert {key for key in keys if not re.search(rf"^(?:# )?{key}: ", new, re.MULTILINE)} == set()
     assert {tool for tool in RESEARCH_TOOLS if tool not in new} == set()
-    page = (REPOSITORY / "docs" / "roles.md").read_text("utf-8")
+    page = (REPOSITORY / "docs" / "reference" / "roles.md").read_text("utf-8")
     assert {key for key in keys if f"`{key}`" not in page} == set()
 
 
