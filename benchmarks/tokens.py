@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from figures import Figure, write_json
 from gen_docs import listed_tools
 
-from ava_server.service.render_text import INSTRUCTIONS
+from ava_server.render.host_text import INSTRUCTIONS
 
 GOAL = 1_800
 COUNT = """

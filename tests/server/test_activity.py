@@ -18,11 +18,11 @@ from ava_audit.store.store import Store
 from ava_audit.view import Outcome
 from ava_roles.tool import Tool, status_sentence
 from ava_roles.tools.registry import builtin_tools
+from ava_server.render.run_view import activity_of
 from ava_server.runs import activities, loop
 from ava_server.runs.history import History
 from ava_server.runs.questions import Ask
 from ava_server.runs.run_tools import ReadSubagentResult, run_tools
-from ava_server.service.run_view import activity_of
 from ava_server.service.runtime import stored_result_words
 
 LONG = "/".join(f"part-{number}" for number in range(20))

@@ -18,8 +18,8 @@ from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
 from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.summary import minutes, task_excerpt
+from ava_server.render.host_text import text_of
 from ava_server.service.access import Session
-from ava_server.service.render_text import text_of
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
 

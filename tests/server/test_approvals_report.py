@@ -18,7 +18,7 @@ from support.terminal import ava, on_terminal
 
 from ava_audit.events import Event, RunResumed, SessionStart, SpawnDecided, Who
 from ava_audit.store.store import Store
-from ava_server.service import approvals
+from ava_server.render import approvals
 
 START_S = 20_450 * DAY_S
 """2025-12-28."""

@@ -17,11 +17,11 @@ from ava_server.cli.results import check_folder, drawn_result, result_text, save
 from ava_server.cli.run import spawn_requests
 from ava_server.cli.terminal import cells
 from ava_server.core.errors import BadInput
+from ava_server.render.host_text import run_text
+from ava_server.render.responses import RunAnswer, Untrusted
 from ava_server.runs.result import FOUND as SEARCHED
 from ava_server.runs.result import LOOKED_AT
 from ava_server.service.artifacts import RunFiles
-from ava_server.service.render_text import run_text
-from ava_server.service.responses import RunAnswer, Untrusted
 
 STYLES = re.compile(r"\x1b\[[\d;]*m")
 PIECES = st.sampled_from(

@@ -34,7 +34,7 @@ from support.runtime import Lab, arrived, hand_over, open_lab
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady
 from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
-from ava_server.service.render_text import text_of
+from ava_server.render.host_text import text_of
 
 
 @pytest.fixture(scope="module", autouse=True)

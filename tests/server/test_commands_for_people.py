@@ -14,9 +14,9 @@ from support.runtime import PRICED, Lab, open_lab
 from ava_audit.view import View
 from ava_server.core.data_root import find_data_root
 from ava_server.hosts.launching import terminal_command
+from ava_server.render.host_text import text_of
 from ava_server.service.access import Access, Session
 from ava_server.service.confirm import ONLY_THERE
-from ava_server.service.render_text import text_of
 
 HUMAN = PRICED.replace("[", 'approval = "human"\n[', 1)
 

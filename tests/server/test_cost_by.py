@@ -18,10 +18,10 @@ from ava_audit.units import format_usd
 from ava_server.budget.caps import HeldCall, Purpose, settlement_event
 from ava_server.budget.run_config import RunConfig
 from ava_server.models.prices import COST_PARTS, FREE_LOCAL, Price
+from ava_server.render.host_text import run_text
+from ava_server.render.responses import RunAnswer
 from ava_server.runs.history import History
 from ava_server.runs.result import RunResult, build_result
-from ava_server.service.render_text import run_text
-from ava_server.service.responses import RunAnswer
 
 WHO = Who("sess-1", "S-000001", USER)
 CUT = Raw(events(Say("some words", usage=None))[:3], chunked=True, cut=True)

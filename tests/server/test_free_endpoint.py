@@ -16,9 +16,9 @@ from ava_audit.units import now_us
 from ava_server.cli.results import result_text
 from ava_server.models.prices import UserPrice
 from ava_server.models.selection import ModelSettings, Provider, unknown_prices
-from ava_server.service.render_text import text_of
-from ava_server.service.responses import RunAnswer
-from ava_server.service.run_view import cost_of, limits_of, run_answer, view_run
+from ava_server.render.host_text import text_of
+from ava_server.render.responses import RunAnswer
+from ava_server.render.run_view import cost_of, limits_of, run_answer, view_run
 
 BILLED = {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120, "cost": 0.02}
 NOTE = Say(calls=[("scratchpad", {"note": "n"})], usage=BILLED)

@@ -18,7 +18,7 @@ from support.runtime import DONE, PRICED, open_lab
 
 from ava_audit.events import ENDINGS, AssistantMessage, CostReserved, CostUpdate, ErrorOccurred
 from ava_server.models.wires.base import MOST_CALLS
-from ava_server.service.render_text import text_of
+from ava_server.render.host_text import text_of
 
 USAGE = {"prompt_tokens": 3_000, "completion_tokens": 200}
 BY_TABLE = 3_000 * 3 + 200 * 15

@@ -10,8 +10,8 @@ from support.terminal import ava
 
 from ava_audit.events import RunEnded, SubagentComplete
 from ava_server.cli.results import result_text
-from ava_server.service.render_text import run_text
-from ava_server.service.responses import RunAnswer
+from ava_server.render.host_text import run_text
+from ava_server.render.responses import RunAnswer
 
 TEXT = "The lamp is lit by the keeper every evening at dusk.\n"
 

@@ -19,8 +19,8 @@ from support.terminal import ava
 
 from ava_audit.events import Channel, QuestionAnswered, QuestionAsked, RunClaimed, ToolCall, ToolResult, UserMessage
 from ava_roles.wrap import BAR
+from ava_server.render.host_text import run_text
 from ava_server.service.access import Session
-from ava_server.service.render_text import run_text
 from ava_server.service.service import Service
 
 QUESTION = "Which currency is meant?"

@@ -21,10 +21,10 @@ from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import SpawnArgs
 from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
+from ava_server.render.host_text import INSTRUCTIONS, text_of
+from ava_server.render.run_view import tokens_short
 from ava_server.service import access, service
 from ava_server.service.access import Session
-from ava_server.service.render_text import INSTRUCTIONS, text_of
-from ava_server.service.run_view import tokens_short
 from ava_server.service.service import Service
 
 

@@ -24,7 +24,7 @@ from ava_audit.view import View
 from ava_server.budget.caps import installation_scope, user_scope
 from ava_server.cli.report import days_of
 from ava_server.core.errors import BadInput
-from ava_server.service.report import report_of
+from ava_server.render.report import report_of
 
 FIRST = 20_450
 """A day, from 1970 on: 2025-12-28."""

@@ -16,8 +16,8 @@ from support.stdio import using
 from support.terminal import ava
 
 from ava_server.cli.terminal import cut
-from ava_server.service.render_text import text_of
-from ava_server.service.responses import Answer
+from ava_server.render.host_text import text_of
+from ava_server.render.responses import Answer
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from support.model_server import Fail, Gate, ModelServer, Say, Step
 from support.runtime import PRICED, arrived, connect, text
 
 from ava_server.mcp_server.prompts import all_prompts
+from ava_server.render.host_text import INSTRUCTIONS
 from ava_server.service.access import Session
-from ava_server.service.render_text import INSTRUCTIONS
 
 MOST = 10_000
 CONFIG = PRICED + "[limits]\nspawns_per_hour = 1000\nrunning_per_user = 50\nrunning = 50\n"

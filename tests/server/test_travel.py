@@ -30,10 +30,10 @@ from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.worktree.snapshot import pack_snapshot
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import Refused
+from ava_server.render.host_text import text_of
 from ava_server.runs import setup
 from ava_server.service.artifacts import RunFiles
 from ava_server.service.fetch import fetch_branch
-from ava_server.service.render_text import text_of
 
 psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 

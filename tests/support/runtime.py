@@ -38,9 +38,9 @@ from ava_server.models.clients import ClientPool
 from ava_server.models.factory import model_of
 from ava_server.models.search_model import search_model, search_request
 from ava_server.models.selection import Choice
+from ava_server.render.responses import Answer
 from ava_server.runs.history import History, Recipe
 from ava_server.service.access import Session
-from ava_server.service.responses import Answer
 from ava_server.service.runtime import Driver, Runtime, open_runtime
 from ava_server.service.service import Service
 from support.databases import write_config

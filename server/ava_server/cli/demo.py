@@ -37,7 +37,7 @@ from ava_server.core.errors import AvaError, BadInput
 if TYPE_CHECKING:
     from mcp import Client
 
-    from ava_server.service.responses import RunAnswer
+    from ava_server.render.responses import RunAnswer
 
 POLL_S = 0.05
 WITHIN_S = 60.0
@@ -220,7 +220,7 @@ class _DemoHost:
 
     async def _watch(self, run_id: str) -> RunAnswer:
         """Show the run's progress until its end, and return it with its whole result."""
-        from ava_server.service.responses import RunAnswer
+        from ava_server.render.responses import RunAnswer
 
         say("-- Running in the background (check_subagent) --")
         progress = Progress(every_s=0.0, err=False)
@@ -274,7 +274,7 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     from ava_roles.words import Query
     from ava_server.models.offline import THE_BEST
     from ava_server.models.offline_ranking import whole_sentences
-    from ava_server.service.records import findings_of
+    from ava_server.render.result import findings_of
 
     result = run.untrusted_result
     if result is None:

@@ -167,7 +167,7 @@ async def _suggestion(store: Readable | None, given: str, groups: bool) -> str:
 async def note_fetched(store: Store, session: Session, tool: str, run: RunRow) -> None:
     """Log that a run's result was shown to its own user, so that no notification announces it again."""
     from ava_audit.store.store import Outcome
-    from ava_server.service.run_view import carried
+    from ava_server.render.run_view import carried
 
     if run.result_seq is None or run.user_id != session.user:
         return

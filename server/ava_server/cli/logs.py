@@ -109,7 +109,7 @@ def logs_command(
     """
     if follow and until is not None:
         raise BadInput("--until: nothing new is before a time; leave --follow or --until out.")
-    from ava_server.service.log_lines import BOOKKEEPING
+    from ava_server.render.entries import BOOKKEEPING
 
     server = chosen_server(context, url, token_file)
     ranged = since is not None or until is not None
@@ -142,7 +142,7 @@ class _Printer:
 
     async def entries(self, records: Records, entries: list[Entry]) -> None:
         """Write entries in the order given."""
-        from ava_server.service.log_lines import entry_line, is_trouble
+        from ava_server.render.entries import entry_line, is_trouble
 
         if not self.as_json:
             names = await records.names(entries)

@@ -19,7 +19,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from ava_roles.wrap import clean
-from ava_server.service.markdown import parse
+from ava_server.render.markdown import parse
 
 _NARROWEST = 20
 _STYLES = re.compile(r"\x1b\[[\d;]*m")

@@ -35,7 +35,7 @@ from ava_server.cli.remote import Connection, RemoteServer, Unreachable, connect
 from ava_server.cli.terminal import tell
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, BadInput, ConfigError
-from ava_server.service.log_lines import mirror_lines, names_of
+from ava_server.render.entries import mirror_lines, names_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
     from ava_audit.store.store import Store
     from ava_audit.view import Readable, View
     from ava_server.core.data_root import DataRoot
+    from ava_server.render.run_view import RunView
     from ava_server.runs.costs import Costs
     from ava_server.runs.manager import Manager
     from ava_server.service.records import RunRecord
-    from ava_server.service.run_view import RunView
 
 T = TypeVar("T")
 GONE_S = 300.0
@@ -122,7 +122,7 @@ class LocalRecords:
         Raises:
             StoreUnavailable: The log cannot be read.
         """
-        from ava_server.service.run_view import view_run
+        from ava_server.render.run_view import view_run
 
         def query(view: View) -> list[RunView]:
             rows = [row for row in map(view.run, run_ids) if row is not None]

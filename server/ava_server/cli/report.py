@@ -39,12 +39,12 @@ from ava_server.cli.terminal import (
 from ava_server.core.data_root import find_data_root, os_user
 from ava_server.core.errors import BadInput, ConfigError
 from ava_server.core.ids import parse_id
-from ava_server.service.report import NOT_FAILED, Report, Sum, fold_empty, months_of, report_json, report_of
+from ava_server.render.report import NOT_FAILED, Report, Sum, fold_empty, months_of, report_json, report_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.totals import GroupSum, Spending
-    from ava_server.service.approvals import Decisions
+    from ava_server.render.approvals import Decisions
 
 T = TypeVar("T")
 
@@ -278,7 +278,7 @@ def _group(server: RemoteServer | None, given: str, everybody: bool, as_json: bo
 
 
 def _group_screen(found: GroupSum, now_us: int) -> None:
-    from ava_server.service.run_view import elapsed_s
+    from ava_server.render.run_view import elapsed_s
 
     group, bucket = found.group, found.bucket
     cap = f"{format_usd(bucket.spent_micros)} of {format_usd(group.cap_micros, exact=True)} spent"
@@ -307,7 +307,7 @@ def _group_screen(found: GroupSum, now_us: int) -> None:
 
 
 def _group_json(found: GroupSum, now_us: int) -> dict[str, Any]:
-    from ava_server.service.run_view import elapsed_s
+    from ava_server.render.run_view import elapsed_s
 
     group, bucket = found.group, found.bucket
     took_us = _took_us(found, now_us)
@@ -388,7 +388,7 @@ def report_approvals_command(
     if as_csv:
         return _write_csv(found)
     if as_json:
-        from ava_server.service.approvals import decisions_json
+        from ava_server.render.approvals import decisions_json
 
         return say_json({**place_json(place), **decisions_json(found, since_us, until_us)})
     heading(place)
@@ -400,7 +400,7 @@ def _decisions(
 ) -> Decisions:
     """Return the newest decisions of a time, or with `whole` all of them."""
     from ava_audit.decisions import Period
-    from ava_server.service.approvals import NOTHING, Decisions, decisions_of
+    from ava_server.render.approvals import NOTHING, Decisions, decisions_of
 
     def collected(page: Callable[[tuple[int, int] | None], Decisions]) -> Decisions:
         found = page(None)
@@ -428,7 +428,7 @@ def _decisions(
 
 
 def _decisions_screen(found: Decisions, since_us: int, until_us: int) -> None:
-    from ava_server.service.approvals import ERASED, totals_line
+    from ava_server.render.approvals import ERASED, totals_line
 
     whose = "all users" if found.user is None else found.user
     say(f"{format_ts(since_us)} to {format_ts(until_us)}, of {one_line(whose)}: {totals_line(found.sums)}")
@@ -451,7 +451,7 @@ def _write_csv(found: Decisions) -> None:
     import csv
     import io
 
-    from ava_server.service.approvals import COLUMNS, csv_cells
+    from ava_server.render.approvals import COLUMNS, csv_cells
 
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([COLUMNS, *map(csv_cells, found.rows)])

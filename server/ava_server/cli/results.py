@@ -17,12 +17,12 @@ from ava_audit.events import WHOLE
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
-from ava_server.service.records import Finding, findings_of, quotes_line
+from ava_server.render.result import Finding, findings_of, quotes_line
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
+    from ava_server.render.responses import RunAnswer
     from ava_server.service.artifacts import RunFiles
-    from ava_server.service.responses import RunAnswer
 
 ENDING_CODES = {
     "success": 0,
@@ -85,8 +85,8 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         brief: Leave out an output that the findings repeat; the offline reader's always do.
         saved: Where its files were copied to.
     """
+    from ava_server.render.markdown import as_markdown
     from ava_server.runs.changes import changed_lines, changes_lines
-    from ava_server.service.markdown import as_markdown
 
     if run.state != "error" and run.state not in ENDING_CODES:
         asked = [Part("Question", theirs=run.untrusted_question)] if run.untrusted_question else []
@@ -204,7 +204,7 @@ def _listed(line: str) -> str:
 
 
 def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles | None) -> Iterable[str]:
-    from ava_server.service.render_text import artifact_text, receipts_text
+    from ava_server.render.host_text import artifact_text, receipts_text
 
     if run.confidence is not None:
         yield f"Confidence, as the model says: {run.confidence:g}"

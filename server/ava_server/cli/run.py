@@ -36,7 +36,7 @@ from ava_server.core.shutdown import prepare_to_run
 if TYPE_CHECKING:
     from ava_server.approval.proposals import Pending
     from ava_server.config.settings import Settings
-    from ava_server.service.responses import SpawnAnswer
+    from ava_server.render.responses import SpawnAnswer
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 

@@ -12,13 +12,14 @@ from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
 from ava_audit.units import cents, format_ts, format_usd, iso_utc
 from ava_roles.wrap import add_bars
-from ava_server.budget.run_config import Texts, config_of
+from ava_server.approval.summary import minutes
+from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped_lines
 from ava_server.core.ids import label
 from ava_server.models.prices import Price, billed_words
-from ava_server.service.log_lines import arguments_text, entry_line, is_trouble
-from ava_server.service.records import Decision, decisions_in, limits_text
-from ava_server.service.responses import RunAnswer
+from ava_server.render.approvals import Decision, decisions_in
+from ava_server.render.entries import arguments_text, entry_line, is_trouble
+from ava_server.render.responses import RunAnswer
 
 if TYPE_CHECKING:
     from ava_server.runs.costs import Attempt, Costs
@@ -85,6 +86,17 @@ def _decided(one: Decision, utc: bool) -> Iterable[str]:
         yield f"Changed by the approval: {one.changes}"
     if one.group_id:
         yield f"Approved together with others as {one.group_id}"
+
+
+def limits_text(config: RunConfig, run: RunRow) -> str:
+    """Return the caps of a run on one line."""
+    money = (
+        "free" if config.free and not run.cost_micros else f"at most {format_usd(config.max_cost_micros, exact=True)}"
+    )
+    return (
+        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
+        f"{config.max_tool_calls} tool calls"
+    )
 
 
 # -- --cost -----------------------------------------------------------------------------------------------------------

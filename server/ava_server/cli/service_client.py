@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_server.approval.proposals import Pending
     from ava_server.config.settings import Settings
+    from ava_server.render.responses import ConfirmAnswer, SpawnAnswer
     from ava_server.runs.extension_answer import PendingExtension
     from ava_server.service.access import Session
     from ava_server.service.questions import Extensions
-    from ava_server.service.responses import ConfirmAnswer, SpawnAnswer
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
@@ -378,7 +378,7 @@ class RemoteApprovals:
         Raises:
             AvaError: The decision was not accepted.
         """
-        from ava_server.service.responses import ConfirmAnswer
+        from ava_server.render.responses import ConfirmAnswer
 
         given: dict[str, Any] = {"pending_ids": [one.pending_id for one in waiting], "decision": decision, **more}
         if decision == "approve":

@@ -35,10 +35,10 @@ from ava_server.core.threads import received
 
 if TYPE_CHECKING:
     from ava_server.cli.records import Records
+    from ava_server.render.responses import RunAnswer
+    from ava_server.render.run_view import RunView
     from ava_server.runs.manager import Manager
     from ava_server.service.access import Session
-    from ava_server.service.responses import RunAnswer
-    from ava_server.service.run_view import RunView
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
@@ -72,7 +72,7 @@ def wait_command(
 async def wait_for(server: RemoteServer | None, ids: list[str], within_s: float | None, as_json: bool) -> int:
     """Wait for runs to end, without an id for the last one; show their results, and return the exit code."""
     from ava_server.cli.records import open_records
-    from ava_server.service.run_view import status_line
+    from ava_server.render.run_view import status_line
 
     async with open_records(server, lambda: read_settings().paths) as records:
         runs = await records.find(ids) if ids else [await records.find_one(None)]
@@ -192,7 +192,7 @@ class RunWatch:
                 tell(f'Answer in another terminal: {command} send {run.row.id} "…"')
 
     def _show(self, seen: list[RunView]) -> None:
-        from ava_server.service.run_view import status_line
+        from ava_server.render.run_view import status_line
 
         width = self.progress.width
         hold = self._manager.out_of_reach if self._manager is not None else None
@@ -220,7 +220,7 @@ class RunWatch:
 
     def _screen_of(self, run: RunView, width: int) -> list[str]:
         """Return what it is called and has used, its last steps, and what it does now."""
-        from ava_server.service.run_view import figures
+        from ava_server.render.run_view import figures
 
         called, used = label(run.row), figures(run)
         lines = [f"{called} · {used}"] if width >= ONE_LINE else [called, *_fitting(f"  {used}", width)]
@@ -234,7 +234,7 @@ class RunWatch:
 def lines_of(seen: Sequence[RunView], progress: terminal.Progress) -> list[str]:
     """Return one line for all runs, and a table; what a run does comes last, where a narrow terminal cuts it."""
     from ava_audit.units import format_usd
-    from ava_server.service.run_view import cost_of, elapsed_s
+    from ava_server.render.run_view import cost_of, elapsed_s
 
     live = progress.width is not None
     rows = [("", "run", "what", "time", "turn", "cost", "now")] if live else []
@@ -427,7 +427,7 @@ class FollowedRuns:
         self._question = None
 
     async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
-        from ava_server.service.responses import FAILED
+        from ava_server.render.responses import FAILED
 
         tell("Cancelling.")
         failed: list[str] = []

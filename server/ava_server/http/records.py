@@ -32,11 +32,12 @@ from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import UNKNOWN_ID, parse_id
 from ava_server.http.limits import error_response, forbidden, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
+from ava_server.render.approvals import decisions_of
+from ava_server.render.entries import PAGE_ENTRIES
+from ava_server.render.run_view import carried, view_run
 from ava_server.runs.costs import Costs, costs_of
-from ava_server.service import log_lines, records
+from ava_server.service import records
 from ava_server.service.access import Access
-from ava_server.service.approvals import decisions_of
-from ava_server.service.run_view import carried, view_run
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -219,7 +220,7 @@ class _Reader:
                 raise _NeedsAudit("it is not your own")
             # Of a run of one's own, all is one's own; the condition would only make the search slower.
             users = () if runs else (own,)
-        limit = max(1, min(given.limit, log_lines.PAGE_ENTRIES))
+        limit = max(1, min(given.limit, PAGE_ENTRIES))
         return _json(await records.log_lines(self._store, replace(given, runs=runs, users=users, limit=limit)))
 
     async def _report(self) -> Response:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ava_server.approval.decisions import NotAgreed
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
     from ava_server.mcp_server.app import App
-    from ava_server.service.responses import Answer
+    from ava_server.render.responses import Answer
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
@@ -344,7 +344,7 @@ class QuestionSeal:
             return self._boundary
 
     def _not_asked(self, why: AvaError) -> types.CallToolResult:
-        from ava_server.service.responses import FAILED, Answer
+        from ava_server.render.responses import FAILED, Answer
 
         message = f"the person cannot be asked, so nothing was decided: {why}"
         return self._result_of(Answer(status=FAILED, message=message))

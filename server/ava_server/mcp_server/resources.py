@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ava_audit.view import View
     from ava_roles.catalog import Catalog
     from ava_server.mcp_server.app import App
+    from ava_server.render.run_view import Processes
     from ava_server.service.access import Access, Session
-    from ava_server.service.run_view import Processes
     from ava_server.service.runtime import Runtime
 
     Ctx = ServerRequestContext[App, Any]
@@ -165,7 +165,7 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
     Raises:
         BadInput: There is none of this address for this user.
     """
-    from ava_server.service.log_lines import entry_line, names_of
+    from ava_server.render.entries import entry_line, names_of
 
     session = own.session
     if uri == "ava://roles":
@@ -196,9 +196,9 @@ async def _content(runtime: Runtime, own: Access, uri: str) -> tuple[str, str]:
 
 def _run_text(view: View, run: RunRow, processes: Processes) -> str:
     from ava_audit.units import iso_utc
-    from ava_server.service.log_lines import recent_steps
-    from ava_server.service.responses import RunResource, RunStep
-    from ava_server.service.run_view import limits_of, run_answer, view_run
+    from ava_server.render.entries import recent_steps
+    from ava_server.render.responses import RunResource, RunStep
+    from ava_server.render.run_view import limits_of, run_answer, view_run
 
     shown = view_run(view, run, processes, time.time_ns() // 1000)
     steps = [

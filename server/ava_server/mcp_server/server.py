@@ -60,7 +60,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     """
     from ava_server.mcp_server import prompts, resources, tools
     from ava_server.mcp_server.elicitation import QuestionSeal
-    from ava_server.service.render_text import INSTRUCTIONS
+    from ava_server.render.host_text import INSTRUCTIONS
 
     @asynccontextmanager
     async def lifespan(_server: Server[App]) -> AsyncGenerator[App]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ava_server.approval.questions import Reply
     from ava_server.mcp_server.app import App
-    from ava_server.service.responses import Answer
+    from ava_server.render.responses import Answer
     from ava_server.service.run_tasks import Task
     from ava_server.service.service import Service
 
@@ -151,7 +151,7 @@ async def update_task(ctx: Ctx, params: UpdateParams) -> dict[str, Any]:
 
 async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
     """Serve `tasks/cancel`."""
-    from ava_server.service.responses import FAILED
+    from ava_server.render.responses import FAILED
 
     service = await _service_of_task(ctx, params)
     task = await _task(service, params.task_id, asks=False)

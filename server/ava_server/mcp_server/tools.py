@@ -22,7 +22,7 @@ from ava_server.mcp_server.card import declares_apps, with_card
 from ava_server.mcp_server.resources import refuse_cursor
 from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.tasks import as_task, declares_tasks
-from ava_server.service.responses import FAILED, Answer
+from ava_server.render.responses import FAILED, Answer
 
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog

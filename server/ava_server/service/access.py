@@ -26,8 +26,8 @@ from ava_server.runs.lifecycle import awaited, waits_for_resume
 if TYPE_CHECKING:
     from ava_server.approval.questions import PageOpener, Person
     from ava_server.config.tokens import Token
-    from ava_server.service.responses import Answer
-    from ava_server.service.run_view import Processes
+    from ava_server.render.responses import Answer
+    from ava_server.render.run_view import Processes
     from ava_server.service.runtime import Runtime
 
 

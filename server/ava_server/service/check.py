@@ -14,13 +14,8 @@ from ava_audit.view import View
 from ava_server.approval.requests import CancelArgs, CheckArgs, MessageArgs, parse, shown
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, parse_id
-from ava_server.runs.lifecycle import paused
-from ava_server.runs.questions import deliver
-from ava_server.service.access import Access, CallContext, Operations, Progress
-from ava_server.service.fetch import bring_to_repositories
-from ava_server.service.questions import PersonQuestions
-from ava_server.service.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
-from ava_server.service.run_view import (
+from ava_server.render.responses import Answer, CancelAnswer, CheckAnswer, MessageAnswer, RunAnswer
+from ava_server.render.run_view import (
     INTERRUPTED,
     Processes,
     RunView,
@@ -32,6 +27,11 @@ from ava_server.service.run_view import (
     shown_state,
     view_run,
 )
+from ava_server.runs.lifecycle import paused
+from ava_server.runs.questions import deliver
+from ava_server.service.access import Access, CallContext, Operations, Progress
+from ava_server.service.fetch import bring_to_repositories
+from ava_server.service.questions import PersonQuestions
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""

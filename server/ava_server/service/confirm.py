@@ -18,11 +18,11 @@ from ava_server.approval.summary import normalize_typography
 from ava_server.budget.run_config import cap_fields
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
+from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
 from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
-from ava_server.service.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.service.spawn import Spawns, started_next
 
 

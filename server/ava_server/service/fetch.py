@@ -24,8 +24,8 @@ from ava_server.budget.run_config import Coding, StoredFile, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import AvaError, Refused
 from ava_server.core.ids import label
+from ava_server.render.responses import RunAnswer
 from ava_server.runs.travel import Travel, blob_of
-from ava_server.service.responses import RunAnswer
 
 log = logging.getLogger("ava.fetch")
 FETCH_S, BY_ITSELF_S = 300.0, 20.0

@@ -16,10 +16,10 @@ from ava_roles.wrap import escape_result
 from ava_server.approval.requests import LogArgs, parse, shown
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
+from ava_server.render.entries import entry_line, names_of
+from ava_server.render.responses import Answer, LogAnswer
+from ava_server.render.run_view import json_chars
 from ava_server.service.access import CallContext, Operations
-from ava_server.service.log_lines import entry_line, names_of
-from ava_server.service.responses import Answer, LogAnswer
-from ava_server.service.run_view import json_chars
 
 LOG_CHARS = 9_000
 """Characters of entries in one answer; with everything around them it stays under 10,000."""

@@ -1,35 +1,30 @@
 """What a person's screens show of runs and spending: read by a command from its data root, or by a server for `--url`.
 
-The screens take these values from either, so that both look the same. Pages also show who decided about a run, and
-what a subagent found: claims with their quotes, whether those were found again, and sources.
+The screens take these values from either, so that both look the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.entries import Entry
-from ava_audit.events import ExtensionDecided, SessionStart, SpawnDecided
 from ava_audit.rows import UNENDED, WAITING, RunRow
-from ava_audit.units import HOUR_US, format_usd, now_us
+from ava_audit.units import HOUR_US, now_us
 from ava_audit.view import View
 from ava_roles.errors import RolesError
-from ava_roles.wrap import clean, one_line, show_controls
+from ava_roles.wrap import clean, show_controls
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import minutes
 from ava_server.budget.caps import DayCaps, installation_scope, user_scope, utc_day
-from ava_server.budget.run_config import RunConfig, Texts, config_of
+from ava_server.budget.run_config import Texts, config_of
 from ava_server.core.errors import Refused
 from ava_server.core.ids import label
-from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
-from ava_server.service.log_lines import mirror_lines, names_of
-from ava_server.service.responses import RunAnswer
-from ava_server.service.run_view import (
+from ava_server.render.entries import mirror_lines, names_of
+from ava_server.render.responses import RunAnswer
+from ava_server.render.run_view import (
     EXPIRED,
     INTERRUPTED,
     Processes,
@@ -39,12 +34,13 @@ from ava_server.service.run_view import (
     shown_state,
     view_run,
 )
+from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD, awaited
 
 if TYPE_CHECKING:
     from ava_audit.redaction import Redactor
     from ava_audit.search import LogQuery
     from ava_audit.store.store import Store
-    from ava_server.service.responses import RunAnswer
+    from ava_server.render.responses import RunAnswer
 
 
 ORDER = (WAITING, AWAITING_EXTENSION, AWAITING_ANSWER, HELD, INTERRUPTED, "running", "queued", EXPIRED)
@@ -268,148 +264,3 @@ def _without_secrets(diff: str, redactor: Redactor) -> str:
         "\n".join(lines).rstrip("\n")
         + f"\n\n{were} hidden in whole or in part as secrets; see the branch for the originals.\n"
     )
-
-
-CHANNELS: Mapping[str, str] = {
-    "host_call": "by the host's call or a script's --yes (host_call); the log has no answer of a person",
-    "elicitation": "by a person, asked by the server through the host (elicitation)",
-    "terminal": "by a person at the terminal",
-    "auto": "by the policy auto, without a question",
-    "http": "by a person over HTTP",
-    "browser": "by a person in the browser",
-}
-"""How a decision came, by its channel."""
-
-
-def by_script(channel: str, began: SessionStart | None) -> bool:
-    """Tell whether a command decided without asking anybody."""
-    return channel == "host_call" and began is not None and began.transport == "terminal"
-
-
-def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
-    """Return who decided, and through which channel; the session's start tells a host's call from a script's flag."""
-    if channel != "host_call" or began is None:
-        return CHANNELS[channel]
-    if not by_script(channel, began):
-        return "by the host's call (host_call); the log has no answer of a person"
-    flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
-    return f"by a script as {user}: {flag} (host_call); no person was asked"
-
-
-@dataclass(frozen=True)
-class Decision:
-    """A decision about a run.
-
-    Attributes:
-        at_us: When it was made.
-        what: What was decided: `Approved`.
-        how: Who decided, over which channel.
-        changes: What it has changed, in words; empty where nothing was.
-        group_id: The group that was approved together.
-        more: It answers a request for more.
-    """
-
-    at_us: int
-    what: str
-    how: str
-    changes: str = ""
-    group_id: str | None = None
-    more: bool = False
-
-
-def decisions_in(
-    entries: Iterable[Entry], began: Callable[[str], SessionStart | None] = lambda _session: None
-) -> list[Decision]:
-    """Return the decisions in the entries of a run: first those on the proposal, then those on requests for more.
-
-    Args:
-        entries: The entries.
-        began: Returns how a session began, where the log can be asked.
-    """
-    first: list[Decision] = []
-    raised: list[Decision] = []
-    for entry in entries:
-        if isinstance(fact := entry.fact, ExtensionDecided):
-            how = how_decided(fact.channel, began(entry.session_id), entry.user_id)
-            changes = changed_words(fact.changes)
-            raised.append(Decision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
-        elif isinstance(fact, SpawnDecided):
-            alone = "by itself: nobody decided in time" if fact.decision == "expired" else ""
-            how = how_decided(fact.channel, began(entry.session_id), entry.user_id) if fact.channel else alone
-            what = fact.decision.capitalize()
-            first.append(Decision(entry.ts_us, what, how, changed_words(fact.changes), fact.group_id))
-    return first + raised
-
-
-def changed_words(changes: dict[str, Any]) -> str:
-    """Return what a decision has changed."""
-    texts: dict[str, Callable[[Any], str]] = {
-        "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
-        "timeout_s": lambda value: f"at most {minutes(value)}",
-        "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
-    }  # fmt: skip
-    return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
-
-
-def limits_text(config: RunConfig, run: RunRow) -> str:
-    """Return the caps of a run on one line."""
-    money = (
-        "free" if config.free and not run.cost_micros else f"at most {format_usd(config.max_cost_micros, exact=True)}"
-    )
-    return (
-        f"{money}, {minutes(config.timeout_s)}, {config.max_tokens:,} tokens, {config.max_iterations} turns, "
-        f"{config.max_tool_calls} tool calls"
-    )
-
-
-VERDICTS = {
-    "found": "✓ quote found word for word",
-    "near": "≈ quote nearly found",
-    "not_found": "✗ quote NOT found",
-}
-UNCHECKED = "? quote not looked for"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a subagent found: its claim, the quote for it, whether that was found again, and the source.
-
-    `url` is the address in the source, where it has one.
-    """
-
-    claim: str
-    quote: str
-    verdict: str
-    source: str
-    url: str = ""
-
-    @property
-    def checked(self) -> str:
-        """What became of the quote."""
-        return VERDICTS.get(self.verdict, UNCHECKED)
-
-
-def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[Finding]:
-    """Return the findings of a result.
-
-    Args:
-        run: The run, with the verdicts.
-        found: The findings as the subagent handed them over.
-    """
-    verdicts = {quote.get("finding"): str(quote.get("verdict")) for quote in run.quotes_checked or ()}
-    return [_finding(finding, verdicts.get(number, "")) for number, finding in enumerate(found, 1)]
-
-
-def _finding(finding: dict[str, Any], verdict: str) -> Finding:
-    source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
-    claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
-    url = str(finding.get("source_url") or "")
-    return Finding(one_line(claim), quote.strip(), verdict, one_line(", ".join(source)), one_line(url))
-
-
-def quotes_line(findings: Iterable[Finding]) -> str:
-    """Return how many quotes were found again; empty without a quote."""
-    verdicts = Counter(one.verdict for one in findings if one.quote)
-    marks = {"found": "✓", "near": "≈", "not_found": "✗", "": "?"}
-    counts = ", ".join(f"{verdicts[verdict]} {mark}" for verdict, mark in marks.items() if verdicts[verdict])
-    return f"Quotes, looked up in what the tools returned: {counts}" if counts else ""

@@ -15,11 +15,11 @@ from ava_audit.view import View
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
 from ava_server.core.errors import BadInput
+from ava_server.render.responses import Answer, ConfirmAnswer, SpawnAnswer
+from ava_server.render.run_view import RunView, status_line, view_run
 from ava_server.runs.lifecycle import ABANDONED_US
 from ava_server.service.access import Access, Operations
 from ava_server.service.questions import PersonQuestions
-from ava_server.service.responses import Answer, ConfirmAnswer, SpawnAnswer
-from ava_server.service.run_view import RunView, status_line, view_run
 
 TaskStatus = Literal["working", "input_required", "completed", "cancelled"]
 POLL_MS = (2_000, 5_000)

@@ -50,14 +50,14 @@ from ava_server.core.shutdown import Drain, clean_last_resort
 from ava_server.core.threads import read_apart
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import choose, configured
+from ava_server.render.host_text import result_words
+from ava_server.render.responses import Untrusted
+from ava_server.render.run_view import ProcessesNow
 from ava_server.runs.activities import ActivityWatch
 from ava_server.runs.manager import GRACE_S, SPREAD, Manager
 from ava_server.runs.setup import RunResources, RunSetup
 from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
-from ava_server.service.render_text import result_words
-from ava_server.service.responses import Untrusted
-from ava_server.service.run_view import ProcessesNow
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy, Settings

@@ -19,13 +19,8 @@ from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.core.shortage import shortage_in
-from ava_server.service.access import Access, CallContext, News, Progress, Session
-from ava_server.service.check import RunChecks, RunSteering
-from ava_server.service.confirm import Confirmations
-from ava_server.service.logs import LogReader
-from ava_server.service.questions import Extensions
-from ava_server.service.render_text import text_of
-from ava_server.service.responses import (
+from ava_server.render.host_text import text_of
+from ava_server.render.responses import (
     FAILED,
     Answer,
     CancelAnswer,
@@ -33,8 +28,13 @@ from ava_server.service.responses import (
     ConfirmAnswer,
     LogAnswer,
 )
+from ava_server.render.run_view import Notice, carried
+from ava_server.service.access import Access, CallContext, News, Progress, Session
+from ava_server.service.check import RunChecks, RunSteering
+from ava_server.service.confirm import Confirmations
+from ava_server.service.logs import LogReader
+from ava_server.service.questions import Extensions
 from ava_server.service.run_tasks import RunTasks
-from ava_server.service.run_view import Notice, carried
 from ava_server.service.runtime import Runtime
 from ava_server.service.spawn import Spawns
 from ava_server.service.tools import TOOLS, Handlers, ServiceTool

@@ -36,10 +36,10 @@ from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
+from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
 from ava_server.service.access import Access, CallContext, Operations, Recorder
 from ava_server.service.client_approval import ClientApprovals, not_started_next
-from ava_server.service.responses import Answer, Minutes, OneDecision, SpawnAnswer
 
 if TYPE_CHECKING:
     from ava_server.config.settings import Policy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ava_server.approval import requests
-from ava_server.service import responses
+from ava_server.render import responses
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Scope

@@ -23,9 +23,9 @@ from ava_audit.units import DAY_US, EPOCH, day_of, format_usd, now_us
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
-from ava_server.service.approvals import decisions_of, totals_line
+from ava_server.render.approvals import decisions_of, totals_line
+from ava_server.render.report import Report, Share, Sum, fold_empty, months_of, report_of, shares_of
 from ava_server.service.records import Budget
-from ava_server.service.report import Report, Share, Sum, fold_empty, months_of, report_of, shares_of
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.site import Visitor
 

@@ -23,7 +23,7 @@ from ava_audit.units import now_us, parse_time
 from ava_audit.view import View
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT, parse_id
-from ava_server.service.log_lines import BOOKKEEPING, entry_text, is_trouble, names_of
+from ava_server.render.entries import BOOKKEEPING, entry_text, is_trouble, names_of
 from ava_server.web.context import NotFound, PageContext, page, reader_of
 from ava_server.web.site import Visitor
 

@@ -26,11 +26,12 @@ from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import AGENT
+from ava_server.render.approvals import decisions_in
+from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
 from ava_server.service.artifacts import RunFiles
-from ava_server.service.records import changes_in, decisions_in, diff_of, run_record
-from ava_server.service.run_view import RunView, run_answer, view_run
+from ava_server.service.records import changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PageContext, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.requests import HEADERS

@@ -18,13 +18,13 @@ from markupsafe import Markup
 from ava_audit.events import WHOLE
 from ava_audit.units import micros_from_cents
 from ava_roles.wrap import clean
+from ava_server.render.host_text import receipts_text
+from ava_server.render.markdown import as_markdown, parse
+from ava_server.render.responses import RunAnswer
+from ava_server.render.result import findings_of, quotes_line
+from ava_server.render.run_view import RunView
 from ava_server.runs.changes import changed_lines, changes_lines
 from ava_server.runs.result import FOUND, LOOKED_AT
-from ava_server.service.markdown import as_markdown, parse
-from ava_server.service.records import findings_of, quotes_line
-from ava_server.service.render_text import receipts_text
-from ava_server.service.responses import RunAnswer
-from ava_server.service.run_view import RunView
 
 MOST_FINDINGS = 200
 _PARTS = {

@@ -50,10 +50,10 @@ from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import AGENT
+from ava_server.render.approvals import CHANNELS
+from ava_server.render.entries import entry_text, unmarked
 from ava_server.runs.changes import describe_command
 from ava_server.runs.extension import CAP_NAMES, cap_amount
-from ava_server.service.log_lines import entry_text, unmarked
-from ava_server.service.records import CHANNELS
 
 Order = Literal["newest", "oldest"]
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ava_server.cli.dashboard.decisions import Decision, Kind
     from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
-    from ava_server.service.run_view import RunView
+    from ava_server.render.run_view import RunView
 
 LOOK_EVERY_S = 0.7
 ENDS_WITHIN_S = 2.0

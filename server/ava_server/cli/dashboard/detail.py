@@ -16,9 +16,9 @@ from ava_server.approval.proposals import Pending, pending_proposal, spawn_limit
 from ava_server.cli.dashboard.page import folded, joined, why_ended
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
+from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_text, is_trouble, recent_steps
+from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
-from ava_server.service.log_lines import BOOKKEEPING, Step, compact, entry_text, is_trouble, recent_steps
-from ava_server.service.run_view import RunView, cost_of, run_answer, view_run
 
 if TYPE_CHECKING:
     from ava_audit.entries import Entry
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ava_server.budget.run_config import Texts
     from ava_server.cli.dashboard.live import LivePage
     from ava_server.config.settings import Settings
-    from ava_server.service.responses import RunAnswer
-    from ava_server.service.run_view import Processes
+    from ava_server.render.responses import RunAnswer
+    from ava_server.render.run_view import Processes
 
 STEPS, ENTRIES, LINE_CHARS = 100, 1_000, 1_000
 """Actions and log entries of one run that are shown, the newest; and characters of an entry."""

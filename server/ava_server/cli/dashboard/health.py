@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ava_audit.units import cents, format_bytes
 from ava_server.cli.terminal import counted
+from ava_server.render.run_view import RunView, run_answer
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_server.service.checks import State
 from ava_server.service.checks.data import LITTLE_BYTES
-from ava_server.service.run_view import RunView, run_answer
 
 if TYPE_CHECKING:
     from ava_server.cli.dashboard.overview import LogFacts, Overview

@@ -31,13 +31,13 @@ from ava_server.cli.dashboard.page import (
 )
 from ava_server.cli.terminal import cut, wrapped_lines
 from ava_server.core.ids import label
+from ava_server.render.run_view import EXPIRED
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION
 from ava_server.service.records import ORDER
-from ava_server.service.run_view import EXPIRED
 
 if TYPE_CHECKING:
-    from ava_server.service.log_lines import Step
-    from ava_server.service.run_view import RunView
+    from ava_server.render.entries import Step
+    from ava_server.render.run_view import RunView
 
 SHORT = {WAITING: "to approve", AWAITING_EXTENSION: "asks for more", AWAITING_ANSWER: "asks you"}
 """States in a few words."""

@@ -23,10 +23,10 @@ from ava_server.config.settings import load_settings
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
+from ava_server.render.entries import Step, recent_steps
+from ava_server.render.run_view import Processes, RunView
 from ava_server.service.checks import nearest_folder
-from ava_server.service.log_lines import Step, recent_steps
 from ava_server.service.records import Budget, current_runs
-from ava_server.service.run_view import Processes, RunView
 
 if TYPE_CHECKING:
     from ava_audit.view import View

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_roles.net.search_engines import SearchResults
     from ava_server.config.settings import Settings
+    from ava_server.render.responses import RunAnswer, SpawnAnswer
     from ava_server.service.access import Session
-    from ava_server.service.responses import RunAnswer, SpawnAnswer
 
 MOST_CENTS = 5
 TIMEOUT_S = 30.0

@@ -10,8 +10,7 @@ from typing import Any
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import add_bars, escape_result
-from ava_server.runs.changes import changed_lines, changes_lines
-from ava_server.service.responses import (
+from ava_server.render.responses import (
     FAILED,
     Answer,
     CancelAnswer,
@@ -22,6 +21,7 @@ from ava_server.service.responses import (
     SpawnAnswer,
     Untrusted,
 )
+from ava_server.runs.changes import changed_lines, changes_lines
 
 INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")
 """What the host's model is told about Ava at the handshake."""

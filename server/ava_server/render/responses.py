@@ -1,7 +1,7 @@
 """What the six tools return, as structured answers; their schemas are the tools' output schemas.
 
 Half of the hosts show the model only the structured form, half only the text. The text is made from the structured
-form (`render_text.py`), so that the two agree.
+form (`host_text.py`), so that the two agree.
 """
 
 # No `from __future__ import annotations`: pydantic would compile each of the fields' annotations again at every start.

@@ -21,6 +21,7 @@ from ava_server.approval.proposals import texts_of
 from ava_server.approval.summary import task_excerpt
 from ava_server.budget.run_config import config_of
 from ava_server.core.ids import label
+from ava_server.render.responses import LastTool, RunAnswer, Untrusted
 from ava_server.runs.extension import asked_of, request_words, wait_words
 from ava_server.runs.lifecycle import (
     AWAITING_ANSWER,
@@ -35,7 +36,6 @@ from ava_server.runs.lifecycle import (
     waits_for_resume,
 )
 from ava_server.runs.questions import WaitingQuestion, waiting_question
-from ava_server.service.responses import LastTool, RunAnswer, Untrusted
 
 if TYPE_CHECKING:
     from ava_server.runs.manager import Manager

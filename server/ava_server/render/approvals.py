@@ -6,20 +6,102 @@ The cost is the run's so far, and belongs to its approval, so that the sum count
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from ava_audit.decisions import DecisionSums, FoundDecision, Period, decision_page, decision_sums
+from ava_audit.entries import Entry
 from ava_audit.events import ExtensionDecided, RunResumed, SessionStart, SpawnDecided, SpawnProposed
 from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.decisions import PERSON_CHANNELS, is_free
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import task_excerpt
-from ava_server.service.records import by_script, changed_words, how_decided
+from ava_server.approval.summary import minutes, task_excerpt
+
+CHANNELS: Mapping[str, str] = {
+    "host_call": "by the host's call or a script's --yes (host_call); the log has no answer of a person",
+    "elicitation": "by a person, asked by the server through the host (elicitation)",
+    "terminal": "by a person at the terminal",
+    "auto": "by the policy auto, without a question",
+    "http": "by a person over HTTP",
+    "browser": "by a person in the browser",
+}
+"""How a decision came, by its channel."""
+
+
+def by_script(channel: str, began: SessionStart | None) -> bool:
+    """Tell whether a command decided without asking anybody."""
+    return channel == "host_call" and began is not None and began.transport == "terminal"
+
+
+def how_decided(channel: str, began: SessionStart | None, user: str) -> str:
+    """Return who decided, and through which channel; the session's start tells a host's call from a script's flag."""
+    if channel != "host_call" or began is None:
+        return CHANNELS[channel]
+    if not by_script(channel, began):
+        return "by the host's call (host_call); the log has no answer of a person"
+    flag = "the flag --yes of `ava run`" if began.client == "ava run" else f"`{began.client}` without a terminal"
+    return f"by a script as {user}: {flag} (host_call); no person was asked"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A decision about a run.
+
+    Attributes:
+        at_us: When it was made.
+        what: What was decided: `Approved`.
+        how: Who decided, over which channel.
+        changes: What it has changed, in words; empty where nothing was.
+        group_id: The group that was approved together.
+        more: It answers a request for more.
+    """
+
+    at_us: int
+    what: str
+    how: str
+    changes: str = ""
+    group_id: str | None = None
+    more: bool = False
+
+
+def decisions_in(
+    entries: Iterable[Entry], began: Callable[[str], SessionStart | None] = lambda _session: None
+) -> list[Decision]:
+    """Return the decisions in the entries of a run: first those on the proposal, then those on requests for more.
+
+    Args:
+        entries: The entries.
+        began: Returns how a session began, where the log can be asked.
+    """
+    first: list[Decision] = []
+    raised: list[Decision] = []
+    for entry in entries:
+        if isinstance(fact := entry.fact, ExtensionDecided):
+            how = how_decided(fact.channel, began(entry.session_id), entry.user_id)
+            changes = changed_words(fact.changes)
+            raised.append(Decision(entry.ts_us, f"Request for more {fact.decision}", how, changes, more=True))
+        elif isinstance(fact, SpawnDecided):
+            alone = "by itself: nobody decided in time" if fact.decision == "expired" else ""
+            how = how_decided(fact.channel, began(entry.session_id), entry.user_id) if fact.channel else alone
+            what = fact.decision.capitalize()
+            first.append(Decision(entry.ts_us, what, how, changed_words(fact.changes), fact.group_id))
+    return first + raised
+
+
+def changed_words(changes: dict[str, Any]) -> str:
+    """Return what a decision has changed."""
+    texts: dict[str, Callable[[Any], str]] = {
+        "max_cost_micros": lambda value: f"at most {format_usd(value, exact=True)}",
+        "timeout_s": lambda value: f"at most {minutes(value)}",
+        "tools": lambda value: f"only the tools {', '.join(value) or 'that every run has'}",
+    }  # fmt: skip
+    return ", ".join(texts[name](value) if name in texts else f"{name} {value:,}" for name, value in changes.items())
+
 
 PAGE = 200
 """Decisions on a page."""
