@@ -139,6 +139,12 @@ def format_duration(seconds: float) -> str:
     return f"{whole} s"
 
 
+def minutes(seconds: float) -> str:
+    """Return a limit on time for people: `10 min`, `45 s`."""
+    whole = round(seconds)
+    return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
+
+
 MICROS_PER_CENT = 10_000
 MICROS_PER_USD = 1_000_000
 CAP_STEP_MICROS = 100

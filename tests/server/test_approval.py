@@ -14,10 +14,11 @@ from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open
 from support.terminal import ava
 
 from ava_audit.events import RunClaimed, SpawnDecided, SpawnProposed, SubagentSpawn, UserMessage
+from ava_audit.units import minutes
 from ava_audit.view import View
 from ava_roles.catalog import Catalog, Folder
 from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
-from ava_server.approval.summary import minutes, task_excerpt
+from ava_server.approval.summary import task_excerpt
 from ava_server.render.host_text import text_of
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_runtime

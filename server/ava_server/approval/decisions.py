@@ -13,8 +13,9 @@ from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
-from ava_server.approval.summary import DayLeft, approval_line, group_line, minutes, normalize_typography
-from ava_server.budget.run_config import CAPS, RunConfig, Texts, config_of
+from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
+from ava_server.budget.run_caps import CAPS, COST, TIME, RunCap
+from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
 MINUTE_US = 60_000_000
@@ -328,12 +329,14 @@ def _config_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, 
 
 def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
     for cap in CAPS:
-        if cap in changes and changes[cap] > getattr(config, cap):
-            name = CAPS[cap]
-            return f"changes: {name} would be raised, and an approval only lowers; propose it again with spawn_subagent"
-    if changes.get("max_cost_micros", config.least_micros) < config.least_micros:
+        if cap.field in changes and changes[cap.field] > cap.of(config):
+            return (
+                f"changes: {cap.argument} would be raised, and an approval only lowers; propose it again with"
+                " spawn_subagent"
+            )
+    if changes.get(COST.field, config.least_micros) < config.least_micros:
         return (
-            f"changes: a cost cap of {format_usd(changes['max_cost_micros'], exact=True)} buys no useful work with"
+            f"changes: a cost cap of {COST.text(changes[COST.field])} buys no useful work with"
             f" {config.model}; give {format_usd(config.least_micros)} or more"
         )
     return None
@@ -431,35 +434,20 @@ def _approve_all(checked: CheckedApproval, asked: Approval, who: Who, channel: C
     return Outcome(ConfirmOutcome(decisions, group_id, lowered=lowered), tuple(events))
 
 
-_LIMIT_WORDS: Mapping[str, str] = {
-    "max_cost_micros": "cost cap",
-    "timeout_s": "time limit",
-    "max_tokens": "token cap",
-    "max_iterations": "turn cap",
-    "max_tool_calls": "tool call cap",
-}
-
-
-def lowered_words(by: str, field: str, before: float, after: float, *, of: str = "") -> str:
+def lowered_words(by: str, cap: RunCap, before: float, after: float, *, of: str = "") -> str:
     """Return the sentence about a lowered limit, such as `The person lowered the cost cap from $0.50 to $0.20`."""
-    return f"{by} lowered the {_LIMIT_WORDS[field]}{of} from {_limit(field, before)} to {_limit(field, after)}."
-
-
-def _limit(field: str, value: float) -> str:
-    if field == "max_cost_micros":
-        return format_usd(int(value), exact=True)
-    return minutes(value) if field == "timeout_s" else f"{value:,}"
+    what = "time limit" if cap is TIME else f"{cap.word} cap"
+    return f"{by} lowered the {what}{of} from {cap.text(before)} to {cap.text(after)}."
 
 
 def lowered_by_call(checked: CheckedApproval) -> tuple[str, ...]:
     """Return a sentence for each limit that `changes` of the call has lowered."""
     return tuple(
-        lowered_words("`changes`", field, getattr(member.config, field), getattr(member.changed, field), of=of)
+        lowered_words("`changes`", cap, cap.of(member.config), cap.of(member.changed), of=of)
         for member in checked.members
         for of in (f" of {member.row.pending_id}" if len(checked.members) > 1 else "",)
-        for field in CAPS
-        if getattr(member.changed, field) < getattr(member.config, field)
-        and not (field == "max_cost_micros" and member.config.free)
+        for cap in CAPS
+        if cap.of(member.changed) < cap.of(member.config) and not (cap is COST and member.config.free)
     )
 
 

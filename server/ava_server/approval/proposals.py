@@ -20,7 +20,7 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import WAITING, ProposalRow, RunRow
-from ava_audit.units import format_usd
+from ava_audit.units import format_usd, minutes
 from ava_audit.view import Command, Outcome, View
 from ava_server.approval.summary import (
     TASK_CHARS,
@@ -28,7 +28,6 @@ from ava_server.approval.summary import (
     approval_line,
     group_line,
     group_note,
-    minutes,
     powers,
     proposal_message,
     quoted,

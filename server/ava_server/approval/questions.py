@@ -22,6 +22,8 @@ from ava_server.approval.decisions import (
     lowered_words,
 )
 from ava_server.approval.summary import approval_line, group_line, group_note, proposal_message
+from ava_server.budget.run_caps import COST as COST_CAP
+from ava_server.budget.run_caps import TIME as TIME_CAP
 from ava_server.core.errors import BadInput
 
 COST, TIME = "max_cost_dollars", "max_minutes"
@@ -273,9 +275,9 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
     (member,) = checked.members
     changes = dict(asked.changes.get(member.row.pending_id, {}))
     if micros is not None:
-        changes["max_cost_micros"] = micros
+        changes[COST_CAP.field] = micros
     if seconds is not None:
-        changes["timeout_s"] = seconds
+        changes[TIME_CAP.field] = seconds
     return replace(asked, changes={**asked.changes, member.row.pending_id: changes})
 
 
@@ -286,9 +288,9 @@ def _lowered_in_form(checked: CheckedApproval, micros: int | None, seconds: floa
     cap = checked.group_cap if checked.group_cap is not None else config.max_cost_micros
     clock = checked.group_timeout_s if group else config.timeout_s
     if micros is not None:
-        yield lowered_words("The person", "max_cost_micros", cap, micros, of=of)
+        yield lowered_words("The person", COST_CAP, cap, micros, of=of)
     if seconds is not None and clock is not None:
-        yield lowered_words("The person", "timeout_s", clock, seconds, of=of)
+        yield lowered_words("The person", TIME_CAP, clock, seconds, of=of)
 
 
 def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:

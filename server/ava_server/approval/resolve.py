@@ -10,7 +10,6 @@ from dataclasses import field as member
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ava_audit.units import cap_micros, format_usd
 from ava_roles.catalog import Catalog
 from ava_roles.errors import RolesError, WorkspaceRefused
 from ava_roles.mcp_client.connection import ToolListing
@@ -42,6 +41,7 @@ from ava_server.approval.scope import (
     sandbox_for,
 )
 from ava_server.approval.summary import RunReach, reach
+from ava_server.budget.run_caps import CAPS, COST
 from ava_server.budget.run_config import (
     PLAN_TURNS,
     RUN_TOOLS,
@@ -50,8 +50,6 @@ from ava_server.budget.run_config import (
     RunConfig,
     SearchCall,
     Texts,
-    cap_fields,
-    role_caps,
 )
 from ava_server.config.role_folders import workspace_of
 from ava_server.config.search_engines import provider_engine, without_search
@@ -88,32 +86,17 @@ WRAP_OUTPUT_THINKING = 2_048
 
 def caps_of(args: SpawnArgs, role: Role, choice: Choice, hard: Limits) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the run's caps, lowered to the hard caps, and a sentence for each that was lowered."""
-    most: dict[str, float] = {
-        "timeout": hard.max_timeout_s,
-        "max_cost_cents": hard.max_cost_cents,
-        "max_tokens": hard.max_tokens_deep if choice.tier == "deep" else hard.max_tokens,
-        "max_iterations": hard.max_iterations,
-        "max_tool_calls": hard.max_tool_calls,
-    }
-    caps: dict[str, float] = {}
+    caps: dict[str, Any] = {}
     notes: list[str] = []
-    for name, default in role_caps(role).items():
-        given: float | None = getattr(args, name)
-        wanted = given or default
-        caps[name] = min(wanted, most[name])
-        if wanted > most[name] and not (name == "max_cost_cents" and choice.price.free):
-            as_shown = _usd if name == "max_cost_cents" else _number
+    for cap in CAPS:
+        given: float | None = getattr(args, cap.argument)
+        wanted, most = given or cap.default(role), cap.most(hard, choice.tier)
+        caps[cap.field] = cap.stored(min(wanted, most))
+        if wanted > most and not (cap is COST and choice.price.free):
+            above, limit = (COST.text(COST.stored(n)) if cap is COST else f"{n:,g}" for n in (wanted, most))
             whose = "was asked as" if given else f"of role {role.name} is"
-            notes.append(f"{name} {whose} {as_shown(wanted)}, and lowered to the hard cap of {as_shown(most[name])}")
-    return cap_fields(caps), tuple(notes)
-
-
-def _usd(cents: float) -> str:
-    return format_usd(cap_micros(cents), exact=True)
-
-
-def _number(value: float) -> str:
-    return f"{value:,g}"
+            notes.append(f"{cap.argument} {whose} {above}, and lowered to the hard cap of {limit}")
+    return caps, tuple(notes)
 
 
 def extended_thinking(args: SpawnArgs, role: Role, choice: Choice, how: Thinking) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from ava_audit.units import format_usd
+from ava_audit.units import format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import ToolSpec
@@ -284,12 +284,6 @@ def quoted(text: str, most: int) -> str:
 def named_path(path: str) -> str:
     """Return a path as the proposal shows it: complete, and in quotes unless it is plain."""
     return path if _PLAIN.fullmatch(path) else quoted(path, COMMAND_CHARS)
-
-
-def minutes(seconds: float) -> str:
-    """Return a duration for an approval line: `10 min`, `45 s`."""
-    whole = round(seconds)
-    return f"{whole // 60} min" if whole >= 60 and whole % 60 == 0 else f"{seconds:g} s"
 
 
 def proposal_message(config: RunConfig, texts: Texts, day: DayLeft) -> str:

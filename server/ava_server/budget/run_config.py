@@ -4,20 +4,18 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 
-from ava_audit.units import cap_micros
 from ava_roles.mcp_client.tools import OfferedTool
 from ava_roles.tools.run_specs import RUN_SPECS
+from ava_server.budget.run_caps import CAPS, COST
 from ava_server.models.prices import Price
 
 if TYPE_CHECKING:
-    from ava_roles.role import Role
     from ava_server.models.web_search import ProviderSearch
 
 PLAN_TURNS = 3
@@ -289,6 +287,11 @@ class RunConfig(BaseModel):
         """Whether nothing that it does is expected to be billed."""
         return self.price.free and self.search_call is None
 
+    @property
+    def limits(self) -> dict[str, float]:
+        """The caps by argument, as answers have them; a free run has no cost cap."""
+        return {cap.argument: cap.given(cap.of(self)) for cap in CAPS if not (cap is COST and self.free)}
+
     def least_turns(self, micros: int) -> int:
         """Return how many turns an amount buys even if each call costs its maximum."""
         if not self.turn_micros:
@@ -305,36 +308,6 @@ class RunConfig(BaseModel):
 def config_of(stored: str) -> RunConfig:
     """Return the configuration that a run's row has as JSON; cached, because every reservation needs it."""
     return RunConfig.model_validate_json(stored)
-
-
-CAPS: Mapping[str, str] = {
-    "timeout_s": "timeout",
-    "max_cost_micros": "max_cost_cents",
-    "max_tokens": "max_tokens",
-    "max_iterations": "max_iterations",
-    "max_tool_calls": "max_tool_calls",
-}
-"""The caps of a run: the field of its configuration, and the argument of a spawn."""
-
-
-def cap_fields(caps: Mapping[str, float]) -> dict[str, Any]:
-    """Return caps, given by argument, as fields of a configuration."""
-    return {
-        field: cap_micros(caps[name]) if name == "max_cost_cents" else caps[name]
-        for field, name in CAPS.items()
-        if name in caps
-    }
-
-
-def role_caps(role: "Role") -> dict[str, float]:
-    """Return the caps that a role sets, by argument."""
-    return {
-        "timeout": role.timeout_s,
-        "max_cost_cents": role.max_cost_cents,
-        "max_tokens": role.max_tokens,
-        "max_iterations": role.max_iterations,
-        "max_tool_calls": role.max_tool_calls,
-    }
 
 
 _ESTIMATES = {"estimated_minutes", "least_micros", "start_micros", "turn_micros"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ava_audit.units import cap_micros, format_usd
+from ava_audit.units import minutes
 from ava_roles.catalog import Catalog, UntrustedFile
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.memory import Memory
@@ -18,7 +18,8 @@ from ava_roles.wrap import clean, show_controls
 from ava_server.approval.coding import lacks_model
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.resolve import caps_of
-from ava_server.approval.summary import minutes, reach, why_unavailable
+from ava_server.approval.summary import reach, why_unavailable
+from ava_server.budget.run_caps import CAPS, COST, limits_for_model
 from ava_server.cli.doctor.roles import tools_on_this_machine
 from ava_server.cli.terminal import one_line, wrapped_lines
 from ava_server.config.credentials import model_settings
@@ -137,11 +138,7 @@ def _role_as_json(role: Role, meant: ResolvedModel | None, known: Specs) -> dict
         "source": role.source,
         "model": role.model,
         "means": meant.choice.name if meant is not None and meant.choice is not None else None,
-        "timeout": role.timeout_s,
-        "max_cost_cents": role.max_cost_cents,
-        "max_tokens": role.max_tokens,
-        "max_iterations": role.max_iterations,
-        "max_tool_calls": role.max_tool_calls,
+        **{cap.argument: cap.default(role) for cap in CAPS},
         "tools": [tool for tool in role.tools if tool in known],
         "unavailable_tools": [tool for tool in role.tools if tool not in known],
         "ignored": list(role.ignored_keys),
@@ -156,11 +153,8 @@ def _model(role: Role, meant: ResolvedModel | None) -> str:
 
 
 def _limits(role: Role) -> str:
-    cost = format_usd(cap_micros(role.max_cost_cents), exact=True)
-    return (
-        f"{cost}, {minutes(role.timeout_s)}, {role.max_iterations} turns, {role.max_tool_calls} calls,"
-        f" {role.max_tokens:,} tokens"
-    )
+    cost, time = COST.text(COST.stored(role.max_cost_cents)), minutes(role.timeout_s)
+    return f"{cost}, {time}, {role.max_iterations} turns, {role.max_tool_calls} calls, {role.max_tokens:,} tokens"
 
 
 def _tool_lines(role: Role, known: Specs) -> list[str]:
@@ -204,15 +198,7 @@ def _prompt(role: Role, meant: ResolvedModel | None, settings: Settings, known: 
     notes = not Memory(settings.paths.memory).is_empty()
     hard = settings.limits
     free = meant is not None and meant.choice is not None and meant.choice.price.free
-    most = hard.max_tokens_deep if role.model == "deep" else hard.max_tokens
-    cost = min(role.max_cost_cents, hard.max_cost_cents)
-    limits = {
-        "time": minutes(min(role.timeout_s, hard.max_timeout_s)),
-        "money": "free" if free else format_usd(cap_micros(cost), exact=True),
-        "tokens": f"{min(role.max_tokens, most):,}",
-        "turns": str(min(role.max_iterations, hard.max_iterations)),
-        "tool calls": str(min(role.max_tool_calls, hard.max_tool_calls)),
-    }
+    limits = limits_for_model(lambda cap: cap.stored(min(cap.default(role), cap.most(hard, role.model))), free=free)
     tools = [known[name] for name in role.tools if name in known]
     tools = [spec for spec in tools if not spec.results and (notes or not spec.memory)]
     return system_prompt(role, system_prompt=None, context=None, tools=tools, limits=limits, output_schema=None)

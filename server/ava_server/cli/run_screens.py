@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ava_audit.entries import Entry
 from ava_audit.rows import RunRow
-from ava_audit.units import cents, format_ts, format_usd, iso_utc
+from ava_audit.units import cents, format_ts, format_usd, iso_utc, minutes
 from ava_roles.wrap import add_bars
-from ava_server.approval.summary import minutes
 from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.cli.terminal import cells, columns, cut, wrapped_lines
 from ava_server.core.ids import label

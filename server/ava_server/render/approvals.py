@@ -15,12 +15,12 @@ from pydantic import Field
 from ava_audit.decisions import DecisionSums, FoundDecision, Period, decision_page, decision_sums
 from ava_audit.entries import Entry
 from ava_audit.events import ExtensionDecided, RunResumed, SessionStart, SpawnDecided, SpawnProposed
-from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc
+from ava_audit.units import MICROS_PER_USD, cents, format_usd, iso_utc, minutes
 from ava_audit.view import View
 from ava_roles.wrap import one_line
 from ava_server.approval.decisions import PERSON_CHANNELS, is_free
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import minutes, task_excerpt
+from ava_server.approval.summary import task_excerpt
 
 CHANNELS: Mapping[str, str] = {
     "host_call": "by the host's call or a script's --yes (host_call); the log has no answer of a person",

@@ -7,7 +7,7 @@ transcript, so they stay when a run's content is erased; what a tool output cost
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ from ava_audit.rows import RunRow
 from ava_audit.units import cap_micros, format_usd, micros_from_cents
 from ava_roles.errors import RolesError
 from ava_roles.role import parse_role
-from ava_server.budget.run_config import CAPS, RunConfig, config_of, role_caps
+from ava_server.budget.run_caps import CAPS, COST, RunCap
+from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.config.settings import Configured, limits_of
 from ava_server.models.base import AssistantTurn, ToolTurn, Turn, UserTurn
 from ava_server.models.prices import COST_PARTS, Price, nanos_of, rate_for
@@ -77,26 +78,23 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
         role = parse_role(config.role_text, config.role_source, config.role)
     except RolesError:  # of a newer program: the role's own caps are not known
         return notes
-    for name, default in role_caps(role).items():
-        asked = config.asked.get(name)
-        if asked is None or asked == default or (name == "max_cost_cents" and config.free):
+    for cap in CAPS:
+        asked, default = config.asked.get(cap.argument), cap.default(role)
+        if asked is None or asked == default or (cap is COST and config.free):
             continue
         how = "raised" if asked > default else "lowered"
-        notes.append(
-            CapNote(
-                entry.ts_us,
-                f"{name} {how} from the role's {_cap(name, default)} to {_cap(name, asked)} by the proposal itself",
-            )
-        )
+        before, after = _cap(cap.argument, default), _cap(cap.argument, asked)
+        text = f"{cap.argument} {how} from the role's {before} to {after} by the proposal itself"
+        notes.append(CapNote(entry.ts_us, text))
     return notes
 
 
 def _at_the_approval(entry: Entry, fact: SpawnDecided, *, free: bool) -> list[CapNote]:
     how = f"at the approval ({fact.channel})"
     notes = [
-        CapNote(entry.ts_us, f"{name} lowered to {_cap(name, _asked(field, fact.changes[field]))} {how}")
-        for field, name in CAPS.items()
-        if field in fact.changes and not (free and name == "max_cost_cents")
+        CapNote(entry.ts_us, f"{cap.argument} lowered to {_changed(cap, fact.changes)} {how}")
+        for cap in CAPS
+        if cap.field in fact.changes and not (free and cap is COST)
     ]
     if fact.group_id is not None and fact.group_max_cost_micros is not None:
         clock = f" and {fact.group_timeout_s:g} s" if fact.group_timeout_s is not None else ""
@@ -108,9 +106,9 @@ def _at_the_approval(entry: Entry, fact: SpawnDecided, *, free: bool) -> list[Ca
 def _at_an_extension(entry: Entry, fact: ExtensionDecided) -> list[CapNote]:
     how = f"by a person near the cap ({fact.channel})"
     return [
-        CapNote(entry.ts_us, f"{name} raised to {_cap(name, _asked(field, fact.changes[field]))} {how}")
-        for field, name in CAPS.items()
-        if field in fact.changes
+        CapNote(entry.ts_us, f"{cap.argument} raised to {_changed(cap, fact.changes)} {how}")
+        for cap in CAPS
+        if cap.field in fact.changes
     ]
 
 
@@ -139,9 +137,8 @@ def _days(run: RunRow, config: RunConfig, changed: Iterable[Entry]) -> list[CapN
     return notes
 
 
-def _asked(field: str, value: float) -> float:
-    """Return a cap of a configuration in the unit of a spawn."""
-    return value / 10_000 if field == "max_cost_micros" else value
+def _changed(cap: RunCap, changes: Mapping[str, Any]) -> str:
+    return _cap(cap.argument, cap.given(changes[cap.field]))
 
 
 def _cap(name: str, value: float) -> str:

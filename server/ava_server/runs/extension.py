@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ava_audit.events import (
     CostUpdate,
@@ -19,11 +18,11 @@ from ava_audit.events import (
     ExtensionDecided,
 )
 from ava_audit.rows import RunRow
-from ava_audit.units import MICROS_PER_CENT, format_usd, local_second, micros_from_cents, now_us
+from ava_audit.units import local_second, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
-from ava_server.approval.summary import minutes
 from ava_server.budget.caps import CapReached, CapRequest, DayCaps, money_caps
+from ava_server.budget.run_caps import CAP_OF_ARGUMENT, TOKENS
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.budget.user_limits import day_caps
 from ava_server.core.ids import new_id
@@ -42,16 +41,6 @@ RECENT_CALLS = 5
 """Calls of the model from which the cost of a further turn is estimated."""
 LONG_S = 300
 """From here on, a time cap is raised by whole minutes."""
-
-FIELDS: Mapping[ExtendedCap, str] = {
-    "max_cost_cents": "max_cost_micros",
-    "max_tokens": "max_tokens",
-    "timeout": "timeout_s",
-}
-"""The caps that a person may raise: their name, and the field of the configuration."""
-CAP_NAMES: Mapping[ExtendedCap, str] = {"max_cost_cents": "cost cap", "max_tokens": "token cap", "timeout": "time cap"}
-UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_tokens": 1_000, "timeout": 1}
-"""In which steps a cap is raised: cents, thousands of tokens, seconds."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +111,7 @@ def extension_request(
     wait_s = math.floor(wait_for_person(view, run, limits.wait_s, now_us))
     if wait_s <= 0 or free or texts is None or run.overrun or not _may_ask(view, run):
         return None
-    limit, used = getattr(config, FIELDS[short.cap]), _used(run, short.cap, short.active_s)
+    limit, used = CAP_OF_ARGUMENT[short.cap].of(config), _used(run, short.cap, short.active_s)
     per_turn = _per_turn(view, run, short)
     turns = min(config.max_iterations - run.turns, max(LEAST_TURNS, math.ceil(GROWTH * run.turns)))
     step = max(short.step, per_turn if short.cap == "timeout" else 0)
@@ -133,7 +122,7 @@ def extension_request(
     proposed = _rounded(short.cap, wanted, most)
     if proposed < used + step or proposed <= limit:
         return None
-    asked = config.model_copy(update={FIELDS[short.cap]: proposed})
+    asked = with_cap(config, short.cap, proposed)
     return ExtensionAsked(
         extension_id=extension_id,
         cap=short.cap,
@@ -144,6 +133,16 @@ def extension_request(
         expires_us=now_us + wait_s * 1_000_000,
         digest=request_digest(extension_id, asked, texts),
     )
+
+
+def with_cap(config: RunConfig, cap: ExtendedCap, value: float) -> RunConfig:
+    """Return a configuration with a cap of this value."""
+    return config.model_copy(update={CAP_OF_ARGUMENT[cap].field: value})
+
+
+def cap_name(cap: ExtendedCap) -> str:
+    """Return a cap as people are told it: `cost cap`."""
+    return f"{CAP_OF_ARGUMENT[cap].word} cap"
 
 
 def request_digest(extension_id: str, config: RunConfig, texts: Texts) -> str:
@@ -219,7 +218,7 @@ def most_now(
 
 def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
     """Return a cap in whole cents, thousands of tokens, seconds or minutes: up, or down to what it may be at most."""
-    unit = 60 if cap == "timeout" and wanted >= LONG_S else UNITS[cap]
+    unit = 60 if cap == "timeout" and wanted >= LONG_S else CAP_OF_ARGUMENT[cap].step
     value = math.ceil(wanted / unit) * unit
     return _whole(cap, value if value <= most else math.floor(most / unit) * unit)
 
@@ -301,7 +300,7 @@ def request_words(asked: ExtensionAsked) -> str:
 
 def _raise_words(asked: ExtensionAsked) -> str:
     low, high = cap_amount(asked.cap, asked.limit, exact=True), cap_amount(asked.cap, asked.proposed, exact=True)
-    return f"raise its {CAP_NAMES[asked.cap]} from {low} to {high}"
+    return f"raise its {cap_name(asked.cap)} from {low} to {high}"
 
 
 def in_vain(asked: ExtensionAsked, status: str, *, declined: bool) -> str:
@@ -313,9 +312,9 @@ def in_vain(asked: ExtensionAsked, status: str, *, declined: bool) -> str:
 
 def cap_amount(cap: ExtendedCap, value: float, *, exact: bool = False) -> str:
     """Return an amount of a cap for people: `$0.50`, `12,000 tokens`, `10 min`; an exact one is not rounded."""
-    if cap == "max_cost_cents":
-        return format_usd(int(value), exact=exact)
-    return f"{int(value):,} tokens" if cap == "max_tokens" else minutes(value if exact else round(value))
+    if cap == "max_tokens":
+        return f"{TOKENS.text(int(value))} tokens"
+    return CAP_OF_ARGUMENT[cap].text(value, exact=exact)
 
 
 def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
@@ -326,11 +325,11 @@ def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
     )
 
 
-def raised_notice(raised: ExtensionDecided, config: RunConfig, run: RunRow, active_s: float) -> str:
+def raised_notice(fact: ExtensionDecided, config: RunConfig, run: RunRow, active_s: float) -> str:
     """Return what the model is told after a cap was raised: it was told before that little is left."""
     left = (
-        cap_amount(cap, max(getattr(config, field) - _used(run, cap, active_s), 0))
-        for cap, field in FIELDS.items()
-        if field in raised.changes
+        cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(config) - _used(run, cap, active_s), 0))
+        for cap in get_args(ExtendedCap)
+        if CAP_OF_ARGUMENT[cap].field in fact.changes
     )
     return f"A person has raised your limit: {', '.join(left)} left now. Go on with the task."

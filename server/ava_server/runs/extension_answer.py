@@ -20,18 +20,18 @@ from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import COST, TIME, LimitField, Question, Reply, number_in
 from ava_server.approval.summary import approval_line
+from ava_server.budget.run_caps import CAP_OF_ARGUMENT
 from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
 from ava_server.runs.extension import (
-    CAP_NAMES,
-    FIELDS,
-    UNITS,
     ExtensionLimits,
     asked_of,
     cap_amount,
+    cap_name,
     most_now,
     shortage_words,
+    with_cap,
 )
 from ava_server.runs.lifecycle import situation, transition
 
@@ -93,7 +93,7 @@ class WaitingExtension:
     @property
     def message(self) -> str:
         """The question: which run, what is left and missing, the new cap, and everything that then holds."""
-        asked, name = self.asked, CAP_NAMES[self.asked.cap]
+        asked, name = self.asked, cap_name(self.asked.cap)
         low, high = (cap_amount(asked.cap, each, exact=True) for each in (asked.limit, asked.proposed))
         return (
             f"{label(self.run)} is near its {name} of {low}: {shortage_words(asked)}.\n"
@@ -119,9 +119,8 @@ class WaitingExtension:
         """The new cap in the form."""
         asked = self.asked
         name, title, unit = _FORM[asked.cap]
-        return LimitField(
-            name, title, min(asked.limit + UNITS[asked.cap], asked.proposed) / unit, asked.proposed / unit
-        )
+        least = min(asked.limit + CAP_OF_ARGUMENT[asked.cap].step, asked.proposed)
+        return LimitField(name, title, least / unit, asked.proposed / unit)
 
     def question(self) -> Question:
         """Return the question for a host; in its form the new cap may be lowered."""
@@ -151,7 +150,7 @@ def waiting_extension(view: View, run: RunRow, now_us: int) -> WaitingExtension 
     asked, texts = asked_of(run), texts_of(view, run)
     if transition(run, "decide", situation(run, now_us)) is None or asked is None or texts is None:
         return _not_waiting(view, run)
-    config = config_of(run.config).model_copy(update={FIELDS[asked.cap]: asked.proposed})
+    config = with_cap(config_of(run.config), asked.cap, asked.proposed)
     return WaitingExtension(run, asked, config, texts)
 
 
@@ -225,13 +224,13 @@ def decide_extension(
         most, why = most_now(view, run, found.config, asked.cap, run.active_us / 1e6, limits, now_us)
         if allow > most:
             return _refused(f"{why} does not allow that; at most {cap_amount(asked.cap, max(most, 0))} fits")
-        config = found.config.model_copy(update={FIELDS[asked.cap]: allow})
+        config = with_cap(found.config, asked.cap, allow)
         decided = ExtensionDecided(
             extension_id=asked.extension_id, decision="approved", channel=channel, digest=asked.digest,
-            decision_digest=digest(config, found.texts), changes={FIELDS[asked.cap]: allow},
+            decision_digest=digest(config, found.texts), changes={CAP_OF_ARGUMENT[asked.cap].field: allow},
         )  # fmt: skip
         text = (
-            f"The {CAP_NAMES[asked.cap]} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it"
+            f"The {cap_name(asked.cap)} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it"
             " continues."
         )
         line = f"approved {_named(asked)}: {approval_line(config, found.texts)}"
@@ -242,7 +241,7 @@ def decide_extension(
 
 def _named(asked: ExtensionAsked) -> str:
     """Return a request as a decision names it."""
-    return f"{asked.extension_id}, {CAP_NAMES[asked.cap]}"
+    return f"{asked.extension_id}, {cap_name(asked.cap)}"
 
 
 def _refused(why: str) -> Outcome[ExtensionAnswer]:

@@ -19,7 +19,8 @@ from ava_roles.prompt import system_prompt
 from ava_roles.role import parse_role
 from ava_roles.tool import Tool
 from ava_server.approval.requests import NAME as READ_RESULT
-from ava_server.approval.summary import list_earlier, minutes
+from ava_server.approval.summary import list_earlier
+from ava_server.budget.run_caps import limits_for_model
 from ava_server.budget.run_config import PLAN_TURNS, RunConfig, Texts
 from ava_server.core.errors import Refused
 from ava_server.models.base import Bound, Model
@@ -40,14 +41,7 @@ def started(
 ) -> RunStarted:
     """Return the rendered prefix of a new run."""
     role = parse_role(config.role_text, config.role_source, config.role)
-    free = config.free
-    limits = {
-        "time": minutes(config.timeout_s),
-        "money": "free" if free else format_usd(config.max_cost_micros, exact=True),
-        "tokens": f"{config.max_tokens:,}",
-        "turns": str(config.max_iterations),
-        "tool calls": str(config.max_tool_calls),
-    }
+    limits = limits_for_model(lambda cap: cap.of(config), free=config.free)
     specs = [tools[name].spec for name in sorted(tools)]
     submit = submit_schema(config.output_schema)
     schemas = (

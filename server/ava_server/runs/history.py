@@ -38,6 +38,7 @@ from ava_audit.events import (
 from ava_roles.tools.edits import EDIT_FILE, WRITE_FILE
 from ava_roles.wrap import cut_tool_output
 from ava_server.budget.caps import Purpose, may_have_cost
+from ava_server.budget.run_caps import CAP_OF_FIELD
 from ava_server.models.base import (
     AssistantTurn,
     ReportedUsage,
@@ -123,9 +124,6 @@ class PlanState:
 
 SCRATCHPAD = "scratchpad"
 """The tool whose results are never left out: notes are made to survive trimming."""
-
-LEFT_OF = {"max_cost_micros": "left:money", "max_tokens": "left:tokens", "timeout_s": "left:time"}
-"""By cap, the topic of the notice that little of it is left."""
 
 UNWRITTEN = 0
 """The `seq` of a result that is folded before it is written."""
@@ -384,7 +382,8 @@ class History:
                 self.more_declined = True
             case ExtensionDecided(decision="approved"):
                 self.raised, self.more_asked = fact, None
-                self.notices_sent -= {LEFT_OF[field] for field in fact.changes}  # told again at 80 % of the new cap
+                # It is told again at 80 % of the new cap.
+                self.notices_sent -= {f"left:{CAP_OF_FIELD[field].limited}" for field in fact.changes}
             case _ if fenced:
                 self._add_own(seq, fact)
             case _:

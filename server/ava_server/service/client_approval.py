@@ -30,7 +30,8 @@ from ava_server.approval.decisions import (
     refuse,
 )
 from ava_server.approval.questions import NOT_AGREED, PageOpener, PageQuestion, Person, apply_reply, question
-from ava_server.budget.run_config import CAPS, RunConfig
+from ava_server.budget.run_caps import CAP_OF_FIELD, COST
+from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import BadInput, Refused
 from ava_server.service.access import Access, CallContext, Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S
@@ -265,9 +266,10 @@ def _lowered(view: View, rows: Sequence[ProposalRow]) -> Iterator[str]:
             continue
         before, of = RunConfig.model_validate(proposed.config), f" of {row.pending_id}" if len(rows) > 1 else ""
         for field, value in decided.changes.items():
-            if field in CAPS and value < getattr(before, field):
-                yield lowered_words("The person", field, getattr(before, field), value, of=of)
-        together += decided.changes.get("max_cost_micros", before.max_cost_micros)
+            cap = CAP_OF_FIELD.get(field)
+            if cap is not None and value < cap.of(before):
+                yield lowered_words("The person", cap, cap.of(before), value, of=of)
+        together += decided.changes.get(COST.field, before.max_cost_micros)
         group = decided.group_max_cost_micros
     if group is not None and 0 < group < together:
-        yield lowered_words("The person", "max_cost_micros", together, group, of=" of the group")
+        yield lowered_words("The person", COST, together, group, of=" of the group")

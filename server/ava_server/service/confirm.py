@@ -15,7 +15,7 @@ from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, rej
 from ava_server.approval.questions import NOT_AGREED, Person, Question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
 from ava_server.approval.summary import normalize_typography
-from ava_server.budget.run_config import cap_fields
+from ava_server.budget.run_caps import stored_caps
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision
@@ -165,7 +165,7 @@ def _left(args: ConfirmArgs, began: float, most_s: float) -> float:
 
 
 def _caps_of(changes: Changes) -> dict[str, Any]:
-    caps = cap_fields(changes.caps.model_dump(exclude_none=True)) if changes.caps else {}
+    caps = stored_caps(changes.caps.model_dump(exclude_none=True)) if changes.caps else {}
     if changes.blocked_tools:
         caps["blocked_tools"] = list(changes.blocked_tools)
     return caps

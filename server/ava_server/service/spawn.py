@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow
-from ava_audit.units import cents, iso_utc, micros_from_cents, now_us
+from ava_audit.units import iso_utc, micros_from_cents, now_us
 from ava_audit.view import Command, Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
@@ -32,6 +32,7 @@ from ava_server.approval.proposals import Proposal, proposal_in, propose, texts_
 from ava_server.approval.questions import AnsweredLater
 from ava_server.approval.requests import SpawnArgs, check_context_from, parse
 from ava_server.approval.resolve import ResolveContext, resolve_run_config
+from ava_server.budget.run_caps import COST
 from ava_server.budget.run_config import RUN_TOOLS, EarlierRun, RunConfig, Texts, config_of
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import label, new_id
@@ -448,15 +449,8 @@ def _settle(answer: SpawnAnswer, status: str) -> None:
 
 def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
     """Write a configuration's limits into an answer."""
-    answer.max_cost_cents = None if config.free else cents(config.max_cost_micros)
-    money = {} if answer.max_cost_cents is None else {"max_cost_cents": answer.max_cost_cents}
-    answer.limits = {
-        "timeout": config.timeout_s,
-        **money,
-        "max_tokens": config.max_tokens,
-        "max_iterations": config.max_iterations,
-        "max_tool_calls": config.max_tool_calls,
-    }
+    answer.limits = config.limits
+    answer.max_cost_cents = config.limits.get(COST.argument)
 
 
 def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:

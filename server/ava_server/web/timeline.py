@@ -53,7 +53,7 @@ from ava_server.core.ids import AGENT
 from ava_server.render.approvals import CHANNELS
 from ava_server.render.entries import entry_text, unmarked
 from ava_server.runs.changes import describe_command
-from ava_server.runs.extension import CAP_NAMES, cap_amount
+from ava_server.runs.extension import cap_amount, cap_name
 
 Order = Literal["newest", "oldest"]
 
@@ -375,7 +375,7 @@ def _event(fact: Fact) -> Shown:
             return Shown("error", what, failed=fact.action != "told")
         case ExtensionAsked():
             low, high = cap_amount(fact.cap, fact.limit), cap_amount(fact.cap, fact.proposed)
-            return Shown("ask", f"Near its {CAP_NAMES[fact.cap]} of {low}: asks for {high}")
+            return Shown("ask", f"Near its {cap_name(fact.cap)} of {low}: asks for {high}")
         case ExtensionDecided():
             return Shown("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
         case QuestionAsked():

@@ -1,0 +1,84 @@
+"""The five caps of a run, each with its names, its unit and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ava_audit.units import MICROS_PER_CENT, cap_micros, format_usd, minutes
+
+if TYPE_CHECKING:
+    from ava_roles.role import Role
+    from ava_server.config.settings import Limits
+
+
+@dataclass(frozen=True)
+class RunCap:
+    """A cap of a run.
+
+    Attributes:
+        argument: Its name in calls, in answers, and where a run asks for more: `max_cost_cents`.
+        field: Its name in the configuration and in the log's decisions. Money is in micro-USD there.
+        hard: The setting in `[limits]` above which no run gets, in the unit of the argument.
+        limited: What it limits, as subagents are told: `tool calls`.
+        word: What it is a cap on, as people are told: `tool call`.
+        step: The steps in which a person raises it, in the unit of the field.
+    """
+
+    argument: str
+    field: str
+    hard: str
+    limited: str
+    word: str
+    step: int = 1
+
+    def stored(self, given: float) -> float:
+        """Return an argument as the configuration and the log have it."""
+        return cap_micros(given) if self is COST else given
+
+    def given(self, stored: float) -> float:
+        """Return a value of the configuration or the log as an argument."""
+        return stored / MICROS_PER_CENT if self is COST else stored
+
+    def of(self, config: object) -> Any:
+        """Return the cap of a configuration."""
+        return getattr(config, self.field)
+
+    def default(self, role: Role) -> float:
+        """Return the cap of a role, as an argument."""
+        value: float = getattr(role, self.field if self is TIME else self.argument)
+        return value
+
+    def most(self, limits: Limits, tier: str | None) -> float:
+        """Return the hard cap for a model's tier, as an argument."""
+        value: float = getattr(limits, f"{self.hard}_deep" if self is TOKENS and tier == "deep" else self.hard)
+        return value
+
+    def text(self, stored: float, *, exact: bool = True) -> str:
+        """Return a stored value for people: `$0.50`, `10 min`, `12,000`."""
+        if self is COST:
+            return format_usd(int(stored), exact=exact)
+        if self is TIME:
+            return minutes(stored if exact else round(stored))
+        return f"{stored:,}"
+
+
+TIME = RunCap("timeout", "timeout_s", "max_timeout_s", "time", "time")
+COST = RunCap("max_cost_cents", "max_cost_micros", "max_cost_cents", "money", "cost", MICROS_PER_CENT)
+TOKENS = RunCap("max_tokens", "max_tokens", "max_tokens", "tokens", "token", 1_000)
+TURNS = RunCap("max_iterations", "max_iterations", "max_iterations", "turns", "turn")
+TOOL_CALLS = RunCap("max_tool_calls", "max_tool_calls", "max_tool_calls", "tool calls", "tool call")
+CAPS = (TIME, COST, TOKENS, TURNS, TOOL_CALLS)
+CAP_OF_ARGUMENT: Mapping[str, RunCap] = {cap.argument: cap for cap in CAPS}
+CAP_OF_FIELD: Mapping[str, RunCap] = {cap.field: cap for cap in CAPS}
+
+
+def stored_caps(given: Mapping[str, float]) -> dict[str, Any]:
+    """Return caps, given by argument, as fields of a configuration."""
+    return {cap.field: cap.stored(given[cap.argument]) for cap in CAPS if cap.argument in given}
+
+
+def limits_for_model(stored: Callable[[RunCap], float], *, free: bool) -> dict[str, str]:
+    """Return the caps as a subagent is told them."""
+    return {cap.limited: "free" if cap is COST and free else cap.text(stored(cap)) for cap in CAPS}
