@@ -12,6 +12,9 @@ from support.model_server import Fail, running_model_server
 from support.runtime import PRICED, Lab, hand_over, open_lab
 
 from ava_audit.events import RunEnded, SpawnProposed, UserMessage
+from ava_server.approval.requests import Caps, SpawnArgs
+from ava_server.budget.run_caps import CAPS, stored_caps
+from ava_server.budget.run_config import RunConfig, Texts, digest
 
 
 async def test_a_role_with_web_access_reads_files_only_in_an_explicit_workspace(tmp_path: Path) -> None:
@@ -170,3 +173,77 @@ async def test_a_repeated_task_id_returns_the_same_proposal_despite_new_estimate
         again = await lab.propose(task_id="T-1")
         assert again.pending_id == first.pending_id
         assert again.estimated_minutes != first.estimated_minutes
+
+
+STORED: dict[str, Any] = {
+    "role": "coder",
+    "role_source": "built in",
+    "role_text": "---\ndescription: Works.\n---\nWork.\n",
+    "model": "custom:test",
+    "provider": "custom",
+    "model_id": "test",
+    "tier": "deep",
+    "base_url": "http://model.example/v1",
+    "price": {
+        "input": 3000,
+        "output": 15000,
+        "cache_read": 300,
+        "cache_write": 3750,
+        "per_request": 0,
+        "source": "config.toml",
+        "free": False,
+        "window": None,
+        "steps": [],
+    },
+    "timeout_s": 600.0,
+    "max_cost_micros": 325000,
+    "max_tokens": 400000,
+    "max_iterations": 40,
+    "max_tool_calls": 80,
+    "least_micros": 20000,
+    "start_micros": 9000,
+    "turn_micros": 7000,
+    "tools": ["read_file", "run_bash"],
+    "workspace": "/srv/shop",
+    "workspace_given": True,
+    "confinement": "bubblewrap",
+    "secrets": {"SHOP_TOKEN": ["shop.example"], "LOST": None},
+    "coding": {
+        "repository": "/srv/shop",
+        "base": "0123456789abcdef0123456789abcdef01234567",
+        "namespace": ["src"],
+        "verify": "pytest -q",
+        "verify_from": "given with the call",
+    },
+    "context_from": [{"id": "S-000001", "role": "researcher", "ending": "success"}],
+    "reach": "can read /srv/shop",
+    "estimated_minutes": [3, 8],
+    "name": "prices",
+    "task_id": "T-1",
+    "clamped": ["timeout was asked as 9,000, and lowered to the hard cap of 3,600"],
+    "asked": {"role": "coder", "max_cost_cents": 32.5, "timeout": 9000},
+}
+"""A configuration as an entry has it."""
+DIGEST = "1be57c26bd0722bbc22e2d9e34be3454134082a0b5cb7f9ace69b7d6d8e75d24"
+
+
+def test_a_stored_configuration_reads_back_and_keeps_its_digest() -> None:
+    """Only a new field of `RunConfig` or `Texts` changes the digest: proposals that wait are then to be made again."""
+    config = RunConfig.model_validate(STORED)
+    assert digest(config, Texts(task="Look it up — twice.", context="The shop.", rationale="Asked for.")) == DIGEST
+    stored = config.model_dump(mode="json", exclude_none=True)
+    for name, value in STORED.items():
+        assert stored[name] == ({**stored[name], **value} if name == "coding" else value), name
+
+
+def test_each_cap_of_a_configuration_is_an_argument_of_a_spawn_and_back() -> None:
+    config = RunConfig.model_validate(STORED)
+    assert config.limits == {
+        "timeout": 600.0,
+        "max_cost_cents": 32.5,
+        "max_tokens": 400000,
+        "max_iterations": 40,
+        "max_tool_calls": 80,
+    }
+    assert stored_caps(config.limits) == {cap.field: cap.of(config) for cap in CAPS}
+    assert {cap.argument for cap in CAPS} == set(Caps.model_fields) < set(SpawnArgs.model_fields)

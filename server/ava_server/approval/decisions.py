@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMessage, Who
@@ -99,10 +100,10 @@ class ProposalChange:
         """Return the refusal of this proposal; without a reason of its own, because of another one."""
         return Decision(self.row.pending_id, self.run.id, "refused", why or OTHER_REFUSED)
 
-    @property
+    @cached_property
     def changed(self) -> RunConfig:
         """The configuration that would be approved."""
-        return self.config.model_copy(update=dict(self.changes))
+        return self.config.model_copy(update=dict(self.changes)) if self.changes else self.config
 
 
 @dataclass(frozen=True)
@@ -141,33 +142,16 @@ def check_approval(
         why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us)
     ):
         return refused(why_not)
-    cap = sum(member.config.max_cost_micros for member in members)
-    group = len(members) > 1
     least = max(member.config.least_micros for member in members)
-    if group and asked.group_max_micros is not None:
-        if asked.group_max_micros > cap:
-            return refused(
-                f"group_max_cost_cents is above the sum of the members' caps, {format_usd(cap, exact=True)}; give that"
-                " or less"
-            )
-        if asked.group_max_micros < least:
-            return refused(
-                f"group_max_cost_cents: {format_usd(asked.group_max_micros, exact=True)} buys no useful work; give"
-                f" {format_usd(least)} or more"
-            )
-        cap = asked.group_max_micros
+    group = len(members) > 1
+    cap = _group_cap(members, asked.group_max_micros, least) if group else None
+    if isinstance(cap, str):
+        return refused(cap)
     day = day_left(view, who.user_id, limits, now_us)
-    checked = CheckedApproval(tuple(members), cap if group else None, asked.group_timeout_s if group else None, day)
+    checked = CheckedApproval(tuple(members), cap, asked.group_timeout_s if group else None, day)
     lines = approval_lines(checked)
-    if asked.approving is None or not _lines_match(view, asked.approving, lines, checked):
-        why = (
-            "`approving` was left out"
-            if asked.approving is None
-            else "`approving` is not, letter for letter, what was proposed"
-        )
-        if asked.approving is not None and group and asked.approving == lines[:-1]:
-            why = "the last line, of all of them together, is missing in `approving`"
-        return refused(f"{why}; show the person approval_lines and give exactly these", lines=lines)
+    if why_not := _wrong_lines(view, asked.approving, lines, checked):
+        return refused(f"{why_not}; show the person approval_lines and give exactly these", lines=lines)
     if not checked.free and (why_not := day_refusal(day, least)):
         return refused(why_not)
     changed: list[ProposalChange] = []
@@ -181,6 +165,30 @@ def check_approval(
     if asked.group_lowered is None:
         return checked
     return _lowered(checked, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
+
+
+def _group_cap(members: Sequence[ProposalChange], asked_micros: int | None, least: int) -> int | str:
+    """Return the cost cap of a group, or why the one that was asked for cannot be."""
+    together = sum(member.config.max_cost_micros for member in members)
+    if asked_micros is None:
+        return together
+    if asked_micros > together:
+        return f"group_max_cost_cents is above the sum of the members' caps, {COST.text(together)}; give that or less"
+    if asked_micros < least:
+        return f"group_max_cost_cents: {COST.text(asked_micros)} buys no useful work; give {format_usd(least)} or more"
+    return asked_micros
+
+
+def _wrong_lines(
+    view: View, given: tuple[str, ...] | None, lines: tuple[str, ...], checked: CheckedApproval
+) -> str | None:
+    if given is None:
+        return "`approving` was left out"
+    if _lines_match(view, given, lines, checked):
+        return None
+    if checked.group_cap is not None and given == lines[:-1]:
+        return "the last line, of all of them together, is missing in `approving`"
+    return "`approving` is not, letter for letter, what was proposed"
 
 
 def _lines_match(view: View, given: tuple[str, ...], lines: tuple[str, ...], checked: CheckedApproval) -> bool:

@@ -23,7 +23,6 @@ class RunCap:
         hard: The setting in `[limits]` above which no run gets, in the unit of the argument.
         limited: What it limits, as subagents are told: `tool calls`.
         word: What it is a cap on, as people are told: `tool call`.
-        step: The steps in which a person raises it, in the unit of the field.
     """
 
     argument: str
@@ -31,7 +30,6 @@ class RunCap:
     hard: str
     limited: str
     word: str
-    step: int = 1
 
     def stored(self, given: float) -> float:
         """Return an argument as the configuration and the log have it."""
@@ -65,8 +63,8 @@ class RunCap:
 
 
 TIME = RunCap("timeout", "timeout_s", "max_timeout_s", "time", "time")
-COST = RunCap("max_cost_cents", "max_cost_micros", "max_cost_cents", "money", "cost", MICROS_PER_CENT)
-TOKENS = RunCap("max_tokens", "max_tokens", "max_tokens", "tokens", "token", 1_000)
+COST = RunCap("max_cost_cents", "max_cost_micros", "max_cost_cents", "money", "cost")
+TOKENS = RunCap("max_tokens", "max_tokens", "max_tokens", "tokens", "token")
 TURNS = RunCap("max_iterations", "max_iterations", "max_iterations", "turns", "turn")
 TOOL_CALLS = RunCap("max_tool_calls", "max_tool_calls", "max_tool_calls", "tool calls", "tool call")
 CAPS = (TIME, COST, TOKENS, TURNS, TOOL_CALLS)

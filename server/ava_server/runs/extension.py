@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
@@ -18,7 +19,7 @@ from ava_audit.events import (
     ExtensionDecided,
 )
 from ava_audit.rows import RunRow
-from ava_audit.units import local_second, micros_from_cents, now_us
+from ava_audit.units import MICROS_PER_CENT, local_second, micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.caps import CapReached, CapRequest, DayCaps, money_caps
@@ -41,6 +42,10 @@ RECENT_CALLS = 5
 """Calls of the model from which the cost of a further turn is estimated."""
 LONG_S = 300
 """From here on, a time cap is raised by whole minutes."""
+
+
+UNITS: Mapping[ExtendedCap, int] = {"max_cost_cents": MICROS_PER_CENT, "max_tokens": 1_000, "timeout": 1}
+"""In which steps a cap is raised: cents, thousands of tokens, seconds."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ def most_now(
 
 def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
     """Return a cap in whole cents, thousands of tokens, seconds or minutes: up, or down to what it may be at most."""
-    unit = 60 if cap == "timeout" and wanted >= LONG_S else CAP_OF_ARGUMENT[cap].step
+    unit = 60 if cap == "timeout" and wanted >= LONG_S else UNITS[cap]
     value = math.ceil(wanted / unit) * unit
     return _whole(cap, value if value <= most else math.floor(most / unit) * unit)
 

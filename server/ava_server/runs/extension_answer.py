@@ -25,6 +25,7 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of, digest
 from ava_server.core.errors import BadInput
 from ava_server.core.ids import label
 from ava_server.runs.extension import (
+    UNITS,
     ExtensionLimits,
     asked_of,
     cap_amount,
@@ -119,7 +120,7 @@ class WaitingExtension:
         """The new cap in the form."""
         asked = self.asked
         name, title, unit = _FORM[asked.cap]
-        least = min(asked.limit + CAP_OF_ARGUMENT[asked.cap].step, asked.proposed)
+        least = min(asked.limit + UNITS[asked.cap], asked.proposed)
         return LimitField(name, title, least / unit, asked.proposed / unit)
 
     def question(self) -> Question:
