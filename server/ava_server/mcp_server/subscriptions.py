@@ -9,8 +9,8 @@ listens, nothing is checked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence, Set
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,23 +38,6 @@ if TYPE_CHECKING:
     from mcp.server.session import ServerSession
 
 
-class Listener:
-    """A client that is notified: a connection of the handshake era, or a stream of the stateless era.
-
-    Attributes:
-        user: The user whose runs it may follow; None is the user of this machine.
-        tell: Notifies it.
-        uris: The resources that it follows, each with its run; None for the roles.
-        tasks: The tasks that it follows, each with its runs.
-    """
-
-    def __init__(self, user: str | None, tell: Callable[[Heard], None]) -> None:
-        self.user = user
-        self.tell = tell
-        self.uris: dict[str, str | None] = {}
-        self.tasks: Mapping[str, frozenset[str]] = {}
-
-
 @dataclass(frozen=True)
 class TaskChanged:
     """A task has changed, or something that its status message says."""
@@ -72,106 +55,84 @@ class TaskNotification(types.Notification[dict[str, Any], Literal["notifications
     params: dict[str, Any]
 
 
-class _Pending:
-    """The changes that a client has not been told of yet, each once: a slow client gets no backlog."""
+class Listener:
+    """A client that is notified: a connection of the handshake era, or a stream of the stateless era.
 
-    def __init__(self) -> None:
-        self._events: dict[Heard, None] = {}
-        self._news = anyio.Event()
+    It is told of each change once, at its own pace: a slow client gets no backlog.
 
-    def add(self, event: Heard) -> None:
-        """Add a change."""
-        self._events[event] = None
-        self._news.set()
-
-    def take(self) -> Heard | None:
-        """Return the oldest change, and forget it; None without any."""
-        event = next(iter(self._events), None)
-        if event is not None:
-            del self._events[event]
-        return event
-
-    def wake(self) -> None:
-        """End the wait, although there is nothing to tell."""
-        self._news.set()
-
-    async def wait(self) -> None:
-        """Wait for a change, or to be woken."""
-        await self._news.wait()
-        self._news = anyio.Event()
-
-
-class Stream:
-    """One stream of `subscriptions/listen`: tells its client of each change once, at the client's own pace.
-
-    Args:
-        wanted: What the client is notified about.
-        task_now: Returns a task as the protocol has it; None where there is none any more.
+    Attributes:
+        user: The user whose runs it may follow; None is the user of this machine.
+        uris: The resources that it follows, each with its run; None for the roles.
+        tasks: The tasks that it follows, each with its runs.
+        scope: Ends the task that notifies a connection.
     """
 
     def __init__(
-        self, wanted: types.SubscriptionFilter, task_now: Callable[[str], Awaitable[dict[str, Any] | None]]
+        self,
+        user: str | None,
+        wanted: types.SubscriptionFilter | None = None,
+        uris: dict[str, str | None] | None = None,
+        tasks: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
-        self._wanted = wanted
-        self._uris = frozenset(wanted.resource_subscriptions or ())
-        self._task_now = task_now
-        self._pending = _Pending()
+        self.user = user
+        self.uris = uris if uris is not None else {}
+        self.tasks = tasks or {}
+        self.scope = anyio.CancelScope()
+        self._wanted, self._streamed = wanted, frozenset(self.uris)
+        self._events: dict[Heard, None] = {}
+        self._news = anyio.Event()
         self._closed = False
 
     def tell(self, event: Heard) -> None:
         """Send an event, if the client wants it, as soon as the client accepts it."""
-        if isinstance(event, TaskChanged) or event_matches(self._wanted, self._uris, event):
-            self._pending.add(event)
+        wanted = self._wanted
+        if wanted is None or isinstance(event, TaskChanged) or event_matches(wanted, self._streamed, event):
+            self._events[event] = None
+            self._news.set()
 
     def close(self) -> None:
         """Send what is pending, and end the stream with a message to the client."""
         self._closed = True
-        self._pending.wake()
+        self._news.set()
 
-    async def serve(self, ctx: Ctx) -> types.SubscriptionsListenResult:
-        """Acknowledge, and send events until the client leaves or `close` is called."""
-        meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
-        params = types.SubscriptionsAcknowledgedNotificationParams(notifications=self._wanted, _meta=meta)
-        await self._send(ctx, types.SubscriptionsAcknowledgedNotification(params=params))
-        while True:
-            while (event := self._pending.take()) is not None:
-                if not isinstance(event, TaskChanged):
-                    await self._send(ctx, event_to_notification(event, meta))
-                elif (task := await self._task_now(event.task_id)) is not None:
-                    await self._send(ctx, TaskNotification(params={**task, "_meta": meta}))
+    async def next(self) -> Heard | None:
+        """Wait for a change, and return the oldest one; None once it was closed and nothing is pending."""
+        while not self._events:
             if self._closed:
-                return types.SubscriptionsListenResult(_meta=meta)
-            await self._pending.wait()
+                return None
+            await self._news.wait()
+            self._news = anyio.Event()
+        event = next(iter(self._events))
+        del self._events[event]
+        return event
 
-    async def _send(self, ctx: Ctx, notification: Any) -> None:
-        await ctx.session.send_notification(notification, related_request_id=ctx.request_id)
+    async def speak(self, session: ServerSession) -> None:
+        """Notify a connection until it ends."""
+        with self.scope, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while (event := await self.next()) is not None:
+                assert not isinstance(event, TaskChanged), "this era has no tasks"
+                await session.send_notification(event_to_notification(event, {}))
+
+    async def serve(self, ctx: Ctx, task_now: TaskNow) -> types.SubscriptionsListenResult:
+        """Serve a stream: acknowledge it, and notify its client until that leaves or `close` is called."""
+        meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: ctx.request_id}
+
+        async def send(notification: Any) -> None:
+            await ctx.session.send_notification(notification, related_request_id=ctx.request_id)
+
+        assert self._wanted is not None, "a stream names what it wants"
+        params = types.SubscriptionsAcknowledgedNotificationParams(notifications=self._wanted, _meta=meta)
+        await send(types.SubscriptionsAcknowledgedNotification(params=params))
+        while (event := await self.next()) is not None:
+            if not isinstance(event, TaskChanged):
+                await send(event_to_notification(event, meta))
+            elif (task := await task_now(event.task_id)) is not None:
+                await send(TaskNotification(params={**task, "_meta": meta}))
+        return types.SubscriptionsListenResult(_meta=meta)
 
 
-class Notifier:
-    """Notifies a connection of the handshake era, at the client's own pace and of each change once."""
-
-    def __init__(self, session: ServerSession) -> None:
-        self._session = session
-        self._pending = _Pending()
-        self._scope = anyio.CancelScope()
-
-    def tell(self, event: Heard) -> None:
-        """Send an event as soon as the client accepts it."""
-        self._pending.add(event)
-
-    def end(self) -> None:
-        """Send nothing more."""
-        self._scope.cancel()
-
-    async def speak(self) -> None:
-        """Send the events until the connection ends."""
-        with self._scope, suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            while True:
-                await self._pending.wait()
-                while (event := self._pending.take()) is not None:
-                    assert not isinstance(event, TaskChanged), "this era has no tasks"
-                    await self._session.send_notification(event_to_notification(event, {}))
-
+TaskNow = Callable[[str], Awaitable[dict[str, Any] | None]]
+"""Returns a task as the protocol has it now; None where there is none any more."""
 
 if TYPE_CHECKING:
     from ava_server.config.role_folders import RolePlaces
@@ -202,8 +163,7 @@ class Subscriptions:
         self._speaking: anyio.abc.TaskGroup | None = None
         self._somebody = anyio.Event()
         self._listeners: set[Listener] = set()
-        self._voices: dict[str, tuple[Notifier, Listener]] = {}
-        self._streams: set[Stream] = set()
+        self._connections: dict[str, tuple[Listener, ServerSession]] = {}
         self._seen = 0
         self._closed = False
         self._roles: tuple[object, ...] | None = None
@@ -213,8 +173,8 @@ class Subscriptions:
         self._runtime, self._seen = runtime, runtime.store.head
         try:
             async with anyio.create_task_group() as self._speaking:
-                for voice, _listener in self._voices.values():
-                    self._speaking.start_soon(voice.speak)
+                for listener, session in self._connections.values():
+                    self._speaking.start_soon(listener.speak, session)
                 self._speaking.start_soon(self._follow_runs, runtime)
                 await self._follow_roles(runtime)
         finally:
@@ -223,8 +183,8 @@ class Subscriptions:
     def close(self) -> None:
         """End every stream with a message to its client, and open no others. A second call is harmless."""
         self._closed = True
-        for stream in self._streams:
-            stream.close()
+        for listener in self._listeners:
+            listener.close()
 
     async def begin(self) -> None:
         """Look at the role files now: later changes are reported."""
@@ -243,22 +203,20 @@ class Subscriptions:
             BadInput: There are too many.
         """
         key = _connection(ctx)
-        if key not in self._voices:
-            self._refuse_more()
-            voice = Notifier(ctx.session)
-            listener = Listener(user, voice.tell)
-            self._voices[key] = voice, listener
+        if key not in self._connections:
+            listener = Listener(user)
             self._add(listener)
+            self._connections[key] = listener, ctx.session
             if self._speaking is not None:
-                self._speaking.start_soon(voice.speak)
+                self._speaking.start_soon(listener.speak, ctx.session)
             # Nothing public in the SDK tells when a connection has ended.
             connection = ctx.session._connection  # pyright: ignore[reportPrivateUsage]
             connection.exit_stack.callback(self._leave, key)
-        return self._voices[key][1]
+        return self._connections[key][0]
 
     def _leave(self, key: str) -> None:
-        voice, listener = self._voices.pop(key)
-        voice.end()
+        listener, _session = self._connections.pop(key)
+        listener.scope.cancel()
         self._remove(listener)
 
     async def listen(
@@ -268,7 +226,7 @@ class Subscriptions:
         user: str | None,
         uris: dict[str, str | None],
         tasks: Mapping[str, frozenset[str]],
-        task_now: Callable[[str], Awaitable[dict[str, Any] | None]],
+        task_now: TaskNow,
     ) -> types.SubscriptionsListenResult:
         """Serve a stream of the stateless era.
 
@@ -286,7 +244,6 @@ class Subscriptions:
         """
         if self._closed:
             raise Refused(ENDS_SOON)
-        self._refuse_more()
         asked = params.notifications
         wanted = types.SubscriptionFilter(
             tools_list_changed=asked.tools_list_changed or None,
@@ -295,28 +252,17 @@ class Subscriptions:
             resource_subscriptions=list(uris) or None,
             **({"taskIds": list(tasks)} if tasks else {}),
         )
-        stream = Stream(wanted, task_now)
-        listener = Listener(user, stream.tell)
-        listener.uris, listener.tasks = uris, tasks
         await self.begin()
-        with self._listening(listener, stream):
-            return await stream.serve(ctx)
-
-    @contextmanager
-    def _listening(self, listener: Listener, stream: Stream) -> Generator[None]:
+        listener = Listener(user, wanted, uris, tasks)
         self._add(listener)
-        self._streams.add(stream)
         try:
-            yield
+            return await listener.serve(ctx, task_now)
         finally:
             self._remove(listener)
-            self._streams.discard(stream)
-
-    def _refuse_more(self) -> None:
-        if len(self._listeners) >= MOST_CLIENTS:
-            raise BadInput(f"{MOST_CLIENTS:,} clients are told of changes already; ask for what has changed instead")
 
     def _add(self, listener: Listener) -> None:
+        if len(self._listeners) >= MOST_CLIENTS:
+            raise BadInput(f"{MOST_CLIENTS:,} clients are told of changes already; ask for what has changed instead")
         if not self._listeners and self._runtime is not None:
             self._seen = self._runtime.store.head
         self._listeners.add(listener)
@@ -367,12 +313,7 @@ class Subscriptions:
     def _tell_of_activities(self, run_ids: Set[str]) -> None:
         """Notify followers of runs with a new activity; each follower has been checked to be its user."""
         for listener in list(self._listeners) if run_ids else ():
-            for uri, run_id in listener.uris.items():
-                if run_id in run_ids:
-                    listener.tell(ResourceUpdated(uri))
-            for task_id, of_task in listener.tasks.items():
-                if not run_ids.isdisjoint(of_task):
-                    listener.tell(TaskChanged(task_id))
+            _tell(listener, run_ids.__contains__)
 
     def _tell_of_runs(self, runtime: Runtime, changed: Sequence[tuple[str, str, bool]]) -> None:
         owners = {run_id: user for run_id, user, _listed in changed}
@@ -381,19 +322,17 @@ class Subscriptions:
             user = listener.user or runtime.user
             if user in listed:
                 listener.tell(ResourcesListChanged())
-            for uri, run_id in listener.uris.items():
-                if run_id is not None and owners.get(run_id) == user:
-                    listener.tell(ResourceUpdated(uri))
-            for task_id, run_ids in listener.tasks.items():
-                if any(owners.get(run_id) == user for run_id in run_ids):
-                    listener.tell(TaskChanged(task_id))
+            _tell(listener, {run_id for run_id, owner in owners.items() if owner == user}.__contains__)
 
     async def _follow_roles(self, runtime: Runtime) -> None:
         while True:
             await self._wait_for_somebody()
             look = await self._look(runtime)
             if self._roles is not None and look is not None and look != self._roles:
-                self._tell_of_roles()
+                for listener in list(self._listeners):
+                    listener.tell(ToolsListChanged())
+                    listener.tell(PromptsListChanged())
+                    _tell(listener, lambda run_id: run_id is None)
             self._roles = look or self._roles
             await anyio.sleep(ROLES_EVERY_S)
 
@@ -405,13 +344,15 @@ class Subscriptions:
             log.info("the role files cannot be looked at: %s", error)
             return None
 
-    def _tell_of_roles(self) -> None:
-        for listener in list(self._listeners):
-            listener.tell(ToolsListChanged())
-            listener.tell(PromptsListChanged())
-            for uri, run_id in listener.uris.items():
-                if run_id is None:
-                    listener.tell(ResourceUpdated(uri))
+
+def _tell(listener: Listener, changed: Callable[[str | None], bool]) -> None:
+    """Notify a client of the resources and tasks that it follows and whose run has changed; None is the roles."""
+    for uri, run_id in listener.uris.items():
+        if changed(run_id):
+            listener.tell(ResourceUpdated(uri))
+    for task_id, run_ids in listener.tasks.items():
+        if any(map(changed, run_ids)):
+            listener.tell(TaskChanged(task_id))
 
 
 def _connection(ctx: Ctx) -> str:
