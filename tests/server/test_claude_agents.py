@@ -6,11 +6,13 @@ import hashlib
 import shutil
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 from support.runtime import hand_over, open_lab
 
 from ava_audit.events import RunStarted
 from ava_roles.role import COMMON_TOOLS, RESEARCH_TOOLS
+from ava_server.approval.requests import SpawnArgs
 from ava_server.config.role_folders import RolePlaces, change_trusted
 
 AGENTS = Path(__file__).parent.parent / "data" / "claude_agents"
@@ -49,8 +51,9 @@ async def test_an_agent_runs_as_a_role_with_its_prompt_tier_and_available_tools(
 ) -> None:
     tier, tools, turns = MEANT[name]
     async with open_lab(tmp_path, lambda _request: hand_over(), config=CONFIG) as lab:
-        around = await lab.runtime.resolve_context((), name, lab.runtime.user, str(project))
-        role = around.catalog.get(name)
+        args = SpawnArgs(role=name, task="-", workspace=str(project))
+        context = await lab.runtime.resolve_context(args, lab.runtime.user, (), anyio.lowlevel.checkpoint)
+        role = context.catalog.get(name)
         assert (role.model, set(role.tools), role.max_iterations) == (tier, tools | set(COMMON_TOOLS), turns)
         assert list(role.ignored_keys) == PASSED_OVER[name]
         proposal = await lab.propose(role=name)

@@ -15,6 +15,7 @@ from ava_roles.sandbox.sandbox import Unavailable
 from ava_roles.sandbox.selection import find_sandbox
 from ava_server.approval.questions import Question, Reply
 from ava_server.budget.run_config import config_of
+from ava_server.service.access import Asking
 from ava_server.service.service import Service
 
 EDITOR = (
@@ -192,7 +193,7 @@ async def asked_of_a_person(service: Service, made: Any) -> str:
     async def quiet(_line: str) -> None: ...
 
     given = {"pending_ids": [made.pending_id], "approving": [made.approval_line]}
-    await service.call("confirm_spawn", given, quiet, person=Person())
+    await service.call("confirm_spawn", given, quiet, asking=Asking(Person()))
     [text] = read
     return text
 

@@ -42,8 +42,10 @@ from ava_server.core.errors import ModelErrorKind
 from ava_server.models import http_model
 from ava_server.models.wires.stream import Deadlines
 from ava_server.runs.submit import NAME as SUBMIT
-from ava_server.service.access import Session
+from ava_server.service.access import Asking, Session
+from ava_server.service.record import WHEN
 from ava_server.service.service import Service
+from ava_server.service.tools import TOOLS
 
 CHANGING = [name for name, spec in tool_specs().items() if spec.edits]
 
@@ -386,7 +388,7 @@ async def agreed(lab: Lab) -> None:
     """A proposal that a person agrees to in the client's own question."""
     proposal = await lab.propose(task=play("group"))
     given = {"pending_ids": [proposal.pending_id], "approving": [proposal.approval_line]}
-    answer: Any = await lab.service.call("confirm_spawn", given, quiet, person=Agreeing())
+    answer: Any = await lab.service.call("confirm_spawn", given, quiet, asking=Asking(Agreeing()))
     assert answer.status == "approved", answer
     await lab.ended(proposal.subagent_id)
 
@@ -416,7 +418,7 @@ async def extended(lab: Lab) -> None:
         run_id = proposal.subagent_id
         await lab.logged(run_id, "ExtensionAsked", within_s=30)
         if channel == "elicitation":
-            await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, person=Agreeing())
+            await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Agreeing()))
         else:
             person = Service(lab.runtime, Session(user=lab.runtime.user, transport="memory", channel=channel))
             [shown] = [one for one in await person.extensions.waiting() if one.subagent_id == run_id]
@@ -431,7 +433,7 @@ async def questioned(lab: Lab) -> None:
         run_id = await lab.start(task=play("asks"))
         await lab.logged(run_id, "QuestionAsked", within_s=30)
         if channel == "elicitation":
-            await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, person=Declining())
+            await lab.service.call("check_subagent", {"subagent_id": run_id}, quiet, asking=Asking(Declining()))
         else:
             person = Service(lab.runtime, Session(user=lab.runtime.user, transport="memory", channel=channel))
             await person.call("message_subagent", {"subagent_id": run_id, "message": "EUR"}, quiet)
@@ -491,7 +493,8 @@ async def steered(lab: Lab) -> None:
 
 async def misused(lab: Lab) -> None:
     """Each of our six tools, with an argument that it does not have."""
-    for tool in lab.service._handlers:
+    assert WHEN.keys() == TOOLS.keys() == lab.service._handlers.keys()
+    for tool in TOOLS:
         answer = await lab.call(tool, no_such_argument=1)
         assert answer.status == "failed"
 
@@ -516,7 +519,7 @@ async def taken_over(tmp: Path, server: ModelServer) -> None:
         assert answer.status == "resumed", answer
         asked = await lab.call("confirm_spawn", pending_ids=[asked_for])
         given = {"pending_ids": [asked_for], "approving": asked.approval_lines}
-        answer = await lab.service.call("confirm_spawn", given, quiet, person=Agreeing())
+        answer = await lab.service.call("confirm_spawn", given, quiet, asking=Asking(Agreeing()))
         assert answer.status == "resumed", answer
         assert await control.resume(forced, lab.session.who, "terminal", limits, force=True)
         await anyio.sleep(1)  # its second is over then

@@ -6,7 +6,6 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from mcp import Client
@@ -15,7 +14,7 @@ from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, hand_over, open_lab
 
 from ava_audit.events import Event, SpawnProposed, Who
-from ava_audit.units import HOUR_US
+from ava_audit.units import DAY_US, HOUR_US, now_us
 from ava_roles.wrap import clean
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.requests import SpawnArgs
@@ -23,7 +22,7 @@ from ava_server.config.settings import load_settings
 from ava_server.mcp_server.server import build_server
 from ava_server.render.host_text import INSTRUCTIONS, text_of
 from ava_server.render.run_view import tokens_short
-from ava_server.service import access, service
+from ava_server.service import access
 from ava_server.service.access import Session
 from ava_server.service.service import Service
 
@@ -139,15 +138,13 @@ async def test_a_new_session_is_told_once_of_a_run_that_ended_while_no_host_was_
     async with open_lab(tmp_path, [hand_over()]) as lab:
         run_id = await lab.start()
         await lab.ended(run_id)
-        later = SimpleNamespace(monotonic=time.monotonic, time_ns=lambda: time.time_ns() + 3 * 24 * 3600 * 10**9)
-        monkeypatch.setattr(access, "now_us", lambda: later.time_ns() // 1000)
-        monkeypatch.setattr(service, "time", later)
+        monkeypatch.setattr(access, "now_us", lambda: now_us() + 3 * DAY_US)
         for _session in range(2):
             host = replace(lab, service=Service(lab.runtime, Session(user=lab.runtime.user, transport="memory")))
             [notice] = (await host.call("read_ava_logs")).notices
             assert run_id in notice and "success" in notice and "call check_subagent" in notice
             assert (await host.call("read_ava_logs")).notices is None
-        later.time_ns = lambda: time.time_ns() + 8 * 24 * 3600 * 10**9
+        monkeypatch.setattr(access, "now_us", lambda: now_us() + 8 * DAY_US)
         host = replace(lab, service=Service(lab.runtime, Session(user=lab.runtime.user, transport="memory")))
         assert (await host.call("read_ava_logs")).notices is None
 

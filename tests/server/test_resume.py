@@ -32,6 +32,7 @@ from ava_server.approval.questions import Question, Reply
 from ava_server.budget.caps import Slots
 from ava_server.runs import lifecycle
 from ava_server.runs.lifecycle import NotResumed, claim, resume
+from ava_server.service.access import Asking
 
 NOTE = Say(calls=[("scratchpad", {"note": "half of it"})])
 
@@ -157,10 +158,10 @@ async def test_resumes_if_the_person_agrees_in_the_dialog(
     async with interrupted(tmp_path, monkeypatch) as (lab, run_id, server):
         person = Person(action)
         given: dict[str, Any] = {"pending_ids": [run_id], "approving": ["anything"]}
-        wrong: Any = await lab.service.call("confirm_spawn", given, quiet, person=person)
+        wrong: Any = await lab.service.call("confirm_spawn", given, quiet, asking=Asking(person))
         assert wrong.status == "refused" and person.asked == [], "nobody is asked about what cannot go on"
         given["approving"] = wrong.approval_lines
-        answer: Any = await lab.service.call("confirm_spawn", given, quiet, person=person)
+        answer: Any = await lab.service.call("confirm_spawn", given, quiet, asking=Asking(person))
         [asked] = person.asked
         assert "was interrupted" in asked.text and wrong.approval_lines[0] in asked.text and asked.fields == ()
         if action == "accept":

@@ -43,11 +43,10 @@ def resolve_coding(
     sandbox: Sandbox | Unavailable | None,
     home: Path,
     *,
-    changes: bool,
     files_open: bool,
     git_folder: Callable[[], str],
-) -> Coding | None:
-    """Return what a run would change and how that is checked; None for a run that changes no files. Blocks.
+) -> Coding:
+    """Return what a run with tools that change files would change, and how that is checked. Blocks.
 
     Args:
         args: The arguments of the call.
@@ -55,7 +54,6 @@ def resolve_coding(
         workspace: The folder that the workspace rule found.
         sandbox: The sandbox for its commands.
         home: The user's home folder.
-        changes: It has tools that change files.
         files_open: It can read the files of that folder.
         git_folder: Returns its git folder outside of the checkout, or empty; raises Refused where that may not be used.
 
@@ -63,9 +61,6 @@ def resolve_coding(
         BadInput: Arguments are missing or invalid; lists all of them.
         Refused: No files can be changed here; says what to do.
     """
-    if not changes:
-        _refuse_unneeded(args, role)
-        return None
     _refuse_unconfined(role, sandbox)
     faults: list[AvaError] = []
 
@@ -139,7 +134,7 @@ def _checkout(folder: Path, home: Path, accept: Accept) -> CheckoutState:
         raise Refused(f"workspace: {error}") from error
 
 
-def _refuse_unneeded(args: SpawnArgs, role: Role) -> None:
+def refuse_coding(args: SpawnArgs, role: Role) -> None:
     """Refuse arguments that only a run that changes files takes.
 
     Raises:

@@ -5,6 +5,7 @@ They work on another machine: folders, role files and programs here belong to th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -83,8 +84,8 @@ def workspace_over_http(asked: str | None, roots: tuple[Path, ...], data_root: P
         raise BadInput(f"workspace: this user may not use {asked[:200]!r}; {how}") from None
 
 
-def sandbox_over_http(found: Sandbox | Unavailable, settings: Settings) -> Sandbox | Unavailable:
-    """Return the sandbox for commands of a user over HTTP, who may not run commands without one."""
+def sandbox_over_http(find: Callable[[], Sandbox | Unavailable], settings: Settings) -> Sandbox | Unavailable:
+    """Return the sandbox for commands of a user over HTTP, who may not run commands without one. Blocks."""
     if settings.sandbox.mode == "none":
         return Unavailable("nothing confines commands here", "a person on the server sets sandbox.mode to auto")
-    return found
+    return find()

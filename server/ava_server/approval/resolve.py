@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from pathlib import Path
@@ -24,24 +24,21 @@ from ava_roles.tools.records import NAME as RECALL
 from ava_roles.tools.registry import specs_of, tool_specs
 from ava_roles.tools.run_specs import ASK
 from ava_roles.wrap import show_controls
-from ava_server.approval.coding import changes_files, resolve_coding
+from ava_server.approval.coding import changes_files, refuse_coding, resolve_coding
 from ava_server.approval.output_schema import check_schema
 from ava_server.approval.remote_users import workspace_over_http
 from ava_server.approval.requests import NAME as READ_RESULT
 from ava_server.approval.requests import SpawnArgs
 from ava_server.approval.scope import (
-    McpScope,
     confinement_of,
     git_folder_of,
     git_folder_rule,
-    needs_sandbox,
     no_sandbox,
     resolve_mcp_scope,
-    runs_commands,
     sandbox_for,
 )
 from ava_server.approval.summary import RunReach, reach
-from ava_server.budget.run_caps import CAPS, COST
+from ava_server.budget.run_caps import CAPS, COST, TIME, TURNS
 from ava_server.budget.run_config import (
     PLAN_TURNS,
     RUN_TOOLS,
@@ -143,8 +140,7 @@ class ResolveContext:
         models: Providers, keys, tiers and prices.
         catalog: The role files, read just now.
         tools: The tools that exist here, by name.
-        search: What searches the web. A context begins with the search engine, if one is configured; a run may have the
-            provider of its model instead.
+        search: The search engine, if one is configured; a run may have the provider of its model instead.
         client_roots: Folders that the client named.
         cwd: The server's working folder.
         home: The home folder of the user whom the server runs as.
@@ -183,13 +179,13 @@ class ResolveContext:
 
 
 def resolve_run_config(
-    args: SpawnArgs, around: ResolveContext, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
+    args: SpawnArgs, context: ResolveContext, earlier: tuple[EarlierRun, ...] = (), degraded: bool = False
 ) -> tuple[RunConfig, Texts]:
     """Return the complete configuration of a spawn. May import price tables: call it in a thread.
 
     Args:
         args: The arguments of the call.
-        around: What is available.
+        context: What is there.
         earlier: The ended runs that `context_from` names.
         degraded: Tools that the role needs may be missing; tools that the call blocks may not.
 
@@ -197,50 +193,13 @@ def resolve_run_config(
         BadInput: An argument is invalid.
         Refused: It may not or cannot be run here; the text says what to do.
     """
-    if not around.settings.enabled:
+    if not context.settings.enabled:
         raise Refused("subagents are switched off here (enabled = false in config.toml); set it to true to spawn again")
     try:
-        role = around.catalog.get(args.role)
+        role = context.catalog.get(args.role)
     except RolesError as error:
         raise BadInput(f"role: {error}") from error
-    around = _with_search(args, role, around)
-    foreign, foreign_needs = resolve_mcp_scope(role, around.servers, around.listings)
-    role, around = foreign.role, replace(around, tools={**around.tools, **foreign.tools()})
-    workspace = _workspace(args, around)
-    narrowed = foreign.narrowed(args)
-    found = _find_tools(narrowed, role, workspace, around, len(earlier))
-    if earlier and not any(spec.results for spec in specs_of(found.names, around.tools)):
-        raise BadInput(f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools")
-    lacks: list[str] = []
-    for need in (*foreign_needs, *role.needs):
-        try:
-            if need in foreign_needs:
-                foreign.check_need(need, found.names)
-            else:
-                _check_need(need, narrowed, role, found, workspace, around.tools)
-        except ToolMissing as missing:
-            if not degraded:
-                raise
-            lacks.append(missing.tool)
-    _refuse_idle(narrowed, role, found.names, workspace, around.tools)
-    texts = _texts(args, role)
-    if args.output_schema is not None and (fault := check_schema(args.output_schema)):
-        raise BadInput(f"output_schema: {fault}")
-    choice = choose(args.model, role.model, around.models)
-    if choice.wire == "offline":  # it uses no memory
-        found = replace(found, names=tuple(name for name in found.names if name not in _with_memory()))
-        needs_key = None if is_configured(around.models) else "openrouter"
-        _refuse_offline(args, role, workspace, needs_key, found)
-    return _assemble(args, role, choice, found, foreign, workspace, around, earlier, tuple(lacks)), texts
-
-
-def _with_search(args: SpawnArgs, role: Role, around: ResolveContext) -> ResolveContext:
-    """Return the context with what searches for this run, and with web search only where something does."""
-    search = around.search
-    if search is None and any(spec.search for spec in specs_of(role.tools, around.tools)):
-        own = around.settings.search
-        search = provider_engine(own, around.models, lambda: choose(args.model, role.model, around.models))
-    return replace(around, search=search, tools=around.tools if search else without_search(around.tools))
+    return _Resolution(args, context, role, earlier).resolve(degraded)
 
 
 @dataclass(frozen=True)
@@ -262,154 +221,340 @@ class _FoundTools:
     scope: RunReach
 
 
-def _find_tools(args: SpawnArgs, role: Role, workspace: Workspace, around: ResolveContext, earlier: int) -> _FoundTools:
-    wanted = _wanted(args, role, around)
-    files_open = _files_open(role, wanted, workspace, around.tools)
-    changes = changes_files(wanted)
-    runs = runs_commands(wanted, around.tools) or changes
-    sandbox = sandbox_for(runs, around.sandbox, files_open=files_open)
+class _Resolution:
+    """One spawn while it is resolved: its role and tools, with those of MCP servers by name, and its workspace."""
 
-    def git_folder() -> str:
-        return _git_folder(workspace.path, around)
+    def __init__(self, args: SpawnArgs, context: ResolveContext, role: Role, earlier: tuple[EarlierRun, ...]) -> None:
+        self._args, self._context, self._earlier = args, context, earlier
+        tools, self._search = context.tools, context.search
+        if self._search is None and any(spec.search for spec in specs_of(role.tools, tools)):
+            own = context.settings.search
+            self._search = provider_engine(own, context.models, lambda: choose(args.model, role.model, context.models))
+        if not self._search:
+            tools = without_search(tools)
+        self._foreign, self._foreign_needs = resolve_mcp_scope(role, context.servers, context.listings)
+        self._role, self._tools = self._foreign.role, {**tools, **self._foreign.tools()}
+        self._workspace = self._find_workspace()
+        self._only = self._foreign.expanded(args.tools) if args.tools is not None else None
+        self._blocked = self._foreign.expanded(args.blocked_tools or ())
+        self._memory = {name for name, spec in tool_specs().items() if spec.memory}
 
-    coding = resolve_coding(
-        args, role, workspace, sandbox, around.home, changes=changes, files_open=files_open, git_folder=git_folder
-    )
-    names = _usable(wanted, around, files_open=files_open, commands=not isinstance(sandbox, Unavailable))
-    reading = workspace.path if files_open and _sees_files(names, around.tools) else None
-    runs = coding is not None or needs_sandbox(names, around.tools)
-    commands = coding is not None or runs_commands(names, around.tools)
-    scope = RunReach(
-        workspace=str(reading) if reading is not None else None,
-        git_folder=git_folder() if commands and reading is not None else "",
-        earlier=earlier,
-        confinement=confinement_of(around.sandbox() if runs else None),
-        network=role.network and commands,
-        namespace=coding.namespace if coding else (),
-        hosts=role.hosts or around.settings.fetch.hosts,
-    )
-    return _FoundTools(names, tuple(name for name in wanted if name not in names), sandbox, coding, scope)
+    def resolve(self, degraded: bool) -> tuple[RunConfig, Texts]:
+        """Return the configuration and the texts; see `resolve_run_config`."""
+        args, role = self._args, self._role
+        found = self._find_tools()
+        if self._earlier and not any(spec.results for spec in specs_of(found.names, self._tools)):
+            raise BadInput(
+                f"context_from: {role.name} cannot read results without {READ_RESULT}; leave it among its tools"
+            )
+        lacks: list[str] = []
+        for need in (*self._foreign_needs, *role.needs):
+            try:
+                if need in self._foreign_needs:
+                    self._foreign.check_need(need, found.names)
+                else:
+                    self._check_need(need, found)
+            except ToolMissing as missing:
+                if not degraded:
+                    raise
+                lacks.append(missing.tool)
+        self._refuse_idle(found.names)
+        texts = _texts(args, role)
+        if args.output_schema is not None and (fault := check_schema(args.output_schema)):
+            raise BadInput(f"output_schema: {fault}")
+        choice = choose(args.model, role.model, self._context.models)
+        if choice.wire == "offline":  # it uses no memory
+            found = replace(found, names=tuple(name for name in found.names if name not in self._memory))
+            self._refuse_offline(found)
+        return self._assemble(choice, found, tuple(lacks)), texts
+
+    def _find_workspace(self) -> Workspace:
+        given, context, settings = self._args.workspace, self._context, self._context.settings
+        if context.remote_roots is not None:
+            return workspace_over_http(given, context.remote_roots, settings.data_root, context.home)
+        found = context.workspace or workspace_of(
+            settings, asked=given, client_roots=context.client_roots, cwd=context.cwd, home=context.home
+        )
+        if isinstance(found, WorkspaceRefused):
+            raise BadInput(str(found)) from found
+        return found
+
+    def _has(self, names: Iterable[str], *flags: str) -> bool:
+        """Tell whether one of these tools is there and has one of these flags."""
+        specs = [self._tools[name].spec for name in names if name in self._tools]
+        return any(getattr(spec, flag) for spec in specs for flag in flags)
+
+    def _find_tools(self) -> _FoundTools:
+        role, context, folder = self._role, self._context, self._workspace.path
+        wanted = self._wanted()
+        # With network access, only where the call itself gave the folder.
+        networked = self._has(wanted, "network") or (role.network and self._has(wanted, "commands"))
+        files_open = folder is not None and (self._workspace.given or not networked)
+        changes = changes_files(wanted)
+        sandbox = sandbox_for(self._has(wanted, "commands") or changes, context.sandbox, files_open=files_open)
+        coding = None
+        if changes:
+            where = self._workspace, sandbox, context.home
+            coding = resolve_coding(self._args, role, *where, files_open=files_open, git_folder=self._git_folder)
+        else:
+            refuse_coding(self._args, role)
+        names = self._usable(wanted, files_open=files_open, commands=not isinstance(sandbox, Unavailable))
+        reading = folder if files_open and self._has(names, "files", "commands") else None
+        runs = coding is not None or self._has(names, "commands", "program")
+        commands = coding is not None or self._has(names, "commands")
+        scope = RunReach(
+            workspace=str(reading) if reading is not None else None,
+            git_folder=self._git_folder() if commands and reading is not None else "",
+            earlier=len(self._earlier),
+            confinement=confinement_of(context.sandbox() if runs else None),
+            network=role.network and commands,
+            namespace=coding.namespace if coding else (),
+            hosts=role.hosts or context.settings.fetch.hosts,
+        )
+        return _FoundTools(names, tuple(name for name in wanted if name not in names), sandbox, coding, scope)
+
+    def _wanted(self) -> tuple[str, ...]:
+        """Return the wanted tools: the role's, reduced by the call's allow-list and block-list.
+
+        The tool for earlier results is included only where the call names some, memory only where there are notes, and
+        the tool for questions only where the role and the settings allow any.
+        """
+        role, only, blocked = self._role, self._only, self._blocked
+        for field, names in (("tools", only or ()), ("blocked_tools", blocked)):
+            unknown = [name for name in names if name not in role.tools]
+            if unknown:
+                raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
+        if only == [] and self._to_work_with():
+            raise BadInput(
+                f"tools: an empty list leaves {role.name} nothing to work with; leave tools out to use all of the"
+                " role's tools, or name some"
+            )
+        left_out = set(blocked)
+        if not self._args.context_from:
+            left_out |= {name for name, spec in tool_specs().items() if spec.results}
+        if not self._context.notes:
+            left_out |= self._memory.difference(only or ())
+        if role.questions == 0 or self._context.settings.limits.question_wait_s == 0:
+            left_out.add(ASK.name)
+        return tuple(name for name in role.tools if name not in left_out and (only is None or name in only))
+
+    def _usable(self, wanted: Sequence[str], *, files_open: bool, commands: bool) -> tuple[str, ...]:
+        """Return the tools that this run can have: file tools only where it may read files, commands in a sandbox."""
+
+        def usable(name: str) -> bool:
+            if name in RUN_TOOLS:
+                return True
+            spec = self._tools[name].spec if name in self._tools else None
+            return spec is not None and (files_open or not spec.files) and (commands or not spec.commands)
+
+        notes = self._context.notes
+        return tuple(name for name in wanted if usable(name) and (notes or name not in self._memory))
+
+    def _to_work_with(self) -> list[str]:
+        """Return the role's tools that give it something to work with."""
+        return [name for name in self._role.tools if self._has([name], "reads", "commands")]
+
+    def _git_folder(self) -> str:
+        """Return the git folder of the workspace's checkout, where it lies outside of that; else empty.
+
+        Raises:
+            Refused: It may not be used, or git would follow something elsewhere; says what to do.
+        """
+        settings, remote, folder = self._context.settings, self._context.remote_roots, self._workspace.path
+        accept = git_folder_rule(
+            settings.workspace.roots or None if remote is None else remote,
+            data_root=settings.data_root,
+            home=self._context.home,
+            allow=settings.named_folders if remote is None else remote,
+            owner=remote is None,
+        )
+        try:
+            return git_folder_of(folder, self._context.home, accept) if folder is not None else ""
+        except NoGitFolder as error:
+            raise Refused(f"workspace: {error}") from error
+        except OSError as error:
+            raise Refused(f"workspace: the git folder of {folder} cannot be read ({error.strerror})") from error
+
+    def _check_need(self, need: str, found: _FoundTools) -> None:
+        """Refuse a role without a tool that it needs.
+
+        Raises:
+            ToolMissing: The tool is not there; says what to do instead.
+            Refused: The call blocked it.
+        """
+        role, known = self._role, self._tools
+        if need in found.names:
+            return
+        excluded = Refused(
+            f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools"
+        )
+        if need in role.tools and (need in self._blocked or (self._only is not None and need not in self._only)):
+            raise excluded
+        if need == "web_search" and need not in known:
+            if _names_pages(self._args) and "read_webpages" in found.names:
+                return  # the pages are named: no search is needed
+            raise ToolMissing(
+                f"{role.name} needs web_search, which is not set up here: {_TO_SEARCH}", need, needs_key="brave"
+            )
+        why = self._why_missing(need, found.sandbox)
+        raise excluded if why is None else ToolMissing(f"{role.name} needs {why}", need)
+
+    def _why_missing(self, need: str, sandbox: Sandbox | Unavailable | None) -> str | None:
+        """Return which tool, or what for it, is missing and what would help; None where the call has excluded it."""
+        own, tool = need in self._role.tools, self._tools.get(need)
+        if need == READ_RESULT and own:
+            return "results of earlier subagents; name them in context_from"
+        if need == RECALL and own:
+            return "memory, which has no notes yet; add one with `ava memory add NAME`"
+        if tool is None:
+            return f"{need}, which this version of Ava does not have yet; use another role"
+        if tool.spec.commands and isinstance(sandbox, Unavailable):
+            return f"{need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}"
+        return f"files, and sees none: {self._no_files()}" if tool.spec.files and own else None
+
+    def _no_files(self) -> str:
+        """Return why a run may read no files, and what would help."""
+        if (folder := self._workspace.path) is not None:
+            return f"a role that reaches the web sees a folder only when the call names it (workspace: {folder})"
+        return self._workspace.why
+
+    def _refuse_idle(self, tools: Sequence[str]) -> None:
+        """Refuse a run that has nothing to work with.
+
+        Raises:
+            Refused: No tool of its work is available.
+        """
+        if self._only == [RECALL] and RECALL not in tools:
+            raise Refused("memory has no notes to work with; write one with `ava memory add NAME`, or give more tools")
+        works = self._to_work_with()
+        # Every role has memory, so it counts only where the call asks for it.
+        enough = {*works, READ_RESULT, *({RECALL} & set(self._only or ()))}
+        if enough.isdisjoint(tools) and (works or self._only):
+            raise Refused(
+                f"{self._role.name} would have nothing to work with: none of the requested tools is available."
+                f" Files: {self._no_files()}"
+            )
+
+    def _refuse_offline(self, found: _FoundTools) -> None:
+        """Refuse what the offline reader cannot do.
+
+        Raises:
+            BadInput: The call names results of earlier runs, or a form of the answer.
+            Refused: The role needs a language model, or there is nothing to read.
+        """
+        args, role, folder = self._args, self._role, self._workspace.path
+        needs_key = None if is_configured(self._context.models) else "openrouter"
+        if found.coding is not None or role.needs_model:
+            does = "changes files" if found.coding is not None else "needs a language model"
+            local = "give a key, or a local endpoint such as Ollama's in AVA_MODEL_BASE_URL with AVA_MODEL"
+            how = local if needs_key else "leave `model` out, or name one that is configured"
+            raise Refused(
+                f"{role.name} {does}, and no language model is used (the offline reader only finds and quotes"
+                f" passages); set a model: {how}",
+                needs_key=needs_key,
+            )
+        if args.output_schema is not None:
+            raise BadInput("output_schema: the offline reader only quotes passages; set a model, or leave it out")
+        if args.context_from:
+            raise BadInput(
+                "context_from: the offline reader reads no results of other runs; set a model, or leave it out"
+            )
+        if not found.scope.workspace and not _names_pages(args):
+            raise Refused(
+                "no language model is used (the offline reader only reads), and there is nothing to read: give"
+                f" `workspace` {f'(for example {folder})' if folder else '(an absolute path)'}, name pages (https://…)"
+                " in task, or set a model.",
+                needs_key=needs_key,
+            )
+
+    def _assemble(self, choice: Choice, found: _FoundTools, lacks: tuple[str, ...]) -> RunConfig:
+        """Return the configuration, with the caps and what the model is told to do before it works.
+
+        Raises:
+            BadInput: The model cannot be told to think, or too few turns are left beside the plan.
+        """
+        args, role, context = self._args, self._role, self._context
+        caps, clamped = caps_of(args, role, choice, context.settings.limits)
+        how = how_it_thinks(choice)
+        thinking, thinking_note = extended_thinking(args, role, choice, how)
+        plan = role.plan if args.plan is None else args.plan
+        if plan and choice.wire != "offline" and (turns := caps[TURNS.field]) < PLAN_TURNS + 2:
+            raise BadInput(
+                f"max_iterations: planning takes {PLAN_TURNS} turns, and {turns} leave none for the work;"
+                f" give {PLAN_TURNS + 2} or more, or plan: false"
+            )
+        specs, scope, sandbox = specs_of(found.names, self._tools), found.scope, found.sandbox
+        search = self._search if any(spec.search for spec in specs) else None
+        secrets: dict[str, tuple[str, ...] | None] = {}
+        if role.secrets and self._has(found.names, "secrets"):
+            stored = context.secrets()
+            secrets = {name: stored[name].hosts if name in stored else None for name in role.secrets}
+        return RunConfig(
+            role=role.name,
+            role_source=role.source,
+            role_text=role.text,
+            model=choice.name,
+            provider=choice.provider,
+            model_id=choice.model_id,
+            tier=choice.tier,
+            base_url=choice.base_url,
+            price=choice.price,
+            max_output=LONG_OUTPUT if thinking or found.coding is not None else OUTPUT,
+            wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
+            tools=found.names,
+            unavailable_tools=found.unavailable,
+            lacks=lacks,
+            workspace=scope.workspace,
+            workspace_identity=_identity(scope.workspace),
+            git_folder=scope.git_folder,
+            hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
+            secrets=secrets,
+            plan=plan,
+            questions=role.questions if ASK.name in found.names else 0,
+            extended_thinking=thinking,
+            thinking_note=thinking_note,
+            search=search.name if search else "",
+            search_micros=search.cost_micros if search else 0,
+            search_call=SearchCall.of(search) if isinstance(search, ProviderSearch) else None,
+            context_from=self._earlier,
+            foreign=self._foreign.uses(found.names),
+            foreign_notes=self._foreign.notes(found.unavailable),
+            coding=found.coding,
+            reach=reach(specs, scope),
+            workspace_given=self._workspace.given,
+            workspace_named=self._workspace.named,
+            confinement=scope.confinement,
+            labels=role.labels,
+            network=scope.network,
+            commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
+            files_note="" if scope.workspace or not self._has(role.tools, "files") else self._no_files(),
+            background=context.background,
+            estimated_minutes=estimate(role, choice, float(caps[TIME.field]), context.durations),
+            name=args.name,
+            task_id=args.task_id,
+            output_schema=args.output_schema,
+            clamped=clamped,
+            price_note=_price_note(choice, context),
+            asked=args.model_dump(
+                mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
+            ),
+            **caps,
+        )
 
 
-def _assemble(
-    args: SpawnArgs,
-    role: Role,
-    choice: Choice,
-    found: _FoundTools,
-    foreign: McpScope,
-    workspace: Workspace,
-    around: ResolveContext,
-    earlier: tuple[EarlierRun, ...],
-    lacks: tuple[str, ...],
-) -> RunConfig:
-    """Return the configuration, with the caps and what the model is told to do before it works.
-
-    Raises:
-        BadInput: The model cannot be told to think, or too few turns are left beside the plan.
-    """
-    caps, clamped = caps_of(args, role, choice, around.settings.limits)
-    how = how_it_thinks(choice)
-    thinking, thinking_note = extended_thinking(args, role, choice, how)
-    plan = role.plan if args.plan is None else args.plan
-    if plan and choice.wire != "offline":
-        _refuse_short_plan(caps["max_iterations"])
-    specs, scope, sandbox = specs_of(found.names, around.tools), found.scope, found.sandbox
-    search = around.search if any(spec.search for spec in specs) else None
-    return RunConfig(
-        role=role.name,
-        role_source=role.source,
-        role_text=role.text,
-        model=choice.name,
-        provider=choice.provider,
-        model_id=choice.model_id,
-        tier=choice.tier,
-        base_url=choice.base_url,
-        price=choice.price,
-        max_output=LONG_OUTPUT if thinking or found.coding is not None else OUTPUT,
-        wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
-        tools=found.names,
-        unavailable_tools=found.unavailable,
-        lacks=lacks,
-        workspace=scope.workspace,
-        workspace_identity=_identity(scope.workspace),
-        git_folder=scope.git_folder,
-        hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
-        secrets=_secrets(role, found.names, around),
-        plan=plan,
-        questions=role.questions if ASK.name in found.names else 0,
-        extended_thinking=thinking,
-        thinking_note=thinking_note,
-        search=search.name if search else "",
-        search_micros=search.cost_micros if search else 0,
-        search_call=SearchCall.of(search) if isinstance(search, ProviderSearch) else None,
-        context_from=earlier,
-        foreign=foreign.uses(found.names),
-        foreign_notes=foreign.notes(found.unavailable),
-        coding=found.coding,
-        reach=reach(specs, scope),
-        workspace_given=workspace.given,
-        workspace_named=workspace.named,
-        confinement=scope.confinement,
-        labels=role.labels,
-        network=scope.network,
-        commands_note=f"{sandbox.why}; {sandbox.what_to_do}" if isinstance(sandbox, Unavailable) else "",
-        files_note="" if scope.workspace or not _wants_files(role, around.tools) else _no_files(workspace),
-        background=around.background,
-        estimated_minutes=estimate(role, choice, float(caps["timeout_s"]), around.durations),
-        name=args.name,
-        task_id=args.task_id,
-        output_schema=args.output_schema,
-        clamped=clamped,
-        price_note=_price_note(choice, around),
-        asked=args.model_dump(mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}),
-        **caps,
-    )
+_TO_SEARCH = (
+    "name the pages (https://…) in task or context, or use role data_extractor or researcher with a workspace. A search"
+    " is set up with a key of Brave or Kagi, with a SearXNG ([search] searxng in config.toml), or with a model of"
+    " Anthropic, OpenAI or OpenRouter, which search themselves."
+)
 
 
-def _price_note(choice: Choice, around: ResolveContext) -> str:
+def _price_note(choice: Choice, context: ResolveContext) -> str:
     """Return the user's prices that belong to no known model: one may be meant for this model."""
     if choice.base_url is None or choice.price.source.startswith(FROM_SETTINGS):
         return ""
-    strays = unknown_prices(around.models, [choice.name, *(role.model for role in around.catalog.roles)])
+    strays = unknown_prices(context.models, [choice.name, *(role.model for role in context.catalog.roles)])
     return " ".join(unknown_price_words(key, near) for key, near in strays.items())
-
-
-def _refuse_offline(
-    args: SpawnArgs, role: Role, workspace: Workspace, needs_key: str | None, found: _FoundTools
-) -> None:
-    """Refuse what the offline reader cannot do.
-
-    Raises:
-        BadInput: The call names results of earlier runs, or a form of the answer.
-        Refused: The role needs a language model, or there is nothing to read.
-    """
-    if found.coding is not None or role.needs_model:
-        does = "changes files" if found.coding is not None else "needs a language model"
-        local = "give a key, or a local endpoint such as Ollama's in AVA_MODEL_BASE_URL with AVA_MODEL"
-        raise Refused(
-            f"{role.name} {does}, and no language model is used (the offline reader only finds and quotes passages);"
-            f" set a model: {local if needs_key else 'leave `model` out, or name one that is configured'}",
-            needs_key=needs_key,
-        )
-    if args.output_schema is not None:
-        raise BadInput("output_schema: the offline reader only quotes passages; set a model, or leave it out")
-    if args.context_from:
-        raise BadInput("context_from: the offline reader reads no results of other runs; set a model, or leave it out")
-    if not found.scope.workspace and not _names_pages(args):
-        folder = f"(for example {workspace.path})" if workspace.path else "(an absolute path)"
-        raise Refused(
-            "no language model is used (the offline reader only reads), and there is nothing to read: give `workspace`"
-            f" {folder}, name pages (https://…) in task, or set a model.",
-            needs_key=needs_key,
-        )
-
-
-def _refuse_short_plan(max_iterations: int) -> None:
-    if max_iterations < PLAN_TURNS + 2:
-        raise BadInput(
-            f"max_iterations: planning takes {PLAN_TURNS} turns, and {max_iterations} leave none for the work;"
-            f" give {PLAN_TURNS + 2} or more, or plan: false"
-        )
 
 
 def _texts(args: SpawnArgs, role: Role) -> Texts:
@@ -427,45 +572,6 @@ def _texts(args: SpawnArgs, role: Role) -> Texts:
     return Texts(**{field: show_controls(text) for field, text in given.items()})
 
 
-def _workspace(args: SpawnArgs, around: ResolveContext) -> Workspace:
-    settings = around.settings
-    if around.remote_roots is not None:
-        return workspace_over_http(args.workspace, around.remote_roots, settings.data_root, around.home)
-    found = around.workspace or workspace_of(
-        settings, asked=args.workspace, client_roots=around.client_roots, cwd=around.cwd, home=around.home
-    )
-    if isinstance(found, WorkspaceRefused):
-        raise BadInput(str(found)) from found
-    return found
-
-
-def _wanted(args: SpawnArgs, role: Role, around: ResolveContext) -> tuple[str, ...]:
-    """Return the wanted tools: the role's, reduced by the call's allow-list and block-list.
-
-    The tool for earlier results is included only where the call names some, memory only where there are notes, and the
-    tool for questions only where the role and the settings allow any.
-    """
-    for field, names in (("tools", args.tools or ()), ("blocked_tools", args.blocked_tools or ())):
-        unknown = [name for name in names if name not in role.tools]
-        if unknown:
-            raise BadInput(f"{field}: {role.name} has no tool {unknown[0]!r}; it has {', '.join(role.tools)}")
-    if args.tools == [] and _tools_to_work_with(role, around.tools):
-        raise BadInput(
-            f"tools: an empty list leaves {role.name} nothing to work with; leave tools out to use all of the role's"
-            " tools, or name some"
-        )
-    specs, memory = tool_specs(), _with_memory()
-    asks = role.questions > 0 and around.settings.limits.question_wait_s > 0
-    return tuple(
-        name
-        for name in role.tools
-        if (args.tools is None or name in args.tools) and name not in (args.blocked_tools or ())
-        if args.context_from or name not in specs or not specs[name].results
-        if name not in memory or around.notes or name in (args.tools or ())
-        if name != ASK.name or asks
-    )
-
-
 def _identity(workspace: str | None) -> str:
     """Return the identity of a workspace, by which the run's start recognises it.
 
@@ -480,149 +586,5 @@ def _identity(workspace: str | None) -> str:
         raise Refused(f"workspace: {workspace} cannot be read ({error.strerror}); give another folder") from error
 
 
-def _git_folder(workspace: Path | None, around: ResolveContext) -> str:
-    """Return the git folder of a workspace's checkout, where it lies outside of that; else empty.
-
-    Raises:
-        Refused: It may not be used, or git would follow something elsewhere; says what to do.
-    """
-    settings, remote = around.settings, around.remote_roots
-    accept = git_folder_rule(
-        settings.workspace.roots or None if remote is None else remote,
-        data_root=settings.data_root,
-        home=around.home,
-        allow=settings.named_folders if remote is None else remote,
-        owner=remote is None,
-    )
-    try:
-        return git_folder_of(workspace, around.home, accept) if workspace is not None else ""
-    except NoGitFolder as error:
-        raise Refused(f"workspace: {error}") from error
-    except OSError as error:
-        raise Refused(f"workspace: the git folder of {workspace} cannot be read ({error.strerror})") from error
-
-
-def _files_open(role: Role, wanted: Sequence[str], workspace: Workspace, tools: Mapping[str, Tool]) -> bool:
-    """Tell whether the run may read files; with network access only where the call itself gave the folder."""
-    networked = any(name in tools and tools[name].spec.network for name in wanted)
-    networked = networked or (role.network and runs_commands(wanted, tools))
-    return workspace.path is not None and (workspace.given or not networked)
-
-
-def _usable(wanted: Sequence[str], around: ResolveContext, *, files_open: bool, commands: bool) -> tuple[str, ...]:
-    """Return the tools that this run can have: file tools only where it may read files, commands only in a sandbox."""
-    tools = around.tools
-    return tuple(
-        name
-        for name in wanted
-        if name in RUN_TOOLS
-        or (
-            name in tools and (files_open or not tools[name].spec.files) and (commands or not tools[name].spec.commands)
-        )
-        if around.notes or name not in _with_memory()
-    )
-
-
-def _with_memory() -> frozenset[str]:
-    """Return the tools that read the notes in memory."""
-    return frozenset(name for name, spec in tool_specs().items() if spec.memory)
-
-
-def _secrets(role: Role, tools: Sequence[str], around: ResolveContext) -> dict[str, tuple[str, ...] | None]:
-    """Return the secrets that the run's calls may use, each with its hosts; None for one that is not stored.
-
-    Raises:
-        ConfigError: The file of secrets cannot be read.
-    """
-    if not role.secrets or not any(name in around.tools and around.tools[name].spec.secrets for name in tools):
-        return {}
-    stored = around.secrets()
-    return {name: stored[name].hosts if name in stored else None for name in role.secrets}
-
-
-def _sees_files(tools: Sequence[str], known: Mapping[str, Tool]) -> bool:
-    return any(name in known and (known[name].spec.files or known[name].spec.commands) for name in tools)
-
-
-def _wants_files(role: Role, known: Mapping[str, Tool]) -> bool:
-    return any(name in known and known[name].spec.files for name in role.tools)
-
-
-def _no_files(workspace: Workspace) -> str:
-    """Return why a run may read no files, and what would help."""
-    if workspace.path is not None:
-        return f"a role that reaches the web sees a folder only when the call names it (workspace: {workspace.path})"
-    return workspace.why
-
-
 def _names_pages(args: SpawnArgs) -> bool:
     return _URL.search(" ".join(part for part in (args.task, args.context) if part)) is not None
-
-
-def _tools_to_work_with(role: Role, known: Mapping[str, Tool]) -> list[str]:
-    """Return the role's tools that give it something to work with."""
-    return [name for name in role.tools if name in known and (known[name].spec.reads or known[name].spec.commands)]
-
-
-def _check_need(
-    need: str, args: SpawnArgs, role: Role, found: _FoundTools, workspace: Workspace, known: Mapping[str, Tool]
-) -> None:
-    """Refuse a role without a tool that it needs.
-
-    Raises:
-        ToolMissing: The tool is not there; says what to do instead.
-        Refused: The call blocked it.
-    """
-    tools, sandbox = found.names, found.sandbox
-    if need in tools:
-        return
-    left_out = need in (args.blocked_tools or ()) or (args.tools is not None and need not in args.tools)
-    if need in role.tools and left_out:
-        raise Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
-    if need == "web_search" and need not in known:
-        if _names_pages(args) and "read_webpages" in tools:
-            return  # the pages are named: no search is needed
-        raise ToolMissing(
-            f"{role.name} needs web_search, which is not set up here: name the pages (https://…) in task or"
-            " context, or use role data_extractor or researcher with a workspace. A search is set up with a key of"
-            " Brave or Kagi, with a SearXNG ([search] searxng in config.toml), or with a model of Anthropic, OpenAI or"
-            " OpenRouter, which search themselves.",
-            need,
-            needs_key="brave",
-        )
-    if need == READ_RESULT and need in role.tools:
-        raise ToolMissing(f"{role.name} needs results of earlier subagents; name them in context_from", need)
-    if need == RECALL and need in role.tools:
-        raise ToolMissing(f"{role.name} needs memory, which has no notes yet; add one with `ava memory add NAME`", need)
-    if need not in known:
-        raise ToolMissing(
-            f"{role.name} needs {need}, which this version of Ava does not have yet; use another role", need
-        )
-    if known[need].spec.commands and isinstance(sandbox, Unavailable):
-        raise ToolMissing(
-            f"{role.name} needs {need}, and commands cannot be confined here: {sandbox.why}; {sandbox.what_to_do}", need
-        )
-    if known[need].spec.files and need in role.tools:
-        raise ToolMissing(f"{role.name} needs files, and sees none: {_no_files(workspace)}", need)
-    raise Refused(f"{role.name} needs {need}, which the call excludes; keep it in tools and out of blocked_tools")
-
-
-def _refuse_idle(
-    args: SpawnArgs, role: Role, tools: Sequence[str], workspace: Workspace, known: Mapping[str, Tool]
-) -> None:
-    """Refuse a run that has nothing to work with.
-
-    Raises:
-        Refused: No tool of its work is available.
-    """
-    works = _tools_to_work_with(role, known)
-    asked = (
-        (RECALL,) if RECALL in (args.tools or ()) else ()
-    )  # every role has it, so it counts only where the call asks for it
-    if args.tools == [RECALL] and RECALL not in tools:
-        raise Refused("memory has no notes to work with; write one with `ava memory add NAME`, or give more tools")
-    if not any(name in (*works, READ_RESULT, *asked) for name in tools) and (works or args.tools):
-        raise Refused(
-            f"{role.name} would have nothing to work with: none of the requested tools is available."
-            f" Files: {_no_files(workspace)}"
-        )

@@ -25,7 +25,6 @@ from ava_roles.sandbox.selection import find_sandbox
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.sandbox.workspace import recheck_workspace, repository_of
 from ava_roles.tool import Tool
-from ava_server.approval.requests import SpawnArgs
 from ava_server.budget.run_config import NO_COMMANDS, ForeignDefinition, ForeignUse, RunConfig
 from ava_server.core.data_root import home_folder
 from ava_server.core.errors import Refused, ToolMissing
@@ -46,11 +45,6 @@ def sandbox_here(settings: Settings) -> Sandbox | Unavailable:
 def runs_commands(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
     """Tell whether one of these tools runs commands."""
     return any(name in tools and tools[name].spec.commands for name in names)
-
-
-def needs_sandbox(names: Sequence[str], tools: Mapping[str, Tool]) -> bool:
-    """Tell whether one of these tools runs commands, or belongs to an MCP server that is started here."""
-    return any(name in tools and (tools[name].spec.commands or tools[name].spec.program) for name in names)
 
 
 def usable_here(tools: Mapping[str, Tool], sandbox: Sandbox | Unavailable) -> dict[str, Tool]:
@@ -195,15 +189,9 @@ class McpScope:
             )
         return found
 
-    def narrowed(self, args: SpawnArgs) -> SpawnArgs:
-        """Return a spawn with the patterns in `tools` and `blocked_tools` replaced by tool names."""
-
-        def each(words: Sequence[str] | None) -> list[str] | None:
-            if words is None:
-                return None
-            return list(dict.fromkeys(name for word in words for name in self._matching(word)))
-
-        return args.model_copy(update={"tools": each(args.tools), "blocked_tools": each(args.blocked_tools)})
+    def expanded(self, words: Sequence[str]) -> list[str]:
+        """Return tool names in place of patterns."""
+        return list(dict.fromkeys(name for word in words for name in self._matching(word)))
 
     def _matching(self, word: str) -> list[str]:
         if server_of(word) is None:

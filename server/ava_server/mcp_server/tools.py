@@ -27,6 +27,7 @@ from ava_server.render.responses import FAILED, Answer
 if TYPE_CHECKING:
     from ava_roles.catalog import Catalog
     from ava_server.mcp_server.app import App
+    from ava_server.service.access import Asking
     from ava_server.service.tools import ServiceTool
 
 log = logging.getLogger("ava.tools")
@@ -77,7 +78,7 @@ async def call_tool(
     """
     from ava_server.approval.questions import AnsweredLater
     from ava_server.approval.requests import shown
-    from ava_server.mcp_server.elicitation import ClientPerson, asked_back, can_ask, can_open
+    from ava_server.mcp_server.elicitation import asked_back
     from ava_server.service.tools import TOOLS
 
     if params.name not in TOOLS:
@@ -90,16 +91,10 @@ async def call_tool(
 
     try:
         service = await ctx.lifespan_context.service(ctx)
-        asks, opens = can_ask(ctx), can_open(ctx)
-        client = ClientPerson(ctx, params) if asks or opens else None
-        person, pages = client if asks else None, client if opens else None
-        if person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
+        asking = asking_of(ctx, params)
+        if asking.person is None and TOOLS[params.name].approves and ctx.lifespan_context.asks_alone:
             raise Refused(NO_QUESTION)
-        given, wakes = dict(params.arguments or {}), declares_tasks(ctx)
-        proposal = client.proposal if client is not None else None
-        answer = await service.call(
-            params.name, given, progress, person=person, wakes=wakes, pages=pages, proposal=proposal
-        )
+        answer = await service.call(params.name, params.arguments or {}, progress, asking=asking)
         if (task := await as_task(ctx, service, answer)) is not None:
             return task
     except AnsweredLater as asked:
@@ -115,6 +110,21 @@ async def call_tool(
             log.exception("%s failed", params.name)
             answer = Answer(status=FAILED, message=f"{params.name}: {FAULT}")
     return result_of(answer)
+
+
+def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> Asking:
+    """Return who can answer a proposal through the client of a call."""
+    from ava_server.mcp_server.elicitation import ClientPerson, can_ask, can_open
+    from ava_server.service.access import Asking
+
+    asks, opens = can_ask(ctx), can_open(ctx)
+    client = ClientPerson(ctx, params) if asks or opens else None
+    return Asking(
+        client if asks else None,
+        client if opens else None,
+        declares_tasks(ctx),
+        client.proposal if client is not None else None,
+    )
 
 
 async def roles_now(ctx: ServerRequestContext[App, Any]) -> Catalog:

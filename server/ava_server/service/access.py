@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 
 from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.units import now_us
-from ava_audit.view import Command, T, View, loads
+from ava_audit.view import View, loads
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -25,8 +25,8 @@ from ava_server.runs.lifecycle import awaited, waits_for_resume
 
 if TYPE_CHECKING:
     from ava_server.approval.questions import PageOpener, Person
+    from ava_server.config.settings import Policy
     from ava_server.config.tokens import Token
-    from ava_server.render.responses import Answer
     from ava_server.render.run_view import Processes
     from ava_server.service.runtime import Runtime
 
@@ -49,7 +49,7 @@ class Session:
         url: The server's address; only over HTTP.
         unanswered: Questions of runs that its person has closed or not seen: they are not asked again.
         opened: The hashes of questions whose page its client has opened: none is opened twice.
-        told: Runs whose end, more than an hour ago, an answer of this session has mentioned.
+        mentioned: Runs whose end, more than an hour ago, an answer of this session has mentioned.
         seen: What each run looked like at the last poll: a poll without news is not logged.
         admin: It is the data root's owner at a terminal, who may see, cancel and resume the runs of all users.
     """
@@ -69,7 +69,7 @@ class Session:
     started: bool = False
     unanswered: set[str] = field(default_factory=set[str])
     opened: set[str] = field(default_factory=set[str])
-    told: set[str] = field(default_factory=set[str])
+    mentioned: set[str] = field(default_factory=set[str])
     seen: dict[str, tuple[object, ...]] = field(default_factory=dict[str, tuple[object, ...]])
     admin: bool = False
 
@@ -377,41 +377,33 @@ Progress = Callable[[str], Awaitable[None]]
 """Tells the host that a call still waits, with a status line."""
 
 
-class Recorder(Protocol):
-    """The record of a call that only writes to the log: one transaction has the call, what it writes and its answer.
-
-    So a crash leaves all of it or nothing.
-    """
-
-    async def begin(self) -> None:
-        """Write the call to the log now: something outside of the log is about to happen."""
-        ...
-
-    async def do(self, command: Command[T], answered: Callable[[T], Answer | None] | None = None) -> T:
-        """Run a command; its transaction also writes the call, and the answer that follows from its value, if any."""
-        ...
+Answerer = Literal["host", "client", "page", "terminal"]
+"""Who answers a proposal: the host's model with its call, once the person has agreed in the conversation; the person in
+a form of the client; or who has the PIN, on a page that the client opens, or only in a terminal."""
 
 
 @dataclass(frozen=True)
-class CallContext:
-    """The caller of one call.
+class Asking:
+    """Who can answer a proposal through the client of one call, and when.
 
     Attributes:
-        progress: Called with a status line while the call waits.
-        record: Writes the call, unless it is in the log.
-        person: Who can be asked in the middle of it; None where the client cannot ask.
+        person: Who can be asked in the middle of the call; None where the client cannot ask.
         pages: Opens a page for that person; None where the client cannot.
-        degraded: A proposal may miss tools that its role needs.
-        wakes: The client takes an approval as a task, and gives its model the result when the run ends.
+        as_task: The client takes an approval as a task, and gives its model the result when the run ends.
         proposal: The proposal that this call made before it ended with a question that is answered now.
-        news: The news, where it was read together with the answer.
     """
 
-    progress: Progress
-    record: Recorder
     person: Person | None = None
-    degraded: bool = False
-    wakes: bool = False
     pages: PageOpener | None = None
+    as_task: bool = False
     proposal: str | None = None
-    news: list[News] = field(default_factory=list[News])
+
+    def answerer(self, policy: Policy) -> Answerer:
+        """Return who answers under a policy."""
+        if policy == "human":
+            return "terminal" if self.pages is None else "page"
+        return "host" if self.person is None else "client"
+
+
+NOBODY = Asking()
+"""The client can ask nobody."""

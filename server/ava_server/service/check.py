@@ -29,9 +29,10 @@ from ava_server.render.run_view import (
 )
 from ava_server.runs.lifecycle import paused
 from ava_server.runs.questions import deliver
-from ava_server.service.access import Access, CallContext, Operations, Progress
+from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.fetch import bring_to_repositories
 from ava_server.service.questions import PersonQuestions
+from ava_server.service.record import CallContext
 
 RUNS_CHARS, NAMED = 8_200, 20
 """Characters, as JSON, of the runs in one answer; and how many of the others are named with their state."""
@@ -88,13 +89,13 @@ class RunChecks(Operations):
                 message = f"{message or ''} {others}".strip()
             return CheckAnswer(status="list", message=message, runs=runs)
         decided, known = None, list[RunRow]()
-        if args.wait_seconds or caller.person is not None or caller.pages is not None:
+        if args.wait_seconds or caller.asking.person is not None or caller.asking.pages is not None:
             known = await self._store.look(lambda view: self._named(view, args))
             known = await self._waited_for(known, args.wait_seconds, caller.progress)
             # A question and a wait share the time of a call: after a long wait, the next call asks.
             in_time = time.monotonic() - began <= self._session.wait_s - ASKED_S
-            decided = await self._questions.send(known, caller.pages if in_time else None)
-            decided = decided or await self._questions.ask(known, caller.person if in_time else None)
+            decided = await self._questions.send(known, caller.asking.pages if in_time else None)
+            decided = decided or await self._questions.ask(known, caller.asking.person if in_time else None)
 
         def query(view: View) -> tuple[list[RunRow], list[RunAnswer]]:  # everything in one way to a thread and back
             rows = [view.run(row.id) or row for row in known] or self._named(view, args)

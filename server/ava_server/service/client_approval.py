@@ -33,8 +33,9 @@ from ava_server.approval.questions import NOT_AGREED, PageOpener, PageQuestion, 
 from ava_server.budget.run_caps import CAP_OF_FIELD, COST
 from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import BadInput, Refused
-from ava_server.service.access import Access, CallContext, Operations, Progress
+from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S
+from ava_server.service.record import CallContext
 
 NOT_ASKED = (
     "If nobody can be asked here (a host without a screen answers like this by itself), a person approves it in a"
@@ -88,16 +89,16 @@ class ClientApprovals(Operations):
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was started")
         if await self._access.needs_pin():
             return await self._on_page(asked, caller)
-        if caller.person is None:
+        if caller.asking.person is None:
             return None
         await caller.record.begin()
-        return await self._ask(asked, caller.person, caller)
+        return await self._ask(asked, caller.asking.person, caller)
 
     async def _on_page(self, asked: Approval, caller: CallContext) -> ConfirmOutcome:
-        if caller.pages is None:
+        if caller.asking.pages is None:
             raise Refused(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
         await caller.record.begin()
-        return await self._pages.decide(asked, caller.pages, caller.progress)
+        return await self._pages.decide(asked, caller.asking.pages, caller.progress)
 
     async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""

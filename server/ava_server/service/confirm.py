@@ -20,9 +20,10 @@ from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label, new_id, parse_id
 from ava_server.render.responses import Answer, ConfirmAnswer, OneDecision
 from ava_server.runs.lifecycle import NotResumed, is_held, resume_line
-from ava_server.service.access import Access, CallContext, Operations, Progress
+from ava_server.service.access import Access, Operations, Progress
 from ava_server.service.check import RunChecks, dumped, fit_runs
 from ava_server.service.client_approval import CONFIRM_AGAIN, NEXT_STEPS, ClientApprovals, not_started_next
+from ava_server.service.record import CallContext
 from ava_server.service.spawn import Spawns, started_next
 
 
@@ -49,7 +50,7 @@ class Confirmations(Operations):
         if (run := await self._resumptions.interrupted(args)) is not None:
             self._runtime.closing.refuse_new()
             await caller.record.begin()
-            answer = await self._resumptions.resume(args, run, caller.person)
+            answer = await self._resumptions.resume(args, run, caller.asking.person)
             if answer.status == "resumed":
                 await self._wait_for(answer, [run.id], _left(args, began, self._session.wait_s), caller.progress)
             return answer

@@ -19,7 +19,8 @@ from ava_server.core.ids import AGENT
 from ava_server.render.entries import entry_line, names_of
 from ava_server.render.responses import Answer, LogAnswer
 from ava_server.render.run_view import json_chars
-from ava_server.service.access import CallContext, Operations
+from ava_server.service.access import Operations
+from ava_server.service.record import CallContext
 
 LOG_CHARS = 9_000
 """Characters of entries in one answer; with everything around them it stays under 10,000."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
@@ -60,6 +60,8 @@ from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
 
 if TYPE_CHECKING:
+    from ava_roles.role import Role
+    from ava_server.approval.requests import SpawnArgs
     from ava_server.config.settings import Policy, Settings
 
 
@@ -182,86 +184,62 @@ class Runtime(RunResources):
         return places.load(), found
 
     async def resolve_context(
-        self,
-        client_roots: Sequence[str],
-        role: str,
-        user: str,
-        workspace: str | None = None,
-        *,
-        remote: bool = False,
-        model: str | None = None,
-        acts: Callable[[], Awaitable[None]] | None = None,
+        self, args: SpawnArgs, user: str, client_roots: Sequence[str] | None, begin: Callable[[], Awaitable[None]]
     ) -> ResolveContext:
-        """Return the context in which a user's spawn of a role is resolved; reads the role files again.
+        """Return the context in which a spawn is resolved; reads the role files again.
 
         Args:
-            client_roots: Folders that the client named.
-            role: The role.
-            user: The user.
-            workspace: The folder that a call names; its role files count as the project's.
-            remote: The user is over HTTP, and gets none of this machine's folders.
-            model: The model that the call names.
-            acts: Awaited before an MCP server is asked for its tools.
+            args: The spawn. The role files of the folder that it names count as the project's.
+            user: Whose it is.
+            client_roots: Folders that the client named; None for a user over HTTP, who gets none of this machine's.
+            begin: Awaited before an MCP server is asked for its tools.
 
         Raises:
             ConfigError: It is not known whether there is a PIN, so nothing can be approved.
             Refused: A folder with role files does not answer.
         """
+        remote = client_roots is None
 
-        def read() -> tuple[ResolveContext, str | None]:
-            catalog, found = self._read_catalog(client_roots, workspace, user if remote else None)
-            around = self._resolve_context(catalog, tuple(client_roots), user, remote=remote)
-            around = replace(around, workspace=found)
-            named = next((own for own in catalog.roles if own.name == role), None)
+        def read() -> tuple[Callable[..., ResolveContext], Role | None, str | None]:
+            catalog, workspace = self._read_catalog(client_roots or (), args.workspace, user if remote else None)
+            models, memory, search = self.credentials.models, self.memory(user), None
+            with suppress(AvaError):  # `ava doctor` reports it; most runs do not search
+                search = self.credentials.search()
+            role, chosen = catalog.by_name.get(args.role), None
             with suppress(AvaError):  # resolving the proposal says why
-                return around, choose(model, named.model, around.models).name if named is not None else None
-            return around, None
+                chosen = choose(args.model, role.model, models).name if role is not None else None
+            confined = partial(remote_users.sandbox_over_http, self.sandbox, self.settings)
+            context = partial(
+                ResolveContext,
+                settings=self.settings,
+                models=models,
+                catalog=catalog,
+                tools=self.tools,
+                search=search,
+                client_roots=client_roots or (),
+                cwd=working_folder() or NOWHERE,
+                home=home_folder(),
+                secrets=lambda: self.credentials.secrets,
+                sandbox=confined if remote else self.sandbox,
+                notes=memory is not None and not memory.is_empty(),
+                background=self.background,
+                remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
+                policy=self.policy_now(user),
+                workspace=workspace,
+            )
+            return context, role, chosen
 
-        around, chosen = await _answering(read)
+        context, role, chosen = await _answering(read)
 
         def query(view: View) -> tuple[list[tuple[str, int]], float | None]:
-            return view.durations(role), measured_ratio(view, chosen) if chosen is not None else None
+            return view.durations(args.role), measured_ratio(view, chosen) if chosen is not None else None
 
         durations, ratio = await self.store.read(query)
-        around = replace(around, durations=tuple(durations), tokens_per_byte=ratio)
-        named = next((own for own in around.catalog.roles if own.name == role), None)
-        if named is None or not any(server_of(tool) for tool in named.tools):
-            return around
-        if acts is not None:
-            await acts()
-        return replace(around, servers=self.foreign.entries, listings=await self.foreign.listings(named))
-
-    def _resolve_context(
-        self, catalog: Catalog, client_roots: tuple[str, ...], user: str, *, remote: bool
-    ) -> ResolveContext:
-        memory = self.memory(user)
-        try:
-            search = self.credentials.search()
-        except AvaError:  # `ava doctor` reports it; most runs do not search
-            search = None
-        around = ResolveContext(
-            settings=self.settings,
-            models=self.credentials.models,
-            catalog=catalog,
-            tools=self.tools,
-            search=search,
-            client_roots=client_roots,
-            cwd=working_folder() or NOWHERE,
-            home=home_folder(),
-            secrets=lambda: self.credentials.secrets,
-            sandbox=self.sandbox,
-            notes=memory is not None and not memory.is_empty(),
-            background=self.background,
-            policy=self.policy_now(user),
-        )
-        if not remote:
-            return around
-        return replace(
-            around,
-            client_roots=(),
-            remote_roots=user_limits.user_settings(self.settings, user).workspaces,
-            sandbox=lambda: remote_users.sandbox_over_http(self.sandbox(), self.settings),
-        )
+        foreign: dict[str, Any] = {}
+        if role is not None and any(server_of(tool) for tool in role.tools):
+            await begin()
+            foreign = {"servers": self.foreign.entries, "listings": await self.foreign.listings(role)}
+        return context(durations=durations, tokens_per_byte=ratio, **foreign)
 
     async def prepare_first_run(self) -> None:
         """Load what the first run needs once something is proposed: while the person reads that, nobody waits."""

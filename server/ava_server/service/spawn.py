@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -16,7 +15,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError, OutcomeUnknown
 from ava_audit.rows import WAITING, RunRow
 from ava_audit.units import iso_utc, micros_from_cents, now_us
-from ava_audit.view import Command, Outcome, View
+from ava_audit.view import Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
 from ava_roles.tool import Tool
@@ -39,25 +38,30 @@ from ava_server.core.ids import label, new_id
 from ava_server.models.selection import OFFLINE, is_configured
 from ava_server.render.responses import Answer, Minutes, OneDecision, SpawnAnswer
 from ava_server.runs.context import ConfigNotSupported
-from ava_server.service.access import Access, CallContext, Operations, Recorder
+from ava_server.service.access import Access, Answerer, Operations
 from ava_server.service.client_approval import ClientApprovals, not_started_next
+from ava_server.service.record import CallContext
 
-if TYPE_CHECKING:
-    from ava_server.config.settings import Policy
-
-_BY_PIN = (
-    "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}` in a"
-    " terminal, or in a browser with `ava ui`: no tool can. Then check_subagent tells how it goes."
-)
-_ON_PAGE = (
-    'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
-    " it gives the person the address of a page of Ava, where only they can approve, and waits for that. They can"
-    " also run `ava approve {pending_id}` in a terminal."
-)
-_ASKS = (
-    'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the approval_line]:'
-    " the person is shown the message then, and only they can answer."
-)
+NEXT: Mapping[Answerer, str] = {
+    "host": (
+        "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
+        'pending_ids ["{pending_id}"] and approving [the approval_line].'
+    ),
+    "client": (
+        'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the'
+        " approval_line]: the person is shown the message then, and only they can answer."
+    ),
+    "page": (
+        'Requested, not started. Call confirm_spawn with pending_ids ["{pending_id}"] and approving [the'
+        " approval_line]: it gives the person the address of a page of Ava, where only they can approve, and waits for"
+        " that. They can also run `ava approve {pending_id}` in a terminal."
+    ),
+    "terminal": (
+        "Requested, not started. Show the person the message, and that they start it with `ava approve {pending_id}`"
+        " in a terminal, or in a browser with `ava ui`: no tool can. Then check_subagent tells how it goes."
+    ),
+}
+"""What a caller does with a proposal that waits, by who answers it."""
 _LIMITED = (
     "Requested, not started, and confirm_spawn cannot start it now: {why}. Show the person the message and that"
     " command."
@@ -70,25 +74,6 @@ PACK_S = 45.0
 """How long storing a copy of a repository or folder may take: hosts wait about a minute for an answer."""
 CANDIDATES = 4
 """Ids of which a proposal takes the first unused one."""
-
-
-@dataclass(frozen=True)
-class _Caller:
-    """What an answer depends on besides the proposal.
-
-    Attributes:
-        policy: Who may approve.
-        asks: The client can ask its person, who then decides.
-        opens: The client can open a page for its person.
-        wakes: The client takes an approval as a task.
-        needs_key: A language model could do it, if there were a key.
-    """
-
-    policy: Policy
-    asks: bool
-    opens: bool
-    wakes: bool
-    needs_key: bool
 
 
 class Spawns(Operations):
@@ -110,25 +95,12 @@ class Spawns(Operations):
         if isinstance(given.get("retry_of"), str):
             retried, given = await self._retry(given)
         args = parse(SpawnArgs, given)
-        asks, opens = caller.person is not None, caller.pages is not None
-        asks_now = args.ask and asks and not await self._access.needs_pin()
-        if args.ask and caller.proposal is not None:
-            answer = await self._proposed_before(caller.proposal, caller)
-        else:
-            answer = await self._propose(
-                args,
-                retried.id if retried else None,
-                asks=asks,
-                opens=opens,
-                degraded=caller.degraded,
-                wakes=caller.wakes,
-                record=caller.record,
-                answered=not asks_now,
-            )
-        return await self._ask(answer, caller) if asks_now and answer.status == WAITING else answer
+        if args.ask and caller.asking.proposal is not None:
+            return await self._answered_now(caller.asking.proposal, caller)
+        return await self._propose(args, caller, retried)
 
-    async def _proposed_before(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
-        """Return the proposal that this call made before it ended with a question.
+    async def _answered_now(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
+        """Go on with the proposal that this call made before it ended with a question.
 
         Raises:
             Refused: It was erased, or nothing starts here any more.
@@ -137,12 +109,10 @@ class Spawns(Operations):
         made = await self._store.look(lambda view: self._proposal_in(view, pending_id))
         if made is None:
             raise Refused(f"{pending_id} was erased; propose it again")
+        answerer = caller.asking.answerer(await self._runtime.policy(self._session.user))
         answer = _proposal(made)
-        policy = await self._runtime.policy(self._session.user)
-        asks, opens = caller.person is not None, caller.pages is not None
-        advised = _Caller(policy, asks=asks, opens=opens, wakes=caller.wakes, needs_key=False)
-        self._advise(made, answer, advised, None)
-        return answer
+        self._advise(answer, answerer, as_task=caller.asking.as_task)
+        return await self._ask(answer, caller) if answerer == "client" and answer.status == WAITING else answer
 
     def _proposal_in(self, view: View, pending_id: str) -> Proposal | None:
         user = self._session.user
@@ -203,59 +173,55 @@ class Spawns(Operations):
         return answer
 
     async def _propose(
-        self,
-        args: SpawnArgs,
-        retry_of: str | None = None,
-        *,
-        asks: bool = False,
-        opens: bool = False,
-        may_start: bool = True,
-        degraded: bool = False,
-        wakes: bool = False,
-        record: Recorder | None = None,
-        answered: bool = True,
+        self, args: SpawnArgs, caller: CallContext, retried: RunRow | None = None, *, fresh: bool = False
     ) -> SpawnAnswer:
-        """Make a proposal.
+        """Make a proposal, and have it answered at once where the policy or the call says so.
 
         Args:
             args: The arguments of the spawn.
-            retry_of: The ended run that it repeats.
-            asks: The client can ask its person, who then decides.
-            opens: The client can open a page for its person.
-            may_start: The policy auto may start it.
-            degraded: It may miss tools that its role needs.
-            wakes: The client takes an approval as a task. Its model then reads the client's words and not ours.
-            record: Writes the call with the proposal; None where the call is in the log.
-            answered: The proposal is the whole answer, and is recorded with it.
+            caller: Whose call it is.
+            retried: The ended run that it repeats.
+            fresh: It replaces an expired one in the answer of another call: nobody answers it now.
         """
         self._runtime.closing.refuse_new()
-        user = self._session.user
-        around = await self._runtime.resolve_context(
-            self._session.roots,
-            args.role,
-            user,
-            args.workspace,
-            remote=self._session.remote,
-            model=args.model,
-            acts=record.begin if record is not None else None,
+        session, record = self._session, caller.record
+        context = await self._runtime.resolve_context(
+            args, session.user, None if session.remote else session.roots, record.begin
         )
-        config, texts = await self._resolved(args, around, degraded)
+        config, texts = await self._resolved(args, context, caller.degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         if self._store.blobs is not None:
-            if record is not None:
-                await record.begin()
+            await record.begin()
             config = await self._packed(config, candidates)
-        starts = may_start and around.policy == "auto" and self._session.transport != "terminal"  # which asks anyway
-        needs_key = config.model == OFFLINE and not is_configured(around.models)
-        caller = _Caller(around.policy, asks=asks, opens=opens, wakes=wakes, needs_key=needs_key)
-        limits = self._runtime.limits_under(around.policy, user)
-        proposing = propose(config, texts, self._session.who, candidates, limits, retry_of=retry_of)
+        answerer = caller.asking.answerer(context.policy)
+        as_task = caller.asking.as_task and not fresh
+        asks_now = args.ask and answerer == "client"
+        # A terminal asks anyway.
+        starts = context.policy == "auto" and session.transport != "terminal" and not fresh
+        limits = self._runtime.limits_under(context.policy, session.user)
+        retry_of = retried.id if retried is not None else None
+        proposing = propose(config, texts, session.who, candidates, limits, retry_of=retry_of)
+        needs_key = config.model == OFFLINE and not is_configured(context.models)
 
-        command = self._answering(proposing, None if starts else caller)
-        if record is None:
-            made, answer = await self._store.do(command)
-        else:
-            made, answer = await record.do(command, lambda value: None if starts or not answered else value[1])
+        def advise(view: View, at_us: int, made: Proposal, answer: SpawnAnswer) -> None:
+            limited = self._limited(view, made, at_us) if answerer == "host" else None
+            self._advise(answer, answerer, limited, as_task=as_task)
+            if needs_key and made.state == WAITING:
+                key = self._access.key_advice("openrouter")
+                answer.message = f"{answer.message}\nTo have a language model do it: {key}"
+
+        def command(view: View, at_us: int) -> Outcome[tuple[Proposal | str, SpawnAnswer | None]]:
+            outcome = proposing(view, at_us)
+            made = outcome.value
+            if isinstance(made, str):
+                return Outcome((made, None), outcome.events)
+            answer = _proposal(made)
+            if not starts:
+                advise(view, at_us, made, answer)
+            return Outcome((made, answer), outcome.events)
+
+        later = starts or asks_now or fresh
+        made, answer = await record.do(command, None if later else lambda value: value[1])
         await self._release(config, candidates, made)
         if isinstance(made, str) or answer is None:
             raise Refused(str(made))
@@ -263,11 +229,10 @@ class Spawns(Operations):
         if starts:
             if made.state == WAITING:
                 await self._start_automatically(made, answer)
-            limited = await self._store.look(lambda view: self._limited(view, made, now_us()))
-            self._advise(made, answer, caller, limited)
-        return answer
+            await self._store.look(lambda view: advise(view, now_us(), made, answer))
+        return await self._ask(answer, caller) if asks_now and answer.status == WAITING else answer
 
-    async def _resolved(self, args: SpawnArgs, around: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
+    async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
         """Return the configuration and the texts of a proposal.
 
         Raises:
@@ -277,45 +242,25 @@ class Spawns(Operations):
         earlier = await self._earlier(args.context_from) if args.context_from else ()
 
         def resolve() -> tuple[RunConfig, Texts]:
-            config, texts = resolve_run_config(args, around, earlier, degraded)
+            config, texts = resolve_run_config(args, context, earlier, degraded)
             setup = self._runtime.run_setup
-            return setup.with_figures(config, texts, self._session.user, around.tokens_per_byte), texts
+            return setup.with_figures(config, texts, self._session.user, context.tokens_per_byte), texts
 
         try:
             return await anyio.to_thread.run_sync(resolve)
         except ConfigNotSupported as error:
             raise Refused(str(error)) from error
 
-    def _answering(
-        self, proposing: Command[Proposal | str], caller: _Caller | None
-    ) -> Command[tuple[Proposal | str, SpawnAnswer | None]]:
-        """Return a command that proposes and answers; without a caller, what to do next is added later."""
-
-        def command(view: View, at_us: int) -> Outcome[tuple[Proposal | str, SpawnAnswer | None]]:
-            outcome = proposing(view, at_us)
-            if isinstance(made := outcome.value, str):
-                return Outcome((made, None), outcome.events)
-            answer = _proposal(made)
-            if caller is not None:
-                self._advise(made, answer, caller, self._limited(view, made, at_us))
-            return Outcome((made, answer), outcome.events)
-
-        return command
-
-    def _advise(self, made: Proposal, answer: SpawnAnswer, caller: _Caller, limited: str | None) -> None:
-        """Say in the answer how a proposal that waits is approved, and what would help."""
-        if made.state == WAITING and (caller.policy == "human" or caller.asks):
-            following = _ASKS if caller.policy != "human" else _ON_PAGE if caller.opens else _BY_PIN
-            if answer.status == WAITING:
-                answer.next = self._access.adapt_text(following.format(pending_id=made.pending_id))
-        if answer.status == WAITING and caller.policy != "human" and not caller.asks and limited:
+    def _advise(self, answer: SpawnAnswer, answerer: Answerer, limited: str | None = None, *, as_task: bool) -> None:
+        """Say in the answer how a proposal that waits is approved; `limited` says why the host cannot start it now."""
+        if answer.status != WAITING:
+            return
+        if answerer == "host" and limited:
             answer.next = _LIMITED.format(why=limited)
-        elif answer.status == WAITING and caller.policy != "human" and caller.wakes:
-            answer.next = f"{answer.next} {_AS_TASK.format(subagent_id=made.subagent_id)}"
-        if made.state == WAITING and caller.needs_key:
-            answer.message = (
-                f"{answer.message}\nTo have a language model do it: {self._access.key_advice('openrouter')}"
-            )
+            return
+        answer.next = self._access.adapt_text(NEXT[answerer].format(pending_id=answer.pending_id))
+        if as_task and answerer in ("host", "client"):
+            answer.next = f"{answer.next} {_AS_TASK.format(subagent_id=answer.subagent_id)}"
 
     async def _packed(self, config: RunConfig, candidates: Sequence[tuple[str, str]]) -> RunConfig:
         """Return the configuration with what another machine needs for the run, stored beside the log.
@@ -408,8 +353,7 @@ class Spawns(Operations):
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
             return None
-        asks, opens = caller.person is not None, caller.pages is not None
-        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), asks=asks, opens=opens, may_start=False)
+        return await self._propose(parse(SpawnArgs, _arguments(run, texts)), caller, fresh=True)
 
 
 def _proposal(made: Proposal) -> SpawnAnswer:
@@ -427,10 +371,7 @@ def _proposal(made: Proposal) -> SpawnAnswer:
         tools=list(config.tools),
         unavailable_tools=list(config.unavailable_tools) or None,
         expires_at=iso_utc(made.expires_us),
-        next=(
-            "Requested, not started. Show the person the message; when they agree, call confirm_spawn with "
-            f'pending_ids ["{made.pending_id}"] and approving [the approval_line].'
-        ),
+        next=NEXT["host"].format(pending_id=made.pending_id),
     )
     _show_limits(answer, config)
     if made.state != WAITING:  # the same call or task_id again: its proposal has been decided already

@@ -1,40 +1,19 @@
-"""The registry of the six tools: the arguments, answer, scope and handler of each.
+"""The registry of the six tools: the arguments, answer and scope of each.
 
 The list that hosts get, the reference page and the checks of `Service.call` are derived from this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from ava_server.approval import requests
 from ava_server.render import responses
 
 if TYPE_CHECKING:
     from ava_server.config.tokens import Scope
-    from ava_server.service.access import CallContext
-    from ava_server.service.check import RunChecks, RunSteering
-    from ava_server.service.confirm import Confirmations
-    from ava_server.service.logs import LogReader
-    from ava_server.service.spawn import Spawns
-
-Handler = Callable[[dict[str, Any], "CallContext"], Awaitable[responses.Answer]]
-Recorded = Literal["before", "with", "meanwhile", "after"]
-"""When a call is recorded: before it acts; in one transaction with what it writes, where it acts on nothing but the
-log; while it acts (even while the log is out of reach); or with its answer, if that is news."""
-
-
-@dataclass(frozen=True)
-class Handlers:
-    """What handles the tools for one caller."""
-
-    spawns: Spawns
-    confirmations: Confirmations
-    checks: RunChecks
-    steering: RunSteering
-    logs: LogReader
 
 
 @dataclass(frozen=True)
@@ -47,8 +26,6 @@ class ServiceTool:
         args: Its arguments; they know its name.
         answer: Its answer.
         scope: The scope that a token needs.
-        handler: Returns the method that handles it.
-        recorded: When a call is written to the log.
         read_only: It changes nothing.
         destructive: Hosts should ask a person before it is called.
         idempotent: A second call changes nothing more; None where that is not stated.
@@ -65,8 +42,6 @@ class ServiceTool:
     args: type[requests.Arguments]
     answer: type[responses.Answer]
     scope: Scope
-    handler: Callable[[Handlers], Handler]
-    recorded: Recorded = "before"
     read_only: bool = False
     destructive: bool = False
     idempotent: bool | None = None
@@ -92,8 +67,6 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.SpawnArgs,
             responses.SpawnAnswer,
             "spawn",
-            lambda handlers: handlers.spawns.spawn,
-            recorded="with",
             idempotent=False,
             loaded=True,
             asks=True,
@@ -105,8 +78,6 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.ConfirmArgs,
             responses.ConfirmAnswer,
             "spawn",
-            lambda handlers: handlers.confirmations.confirm,
-            recorded="with",
             destructive=True,
             idempotent=False,
             open_world=True,
@@ -122,8 +93,6 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.CheckArgs,
             responses.CheckAnswer,
             "read",
-            lambda handlers: handlers.checks.check,
-            recorded="after",
             read_only=True,
             loaded=True,
             asks=True,
@@ -135,7 +104,6 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.MessageArgs,
             responses.MessageAnswer,
             "spawn",
-            lambda handlers: handlers.steering.message,
         ),
         ServiceTool(
             "Cancel a subagent",
@@ -143,8 +111,6 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.CancelArgs,
             responses.CancelAnswer,
             "spawn",
-            lambda handlers: handlers.steering.cancel,
-            recorded="meanwhile",
             idempotent=True,
             admin=True,
         ),
@@ -154,8 +120,6 @@ TOOLS: Mapping[str, ServiceTool] = {
             requests.LogArgs,
             responses.LogAnswer,
             "read",
-            lambda handlers: handlers.logs.read,
-            recorded="after",
             read_only=True,
         ),
     )
