@@ -31,8 +31,8 @@ from support.runtime import PRICED, open_lab, settings_of
 
 from ava_audit.maintenance import index_new_entries
 from ava_audit.store.store import Outcome, Store
+from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.core.data_root import DataRoot, os_user
-from ava_server.web.sessions import BrowserSessions
 
 EVENTS_OF_A_TURN = 6
 LONG, OTHERS_FROM = 1, 1_000

@@ -50,7 +50,7 @@ BEHIND: dict[tuple[str, str], str] = {
         "/proc/",
     ): "the one place for it: mount_table says when it is not on this system",
     (
-        "audit/ava_audit/store/postgres_backend.py",
+        "audit/ava_audit/postgres/backend.py",
         "wait_readable",
     ): "anyio uses a thread for it where the event loop cannot",
     **dict.fromkeys(
@@ -120,7 +120,7 @@ BEHIND: dict[tuple[str, str], str] = {
     (f"{CONFINE}workspace.py", "pwd"): "Windows has no such database, and none of these folders",
     ("server/ava_server/core/shortage.py", "resource"): "on Windows a process has no such limit",
     **dict.fromkeys(
-        (("server/ava_server/cli/dashboard/driver.py", name) for name in ("termios", "signal.SIGSTOP")),
+        (("server/ava_server/dashboard/driver.py", name) for name in ("termios", "signal.SIGSTOP")),
         "imported only where the system is not Windows",
     ),
     ("server/ava_server/cli/secret_input.py", "termios"): "on Windows getpass reads the console",

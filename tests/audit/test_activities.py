@@ -93,7 +93,7 @@ async def test_it_does_not_count_when_it_was_not_shown_again(
             own.show({"S-aaaaaa": "Thinking"})
             await until(there.activities)
     else:
-        from ava_audit.store import postgres_leases
+        from ava_audit.postgres import leases as postgres_leases
 
         monkeypatch.setattr(postgres_leases, "SHOWN_S", 0.5)
         await until(lambda: not there.activities())
@@ -111,7 +111,7 @@ async def test_nothing_is_left_of_a_killed_process(
         await process.wait()
     assert not there.alive(name), "a view of a run shows no more of it"
     if database == "postgres":  # there it is removed when it counts no longer
-        from ava_audit.store import postgres_leases
+        from ava_audit.postgres import leases as postgres_leases
 
         monkeypatch.setattr(postgres_leases, "SHOWN_S", 0.0)
     there.remove_dead(frozenset({name}))

@@ -19,9 +19,9 @@ psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import PostgresServer, running_server  # noqa: E402
 
-from ava_audit.store import postgres_blobs  # noqa: E402
-from ava_audit.store.postgres_backend import PostgresBackend  # noqa: E402
-from ava_audit.store.postgres_blobs import PART_BYTES, PostgresBlobs  # noqa: E402
+from ava_audit.postgres import blobs as postgres_blobs  # noqa: E402
+from ava_audit.postgres.backend import PostgresBackend  # noqa: E402
+from ava_audit.postgres.blobs import PART_BYTES, PostgresBlobs  # noqa: E402
 
 RUN, OTHER = "S-1", "S-2"
 

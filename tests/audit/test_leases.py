@@ -169,7 +169,7 @@ async def test_leases_survive_a_restart_of_the_server(
 async def test_old_leases_are_removed_and_living_ones_stay(
     url: str, here: Instances, there: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ava_audit.store import postgres_leases
+    from ava_audit.postgres import leases as postgres_leases
 
     dead, own = here.join(), here.join()
     with psycopg.connect(url, autocommit=True) as conn:

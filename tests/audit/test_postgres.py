@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -38,8 +39,9 @@ psycopg = pytest.importorskip("psycopg", reason="the driver is not installed")
 
 from support.postgres import PostgresServer, running_server  # noqa: E402
 
-from ava_audit.store import postgres, postgres_backend  # noqa: E402
-from ava_audit.store.postgres_backend import PostgresBackend  # noqa: E402
+from ava_audit.postgres import backend as postgres_backend  # noqa: E402
+from ava_audit.postgres import database as postgres  # noqa: E402
+from ava_audit.postgres.backend import PostgresBackend  # noqa: E402
 
 MEANWHILE_S = 20
 GROUPS: tuple[RunGroup, ...] = ("waiting", "running", "ended")
@@ -191,8 +193,10 @@ async def test_an_empty_database_is_refused_for_a_data_root_that_has_its_log_els
 
 
 def test_a_missing_driver_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ava_audit.store.postgres_backend", None)
-    with pytest.raises(DataRootRefused, match=r"install ava-subagents\[postgres\]"):
+    for name in [name for name in sys.modules if name.startswith("ava_audit.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(DataRootRefused, match=r"A log in Postgres needs the extra postgres; .*install .*\[postgres\]'"):
         location.backend_of(tmp_path, "postgresql://ava@localhost/ava")
 
 

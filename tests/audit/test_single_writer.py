@@ -18,10 +18,13 @@ from support.log import child
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 SOURCES = [path for folder in ("server", "roles", "audit") for path in sorted((ROOT / folder).rglob("*.py"))]
-_POSTGRES = ("backend", "blobs", "documents", "leases")
-_WRITE = ("connection", "postgres", *(f"postgres_{name}" for name in _POSTGRES), "schema", "sqlite", "writer")
-WRITERS = {"ava_audit/projections.py", *(f"ava_audit/store/{name}.py" for name in _WRITE)}
-OPENS_FOR_WRITERS = "ava_audit/store/postgres_session.py"
+_SQLITE = ("connection", "schema", "sqlite", "writer")
+_WRITE = {"store": _SQLITE, "postgres": ("backend", "blobs", "database", "documents", "leases")}
+WRITERS = {
+    "ava_audit/projections.py",
+    *(f"ava_audit/{folder}/{name}.py" for folder, names in _WRITE.items() for name in names),
+}
+OPENS_FOR_WRITERS = "ava_audit/postgres/session.py"
 """It opens connections that can write, for the log's writer and for what is not the log, and writes nothing itself."""
 
 _TARGET = r"TABLE|VIRTUAL|INDEX|UNIQUE|TRIGGER|VIEW|TEMP"
@@ -107,20 +110,20 @@ def faults_of(name: str, source: str) -> list[str]:
 
 def test_only_the_listed_files_open_postgres_connections_that_write() -> None:
     importing = {name_of(path) for path in SOURCES if re.search(r"\bdial\b", path.read_text("utf-8"))}
-    dialing = ("postgres", "postgres_blobs", "postgres_documents", "postgres_leases")
-    assert importing == {OPENS_FOR_WRITERS, *(f"ava_audit/store/{name}.py" for name in dialing)}
+    dialing = ("blobs", "database", "documents", "leases")
+    assert importing == {OPENS_FOR_WRITERS, *(f"ava_audit/postgres/{name}.py" for name in dialing)}
 
 
 @pytest.mark.parametrize(
     ("name", "tables"),
     [
-        ("postgres_documents", {"documents"}),
-        ("postgres_leases", {"leases", "activities"}),
-        ("postgres_blobs", {"blobs", "blob_parts", "blob_uses"}),
+        ("documents", {"documents"}),
+        ("leases", {"leases", "activities"}),
+        ("blobs", {"blobs", "blob_parts", "blob_uses"}),
     ],
 )
 def test_what_is_not_the_log_writes_only_its_own_tables(name: str, tables: set[str]) -> None:
-    source = (ROOT / f"audit/ava_audit/store/{name}.py").read_text("utf-8")
+    source = (ROOT / f"audit/ava_audit/postgres/{name}.py").read_text("utf-8")
     written = {
         target[1].lower()
         for found in writing_sql(source)

@@ -15,9 +15,10 @@ from support.model_server import Gate, Say
 from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult
+from ava_roles.documents import parsers
 from ava_roles.errors import ToolFailed
 from ava_roles.threads import run_sync
-from ava_roles.tools import child, parser_process, parsers
+from ava_roles.tools import child, pages, parser_process
 
 ATTACKS = {
     "crash": ("import ctypes; ctypes.string_at(0)", "fails, or needs too much memory"),
@@ -37,9 +38,10 @@ def attacked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def attack(code: str) -> None:
         start = (
-            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools import parser_process, parsers;"
+            "import sys; sys.path.insert(0, sys.argv[1]); from ava_roles.documents import parsers;"
+            " from ava_roles.tools import parser_process, tables;"
             " parser_process.SECONDS = 2;"
-            f" parsers.read_pdf = parsers._parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
+            f" parsers.read_pdf = tables.parsing('PDF')(lambda *_given: exec({code!r}, {{}}));"
             " parsers.read_docx = parsers.read_pdf; parser_process.main()"
         )
         own = str(Path(child.__file__).parents[2])
@@ -155,7 +157,8 @@ async def test_a_run_survives_a_document_that_kills_its_parser_and_so_do_the_oth
 
 def test_a_child_has_no_keys_and_hides_secrets_by_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-something")
-    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles.tools import parser_process, parsers;"
+    start = "import os, sys; sys.path.insert(0, sys.argv[1]); from ava_roles.documents import parsers;"
+    start += " from ava_roles.tools import parser_process;"
     start += " parsers.read_docx = lambda _data, hide: hide('a secret of ' + str(sorted(os.environ)));"
     start += " parser_process.main()"
     own = str(Path(child.__file__).parents[2])
@@ -169,4 +172,4 @@ def test_a_child_reads_as_the_parser_does() -> None:
     data = pdf("twelve cents")
     assert parser_process.read_pdf(data) == parsers.read_pdf(data)
     html = "<html><head><title>T</title></head><body><p>" + "Twelve cents an hour. " * 40 + "</p></body></html>"
-    assert parser_process.read_html(html, "https://x.org/") == parsers.read_html(html, "https://x.org/")
+    assert parser_process.read_html(html, "https://x.org/") == pages.read_html(html, "https://x.org/")

@@ -18,10 +18,10 @@ from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from textual import events
 
 from ava_audit.events import ExtensionDecided, QuestionAnswered, SpawnDecided, UserMessage
-from ava_server.cli.dashboard.app import StatusApp
-from ava_server.cli.dashboard.screens import QuestionScreen
 from ava_server.cli.service_client import LocalApprovals
 from ava_server.config.pin import PinFile
+from ava_server.dashboard.app import StatusApp
+from ava_server.dashboard.screens import QuestionScreen
 from ava_server.runs.questions import answer_question
 from ava_server.service.access import Access
 
@@ -165,7 +165,7 @@ async def test_an_expired_proposal_is_not_offered(tmp_path: Path) -> None:
     async with proposed(tmp_path) as (_lab, proposal, app, pilot):
         now = time.time_ns() // 1000
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("ava_server.cli.dashboard.decisions.now_us", lambda: now + 10**10)
+            patch.setattr("ava_server.dashboard.decisions.now_us", lambda: now + 10**10)
             await pilot.press("a")
             await shows(app, f"{proposal.pending_id} has expired; ask your host to propose it again.")
 

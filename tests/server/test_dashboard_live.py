@@ -20,12 +20,12 @@ from support.repository import REPOSITORY
 from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab
 from support.stdio import until
 
-from ava_server.cli.dashboard import app as app_module
-from ava_server.cli.dashboard.app import StatusApp
-from ava_server.cli.dashboard.health import health
-from ava_server.cli.dashboard.live import LivePage
-from ava_server.cli.dashboard.page import LEAST_BAR
+from ava_server.cli.status.health import health
+from ava_server.cli.status.page import LEAST_BAR
 from ava_server.core.data_root import os_user
+from ava_server.dashboard import app as app_module
+from ava_server.dashboard.app import StatusApp
+from ava_server.dashboard.live import LivePage
 
 SNAPSHOTS = REPOSITORY / "tests" / "server" / "snapshots"
 ONE_AT_ONCE = "[limits]\nrunning_per_user = 1\n" + PRICED

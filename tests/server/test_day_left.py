@@ -16,7 +16,7 @@ from ava_server.approval.decisions import Approval, CheckedApproval, check_appro
 from ava_server.approval.proposals import Pending, pending_proposals, together_note
 from ava_server.approval.questions import question
 from ava_server.cli.approve import show_table
-from ava_server.cli.dashboard.decisions import ask_about
+from ava_server.dashboard.decisions import ask_about
 
 PRICE = '[prices."custom:test"]\ninput = 2.0\noutput = 10.0\n'
 CAP = "Its cost cap buys at least"

@@ -20,7 +20,8 @@ from support.postgres import running_server
 from support.stdio import told, using
 
 from ava_audit.errors import StoreUnavailable
-from ava_audit.store.postgres_documents import PostgresDocuments
+from ava_audit.postgres.documents import PostgresDocuments
+from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.keys import set_key
 from ava_server.config.passkeys import Passkeys, new_passkey
 from ava_server.config.pin import TRIES, PinFile
@@ -31,7 +32,6 @@ from ava_server.core import documents
 from ava_server.core.data_root import DataRoot
 from ava_server.core.documents import SHARED, TAKEN_OVER, documents_of, keep_fresh
 from ava_server.core.errors import ConfigError, Refused
-from ava_server.web.sessions import BrowserSessions
 
 pytestmark = pytest.mark.skipif("sys.platform == 'win32'", reason="the Postgres of the tests is started on Linux only")
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 
-from ava_server.cli.dashboard.app import StatusApp
-from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
+from ava_server.cli.status.overview import Overview, OverviewReader, SandboxProbe
 from ava_server.config.settings import Settings
+from ava_server.dashboard.app import StatusApp
 from support.runtime import Lab
 from support.stdio import until
 

@@ -19,6 +19,7 @@ from typing import Any, cast
 import anyio
 import httpx2
 
+from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import os_user
@@ -28,7 +29,6 @@ from ava_server.http.server import _Paths, _Server
 from ava_server.http.settings import Reach
 from ava_server.mcp_server.app import App
 from ava_server.web.pages import Pages
-from ava_server.web.sessions import BrowserSessions
 from ava_server.web.site import Site
 from support.runtime import Lab
 

@@ -15,10 +15,10 @@ from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
 
 from ava_audit.events import CancelRequested, ExtensionDecided, QuestionAnswered, RunResumed, UserMessage
+from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.pin import PinFile
 from ava_server.config.settings import UserSettings
 from ava_server.runs import lifecycle
-from ava_server.web.sessions import BrowserSessions
 
 QUESTION = "In which currency?"
 ASKS = [Say(calls=[("ask", {"question": QUESTION})]), submits("in euros")]

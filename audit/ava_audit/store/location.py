@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ava_audit.errors import DataRootRefused
 from ava_audit.store.backend import MARK, SETTING, VARIABLE, Backend
+from ava_extras import ExtraMissing, load
 
 
 def backend_of(root: Path, url: str | None = None) -> Backend:
@@ -38,13 +39,11 @@ def backend_of(root: Path, url: str | None = None) -> Backend:
 
 def _postgres(root: Path, address: str) -> Backend:
     try:
-        from ava_audit.store.postgres_backend import PostgresBackend
-    except ImportError as error:
-        raise DataRootRefused(
-            f"{VARIABLE} (or {SETTING} in config.toml) asks for Postgres, whose driver is missing ({error}): install"
-            " ava-subagents[postgres], or leave it out to have the log in ava.db"
-        ) from None
-    return PostgresBackend(root, address)
+        backend: Backend = load("postgres").PostgresBackend(root, address)
+    except ExtraMissing as error:
+        asks = f"{VARIABLE} (or {SETTING} in config.toml) asks for Postgres; leave it out to have the log in ava.db."
+        raise DataRootRefused(f"{asks} {error}") from None
+    return backend
 
 
 def backend_at(log: Path) -> Backend:

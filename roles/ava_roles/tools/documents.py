@@ -13,8 +13,9 @@ from ava_roles.sandbox.path_access import Entry
 from ava_roles.sandbox.paths import Root, shown
 from ava_roles.threads import run_sync
 from ava_roles.tool import Source, ToolArgs, ToolContext, ToolOutput, ToolSpec, need_files
+from ava_roles.tools.pages import hide_pages, is_pdf
 from ava_roles.tools.parser_process import read_docx, read_pdf, read_xlsx
-from ava_roles.tools.parsers import hide_pages, is_pdf, read_csv
+from ava_roles.tools.tables import read_csv
 from ava_roles.tools.text_files import decode_text, read_unpacked, take_lines
 
 _MAX_BYTES = 20_000_000

@@ -19,11 +19,12 @@ from json import loads
 from sys import stdin
 from typing import IO, Any, cast
 
+from ava_extras import has_extra, load
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.linux import NotOnThisSystem, limit_memory
 from ava_roles.threads import ended_with_call
-from ava_roles.tools import child, parsers
-from ava_roles.tools.parsers import Page, Pdf
+from ava_roles.tools import child, pages
+from ava_roles.tools.pages import Page, Pdf
 
 SECONDS = 30
 """A child is ended after this many seconds, whatever its parser does; hiding secrets counts too."""
@@ -35,24 +36,24 @@ ANSWER_BYTES = 30_000_000
 
 
 def read_pdf(data: bytes, first: int = 1, count: int | None = None, max_chars: int = 200_000) -> Pdf:
-    """Return the text of pages, as `parsers.read_pdf` does."""
+    """Return the text of pages, as `read_pdf` of the extra does."""
     found = _parse("PDF", data, first, count, max_chars)
     pages = tuple((int(number), str(text)) for number, text in found.pop("pages"))
     return Pdf(pages, **found)
 
 
 def read_docx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a Word document as text without secrets, as `parsers.read_docx` does."""
+    """Return a Word document as text without secrets, as `read_docx` of the extra does."""
     return _read_text("Word document", data, hide)
 
 
 def read_xlsx(data: bytes, hide: Callable[[str], str] = str) -> str:
-    """Return a workbook as tables without secrets, as `parsers.read_xlsx` does."""
+    """Return a workbook as tables without secrets, as `read_xlsx` of the extra does."""
     return _read_text("workbook", data, hide)
 
 
 def read_html(html: str, url: str) -> Page:
-    """Return the content of a page, as `parsers.read_html` does."""
+    """Return the content of a page, as `pages.read_html` does."""
     return Page(**_parse("page", html.encode("utf-8", "replace"), url))
 
 
@@ -110,6 +111,8 @@ def _parse(what: str, data: bytes, *given: object, limits: _Limits | None = None
     from ava_roles.sandbox.sandbox import child_environment
 
     limits = limits or _Limits(what)
+    if what != "page" and not has_extra("documents"):
+        raise limits.failed("Ava has no extra `documents` here; `ava doctor` shows the command that adds it")
     process = subprocess.Popen(  # noqa: S603 - this very program
         child.command(__name__),
         stdin=subprocess.PIPE,
@@ -172,10 +175,10 @@ def main() -> None:
     order = child.receive()
     data = stdin.buffer.read(order["bytes"])
     known: dict[str, Callable[..., object]] = {
-        "PDF": lambda *given: asdict(parsers.read_pdf(data, *given)),
-        "Word document": lambda: parsers.read_docx(data, child.hide),
-        "workbook": lambda: parsers.read_xlsx(data, child.hide),
-        "page": lambda *given: asdict(parsers.read_html(data.decode(), *given)),
+        "PDF": lambda *given: asdict(load("documents").read_pdf(data, *given)),
+        "Word document": lambda: load("documents").read_docx(data, child.hide),
+        "workbook": lambda: load("documents").read_xlsx(data, child.hide),
+        "page": lambda *given: asdict(pages.read_html(data.decode(), *given)),
     }
     try:
         answer = {"result": known[order["parser"]](*order["given"])}

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import PurePosixPath
 
+from ava_extras import has_extra
 from ava_roles.errors import ToolFailed
 from ava_roles.passages import HEADING_CHARS, FileMatch, Passage, PassageRanking, split_passages
 from ava_roles.sandbox.paths import Root
 from ava_roles.tools import parser_process
-from ava_roles.tools.parsers import hide_pages, is_pdf
+from ava_roles.tools.pages import hide_pages, is_pdf
 from ava_roles.tools.text_files import decode_text, is_binary, read_unpacked, without_tags
 from ava_roles.words import Query
 
 _MAX_FILE_BYTES = 10_000_000
 _HEAD_BYTES = 1_024
 _NOT_TEXT, _TOO_LARGE = "not text, or unreadable", "too large or damaged"
+_NO_EXTRA = "documents, which need the extra `documents`"
 
 
 class PassageReader:
@@ -48,6 +50,8 @@ class PassageReader:
             self.size += size
             self.documents += 1
             if name not in self._pages:
+                if not has_extra("documents"):
+                    return _NO_EXTRA
                 data, _more = self._root.read(name, _MAX_FILE_BYTES)
                 if not is_pdf(data):
                     return list(split_passages(parser_process.read_docx(data, hide)))

@@ -34,7 +34,7 @@ from ava_roles.tool import (
     need_search,
 )
 from ava_roles.tools import parser_process
-from ava_roles.tools.parsers import Page, is_pdf
+from ava_roles.tools.pages import Page, is_pdf
 
 if TYPE_CHECKING:
     from protego import Protego

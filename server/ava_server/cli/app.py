@@ -18,6 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from ava_audit.errors import AuditError, BadQuery, DataRootRefused, SchemaNewer, StoreUnavailable
+from ava_extras import ExtraMissing
 from ava_roles.errors import RoleFileError, RolesError, UnknownRole, WorkspaceRefused
 from ava_server.core.errors import AvaError, BadInput, ConfigError, ModelError, Refused
 
@@ -29,7 +30,7 @@ GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "run": ("run", "Propose a subagent, ask whether to start it, show its result."),
         "approve": ("approve", "Start proposals or raise a run's cap; without an id, all that wait."),
         "reject": ("approve", "Reject proposals; without an id, one by one."),
-        "status": ("status", "A dashboard of runs, spending and health; decide in it."),
+        "status": ("status.command", "A dashboard of runs, spending and health; decide in it."),
         "ui": ("ui", "See runs, costs and the log in a browser, and decide there."),
         "show": ("show", "One run: its task, who approved it, what it did, its result."),
         "wait": ("wait", "Wait for the end of runs, and show their results."),
@@ -109,6 +110,7 @@ _CODES: Mapping[type, int] = {
     RoleFileError: CONFIGURATION,
     DataRootRefused: CONFIGURATION,
     SchemaNewer: CONFIGURATION,
+    ExtraMissing: CONFIGURATION,
     AvaError: OUR_FAULT,
     RolesError: OUR_FAULT,
     StoreUnavailable: CONFIGURATION,

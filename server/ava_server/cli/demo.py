@@ -439,7 +439,7 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     from ava_roles.errors import RolesError, ToolFailed
     from ava_roles.sandbox.paths import Root
     from ava_roles.tools import parser_process
-    from ava_roles.tools.parsers import is_pdf
+    from ava_roles.tools.pages import is_pdf
     from ava_roles.tools.text_files import WalkFilter, decode_text
 
     try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from ava_extras import require
 from ava_server.cli.completion import hosts
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import TokenFile, absolute_path
@@ -90,6 +91,8 @@ def init_command(
         if not (remove or only_print):
             say(anyio.run(_check, server))
     if http:
+        if not remove:
+            require("team")
         known, started = over_http(known, started, port), replace(started, env={})
     heading(find_data_root() if server is None else server.address)
     say(f"{known.title}: {path}")

@@ -60,7 +60,7 @@ class RemoteServer:
         """
         from urllib.parse import urlsplit
 
-        from ava_server.http.settings import LOOPBACK_NAMES, public_url
+        from ava_server.core.addresses import LOOPBACK_NAMES, public_url
 
         url = self.url.strip().rstrip("/").removesuffix("/mcp")
         try:

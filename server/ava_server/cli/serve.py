@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 import typer
 
+from ava_extras import load, require
 from ava_roles.placeholders import label as as_label
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.terminal import heading, say, tell, write
@@ -62,15 +63,16 @@ def serve_command(
     prepare_to_run()
     if http:
         from ava_server.cli.options import parse_seconds
+        from ava_server.core.addresses import HTTP_PORT, proxies_of
+        from ava_server.core.addresses import public_url as url_of
         from ava_server.core.local_server import pages_port
-        from ava_server.http.server import serve as serve_http
-        from ava_server.http.settings import DEFAULT_PORT, Reach, proxies_of
-        from ava_server.http.settings import public_url as url_of
 
+        require("web" if pages else "team")
+        server = load("team")
         settings = load_settings()
         if port is None:
-            port = pages_port(settings.paths) if pages else DEFAULT_PORT
-        reach = Reach(
+            port = pages_port(settings.paths) if pages else HTTP_PORT
+        reach = server.Reach(
             host="localhost" if pages else (host or "127.0.0.1").strip().removeprefix("[").removesuffix("]"),
             port=port,
             public_url=url_of(public_url),
@@ -83,7 +85,7 @@ def serve_command(
             pages=pages,
         )
         heading(settings.paths)
-        raise typer.Exit(serve_http(lambda: settings, reach, say))
+        raise typer.Exit(server.serve(lambda: settings, reach, say))
 
     if sys.stdin.isatty():
         tell("ava: waiting for an MCP host on stdin; a person wants `ava run` or `ava demo`. Ctrl-C ends it.")
@@ -103,6 +105,7 @@ def connect_command(
     from ava_server.core.local_server import start_http
 
     refuse_in_subagent("ava connect")
+    require("team")
     root = checked_root(show=False)
     text, made = host_token(root)
     if made is not None:

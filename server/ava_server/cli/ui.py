@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
+from ava_extras import require
 from ava_roles.sandbox.sandbox import path_outside
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.log_access import checked_root, read_settings
@@ -44,7 +45,7 @@ def ui_command(
     root = checked_root()
     if not sign_out:
         return open_pages(root, browser=browser, terminal=someone_there())
-    from ava_server.web.sessions import BrowserSessions
+    from ava_server.config.browser_sessions import BrowserSessions
 
     ended = BrowserSessions(root.browser_sessions).end_all()
     say(f"Signed out {counted(ended, 'browser')}. Addresses that were not opened yet are invalid.")
@@ -60,9 +61,10 @@ def open_pages(root: DataRoot, *, browser: bool, terminal: bool, page: str | Non
         terminal: Somebody at a terminal asked for it.
         page: The path and query of the page; None for the overview.
     """
+    from ava_server.config.browser_sessions import BrowserSessions
     from ava_server.core.local_server import start_pages
-    from ava_server.web.sessions import BrowserSessions
 
+    require("web")
     read_settings()  # what is wrong in them is said here, not in the server's output
     address = start_pages(root)
     code = BrowserSessions(root.browser_sessions).issue_code(os_user(), terminal=terminal)

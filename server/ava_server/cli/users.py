@@ -14,6 +14,7 @@ import anyio
 import typer
 
 from ava_audit.units import format_usd, iso_second, micros_from_cents, now_us
+from ava_extras import require
 from ava_server.cli.app import in_event_loop
 from ava_server.cli.log_access import checked_root, open_log, read_settings, record_setting
 from ava_server.cli.options import Json, TokenFile, Url, absolute_path, parse_cents
@@ -358,8 +359,9 @@ def add_passkey_command(
     With --user, print a code instead. The user signs in at the server's address with their token, and enters the code
     under Passkeys. It works once, within 10 minutes. If an approval PIN is set, it is asked for.
     """
-    from ava_server.web.sessions import BrowserSessions
+    from ava_server.config.browser_sessions import BrowserSessions
 
+    require("web")
     root = checked_root("ava passkey add")
     name, user = passkey_name(name), None if user is None else tokens.user_name(user)
     anyio.run(require_person, root, "ava passkey add")

@@ -381,7 +381,7 @@ class Authentication:
         tokens: The tokens that exist now.
         limits: The requests in progress.
         readiness: Says why the server is not ready.
-        pages: Answers browsers, which have a session in place of a token.
+        pages: Answers browsers, which have a session in place of a token; None if they are not installed.
     """
 
     def __init__(
@@ -391,7 +391,7 @@ class Authentication:
         tokens: Tokens,
         limits: RequestLimits,
         readiness: Readiness,
-        pages: Pages,
+        pages: Pages | None,
     ) -> None:
         self._app = AuthContextMiddleware(app)
         self._reach = reach
@@ -412,8 +412,8 @@ class Authentication:
             refusal = self._refused_by_name(scope, headers)
             if scope["path"] in (HEALTH, LIVE):
                 refusal = self._health(scope)
-            elif refusal is None and self._pages.takes(scope, headers):
-                await self._show(scope, request, headers)
+            elif refusal is None and self._pages is not None and self._pages.takes(scope, headers):
+                await self._show(self._pages, scope, request, headers)
                 return
             elif refusal is None:
                 token, refusal = await self._let_in(headers)
@@ -438,14 +438,14 @@ class Authentication:
             if self._reach.access_log:
                 self._note(scope, request.status, began, token)
 
-    async def _show(self, scope: Scope, request: RequestInProgress, headers: Headers) -> None:
+    async def _show(self, pages: Pages, scope: Scope, request: RequestInProgress, headers: Headers) -> None:
         """Show a page to somebody with a session, or to anybody what needs none."""
         if (why := self._readiness.why_not_serving()) is not None:
             await error_response(503, f"Not ready: {why}. Try again in a moment.")(scope, request.receive, request.send)
             return
         visitor: Visitor | None = None
         with contextlib.suppress(ConfigError):  # the sign-in page meets the same error, and reports it
-            visitor = await self._pages.visitor(headers)
+            visitor = await pages.visitor(headers)
         scope[VISITOR] = visitor
         user = "" if visitor is None else visitor.user
         if (sentence := self._limits.too_many(user, listens=request.listens)) is not None:
@@ -456,9 +456,9 @@ class Authentication:
 
         def counts() -> bool:
             signed_in: Visitor | None = scope[VISITOR]  # None after they have signed out
-            return signed_in is None or self._pages.still_valid(signed_in)
+            return signed_in is None or pages.still_valid(signed_in)
 
-        await request.answered(self._pages, user, counts)
+        await request.answered(pages, user, counts)
 
     def _refused_by_name(self, scope: Scope, headers: Headers) -> Response | None:
         """Return a refusal for a wrong Host, a foreign Origin, or headers that could be smuggled; else None."""

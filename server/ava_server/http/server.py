@@ -20,6 +20,8 @@ import anyio
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ava_extras import has_extra, missing
+from ava_server.config.browser_sessions import BrowserSessions
 from ava_server.config.passkeys import Passkeys
 from ava_server.config.tokens import Tokens
 from ava_server.core.data_root import DataRoot
@@ -32,8 +34,6 @@ from ava_server.http.sessions import Forwarder, Sessions, worth_a_line
 from ava_server.http.settings import Reach, inner_url, listen_everywhere, refuse_open
 from ava_server.mcp_server.app import HTTP, OF_REQUEST, App
 from ava_server.mcp_server.server import build_server
-from ava_server.web.pages import Pages
-from ava_server.web.sessions import BrowserSessions
 from ava_server.web.site import Site
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from ava_server.config.settings import Settings
     from ava_server.config.tokens import Token
+    from ava_server.web.pages import Pages
 
 
 HEADERS_WITHIN_S = 10.0
@@ -239,9 +240,7 @@ async def _serve(load: Callable[[], Settings], reach: Reach, tokens: Tokens, say
         app = App(load, HTTP, reach.base_url)
         server = build_server(load, transport=HTTP, app=app)
         sessions = Sessions(server)
-        http = _Server(
-            _Paths(app, sessions, ending), reach, tokens, limits, Pages(app, _site(load().paths, reach, tokens))
-        )
+        http = _Server(_Paths(app, sessions, ending), reach, tokens, limits, _pages(app, load().paths, reach, tokens))
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
@@ -286,13 +285,19 @@ def _serving(reach: Reach) -> str:
     if reach.pages:
         return f"Serving the pages at {reach.base_url}. Press Ctrl-C to stop."
     where = f"at {reach.url}, on {reach.host} port {reach.port}"
+    if not has_extra("web"):
+        return f"Serving MCP clients {where}. Press Ctrl-C to stop. {missing('web')}"
     return f"Serving MCP clients {where}, and pages for people at {reach.base_url}. Press Ctrl-C to stop."
 
 
-def _site(root: DataRoot, reach: Reach, tokens: Tokens) -> Site:
-    """Return for whom the pages are."""
+def _pages(app: App, root: DataRoot, reach: Reach, tokens: Tokens) -> Pages | None:
+    """Return the pages; None without what they need."""
+    if not has_extra("web"):
+        return None
+    from ava_server.web.pages import Pages
+
     sessions, passkeys = BrowserSessions(root.browser_sessions), Passkeys(root.passkeys)
-    return Site(reach.base_url, reach.pages, sessions, tokens, passkeys, root.owned)
+    return Pages(app, Site(reach.base_url, reach.pages, sessions, tokens, passkeys, root.owned))
 
 
 @asynccontextmanager
@@ -339,7 +344,7 @@ class _Paths:
                 await forbidden(token, "spawn or read")(scope, receive, send)
         elif scope["path"] == APPROVALS_PATH:
             await approvals(self._app, scope, receive, send)
-        elif scope["path"] == METRICS_PATH:
+        elif scope["path"] == METRICS_PATH and has_extra("team"):
             from ava_server.http.metrics import answer_metrics  # not loaded before somebody scrapes
 
             await answer_metrics(self._app, scope, receive, send, self._sessions.open)
@@ -374,7 +379,7 @@ class _Paths:
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: `GracefulShutdown` handles them."""
 
-    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits, pages: Pages) -> None:
+    def __init__(self, paths: _Paths, reach: Reach, tokens: Tokens, limits: RequestLimits, pages: Pages | None) -> None:
         authentication = Authentication(paths, reach, tokens, limits, paths, pages)
         config = uvicorn.Config(
             cast("Any", authentication),

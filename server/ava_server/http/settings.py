@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from urllib.parse import urlsplit
 
+from ava_server.core.addresses import HTTP_PORT, LOOPBACK_NAMES, PORTS, Network
 from ava_server.core.errors import BadInput, ConfigError
 
-DEFAULT_PORT = 8642
-LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-_PORTS = {"http": 80, "https": 443}
 _TRIES = 5
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 @dataclass(frozen=True)
@@ -37,7 +33,7 @@ class Reach:
     """
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = HTTP_PORT
     public_url: str | None = None
     proxies: tuple[Network, ...] = ()
     drain_s: float = 5.0
@@ -103,16 +99,16 @@ class Reach:
             return False
         try:
             parts, asked = urlsplit(given), urlsplit(f"//{host}")
-            origin = parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+            origin = parts.scheme, parts.hostname, parts.port or PORTS.get(parts.scheme)
         except ValueError:
             return False
         if parts.path or parts.query or parts.username is not None or parts.hostname != asked.hostname:
             return False
         public = urlsplit(self.public_url) if self.public_url else None
-        if public is not None and origin == (public.scheme, public.hostname, public.port or _PORTS[public.scheme]):
+        if public is not None and origin == (public.scheme, public.hostname, public.port or PORTS[public.scheme]):
             return True  # a proxy may leave the port out of Host, so it is not compared
         own = parts.hostname in self._own_names and origin[::2] == ("http", self.port)
-        return own and (asked.port or _PORTS["http"]) == self.port
+        return own and (asked.port or PORTS["http"]) == self.port
 
     def trusts(self, address: str) -> bool:
         """Tell whether an address is a trusted proxy."""
@@ -135,39 +131,6 @@ def inner_url(reach: Reach) -> str | None:
         if not ipaddress.ip_address(address).is_loopback:
             return f"http://{address}:{reach.port}"
     return None
-
-
-def public_url(given: str | None, option: str = "--public-url") -> str | None:
-    """Return the public URL without a trailing slash, or None.
-
-    Raises:
-        BadInput: It is not the URL of a server.
-    """
-    if given is None:
-        return None
-    try:
-        parts = urlsplit(given.strip())
-        fits = parts.scheme in _PORTS and bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
-        fits = fits and parts.username is None and not parts.query and not parts.fragment
-    except ValueError:
-        fits = False
-    if not fits:
-        raise BadInput(f"{option}: {given[:80]!r} is not the URL of a server; write it like https://ava.example.org")
-    return given.strip().rstrip("/")
-
-
-def proxies_of(given: Sequence[str]) -> tuple[Network, ...]:
-    """Return the addresses of trusted proxies.
-
-    Raises:
-        BadInput: One of them is not an address.
-    """
-    try:
-        return tuple(ipaddress.ip_network(each.strip(), strict=False) for each in given)
-    except ValueError as wrong:
-        raise BadInput(
-            f"--trusted-proxy: {wrong}; give an address such as 10.0.0.2, or a network like 10.0.0.0/24"
-        ) from None
 
 
 def refuse_open(reach: Reach, *, tokens: bool) -> None:

@@ -14,10 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ava_server.config.browser_sessions import SESSION_US
 from ava_server.core.errors import Refused
 from ava_server.web.context import PageContext, go_to, local_path, visitor_of, visitor_or_none
 from ava_server.web.requests import Form, read_form
-from ava_server.web.sessions import SESSION_US
 from ava_server.web.site import VISITOR
 from ava_server.web.webauthn import SIGN_IN
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ava_server.config.browser_sessions import BrowserSession, BrowserSessions, csrf_token
 from ava_server.config.passkeys import passkey_host
 from ava_server.service.access import Session
-from ava_server.web.sessions import BrowserSession, BrowserSessions, csrf_token
 
 if TYPE_CHECKING:
     from starlette.datastructures import Headers

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UserVerificationRequirement,
     )
 
-    from ava_server.web.sessions import BrowserSessions
+    from ava_server.config.browser_sessions import BrowserSessions
     from ava_server.web.site import Site
 
 T = TypeVar("T")

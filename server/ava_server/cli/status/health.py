@@ -14,7 +14,7 @@ from ava_server.service.checks import State
 from ava_server.service.checks.data import LITTLE_BYTES
 
 if TYPE_CHECKING:
-    from ava_server.cli.dashboard.overview import LogFacts, Overview
+    from ava_server.cli.status.overview import LogFacts, Overview
     from ava_server.config.settings import Settings
     from ava_server.service.records import Budget
 

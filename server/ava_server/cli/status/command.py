@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
+from ava_extras import load
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import TokenFile, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
@@ -18,7 +19,7 @@ from ava_server.core.data_root import find_data_root, has_log
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from ava_server.cli.dashboard.overview import SandboxProbe
+    from ava_server.cli.status.overview import SandboxProbe
     from ava_server.config.settings import Settings
 
 MOST = 200
@@ -45,16 +46,14 @@ def status_command(
 
     has_log(find_data_root())
     settings = read_settings()
-    from ava_server.cli.dashboard.overview import OverviewReader, SandboxProbe
+    from ava_server.cli.status.overview import OverviewReader, SandboxProbe
 
     probe = SandboxProbe(settings.sandbox.mode)
     try:
         if as_json or once or not (_can_draw() and sys.stdin.isatty() and sys.stderr.isatty()):
             probe.begin()
             return _show_once(settings, probe, everybody=everybody, as_json=as_json)
-        from ava_server.cli.dashboard.app import show
-
-        code = anyio.run(show, OverviewReader(settings, everybody=everybody, most=MOST), probe)
+        code: int = anyio.run(load("dashboard").show, OverviewReader(settings, everybody=everybody, most=MOST), probe)
     finally:
         probe.end()
     raise typer.Exit(code)
@@ -66,8 +65,8 @@ def _can_draw() -> bool:
 
 
 def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_json: bool) -> None:
-    from ava_server.cli.dashboard.health import health, overview_json
-    from ava_server.cli.dashboard.overview import OverviewReader
+    from ava_server.cli.status.health import health, overview_json
+    from ava_server.cli.status.overview import OverviewReader
 
     reader = OverviewReader(settings, everybody=everybody, most=sys.maxsize)
     overview = reader.look()
@@ -77,17 +76,17 @@ def _show_once(settings: Settings, probe: SandboxProbe, *, everybody: bool, as_j
     found = tuple(health(overview, reader.settings, confined))
     if as_json:
         return say_json(overview_json(reader.settings, overview, found, confined))
-    from ava_server.cli.dashboard.page import Page
+    from ava_server.cli.status.page import Page
 
     return _write(Page(named_root(reader.settings.paths), overview, found, columns(), everybody=everybody).whole())
 
 
 async def _show_server(server: RemoteServer, everybody: bool, as_json: bool) -> None:
     """Show once what a server has of the token's user."""
-    from ava_server.cli.dashboard.health import Health, run_json, today_json
-    from ava_server.cli.dashboard.overview import Overview
-    from ava_server.cli.dashboard.page import Page
     from ava_server.cli.records import open_remote_records
+    from ava_server.cli.status.health import Health, run_json, today_json
+    from ava_server.cli.status.overview import Overview
+    from ava_server.cli.status.page import Page
     from ava_server.service.records import CurrentRuns
 
     async with open_remote_records(server) as records:

@@ -15,16 +15,16 @@ from textual.widgets import Input, Static
 
 from ava_audit.errors import AuditError
 from ava_roles.errors import RolesError
-from ava_server.cli.dashboard.page import both_ends, fitting, folded, joined
+from ava_server.cli.status.page import both_ends, fitting, folded, joined
 from ava_server.core.errors import AvaError
 from ava_server.core.ids import label
 from ava_server.core.threads import read_apart
 
 if TYPE_CHECKING:
-    from ava_server.cli.dashboard.decisions import Decision
-    from ava_server.cli.dashboard.detail import LogPart, RunDetail
-    from ava_server.cli.dashboard.live import LivePage
-    from ava_server.cli.dashboard.overview import OverviewReader
+    from ava_server.cli.status.overview import OverviewReader
+    from ava_server.dashboard.decisions import Decision
+    from ava_server.dashboard.detail import LogPart, RunDetail
+    from ava_server.dashboard.live import LivePage
 
 LOOK_EVERY_S, BEHIND_S = 0.7, 0.05
 """Seconds between two looks at a run, and at a terminal that has not read the question yet."""
@@ -198,7 +198,7 @@ class RunScreen(TextScreen):
         run_id, reader = self.run_id or "", self.status.reader
 
         def read() -> RunDetail | None:
-            from ava_server.cli.dashboard.detail import read_detail
+            from ava_server.dashboard.detail import read_detail
 
             settings, served = reader.settings, self.status.served
             return reader.read(lambda view, processes: read_detail(view, run_id, processes, settings, served=served))
@@ -212,8 +212,8 @@ class RunScreen(TextScreen):
         if self._detail is None:
             yield Text("Reading …")
             return
-        from ava_server.cli.dashboard.detail import detail_lines
-        from ava_server.cli.dashboard.live import SHORT
+        from ava_server.dashboard.detail import detail_lines
+        from ava_server.dashboard.live import SHORT
 
         run = self._detail.run
         self._heading = f"{label(run.row)}: {SHORT.get(run.state, run.state)}"
@@ -233,12 +233,12 @@ class LogScreen(RunScreen):
         run_id, reader = self.run_id or "", self.status.reader
 
         def read() -> LogPart:
-            from ava_server.cli.dashboard.detail import read_log
+            from ava_server.dashboard.detail import read_log
 
             return reader.read(lambda view, _processes: read_log(view, run_id, self._upto))
 
         found = await read_apart(read)
-        from ava_server.cli.dashboard.detail import ENTRIES
+        from ava_server.dashboard.detail import ENTRIES
 
         follows = self._upto == 0 or self._room.scroll_offset.y >= self._room.max_scroll_y
         self._upto, self._lines = found.upto, (*self._lines, *found.lines)[-ENTRIES:]
@@ -252,7 +252,7 @@ class LogScreen(RunScreen):
         if self._upto == 0:
             yield Text("Reading …")
             return
-        from ava_server.cli.dashboard.detail import log_lines
+        from ava_server.dashboard.detail import log_lines
 
         yield from log_lines(self._lines, width)
 

@@ -14,9 +14,9 @@ from typing import IO, Any, TypeVar
 import psycopg
 
 from ava_audit.errors import BlobRefused, LogMoved, StoreUnavailable
+from ava_audit.postgres.session import Place, dial, first_line, passes
 from ava_audit.rows import WAITING
 from ava_audit.store.backend import Blob, Use
-from ava_audit.store.postgres_session import Place, dial, first_line, passes
 from ava_audit.units import now_us
 
 T = TypeVar("T")

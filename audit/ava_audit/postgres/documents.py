@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import psycopg
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
-from ava_audit.store.postgres_session import dial, first_line, passes
+from ava_audit.postgres.session import dial, first_line, passes
 
 T = TypeVar("T")
 LOCK_WAIT_S = 5

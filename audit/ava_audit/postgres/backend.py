@@ -21,20 +21,20 @@ from psycopg.conninfo import conninfo_to_dict
 
 from ava_audit.database import Busy, Database
 from ava_audit.errors import DataRootRefused, LogMoved, SchemaNewer, StoreUnavailable, is_thread_shortage
+from ava_audit.postgres.blobs import PostgresBlobs
+from ava_audit.postgres.database import LOCK, PostgresDatabase
+from ava_audit.postgres.documents import PostgresDocuments
+from ava_audit.postgres.leases import LeasedInstances, SessionConnection
+from ava_audit.postgres.session import Place, first_line
 from ava_audit.projections import rebuild_projections
 from ava_audit.store import schema
 from ava_audit.store.backend import LEASE_S, MARK, VARIABLE, Instances
 from ava_audit.store.locks import refuse_unfit
-from ava_audit.store.postgres import LOCK, PostgresDatabase
-from ava_audit.store.postgres_blobs import PostgresBlobs
-from ava_audit.store.postgres_documents import PostgresDocuments
-from ava_audit.store.postgres_leases import LeasedInstances, SessionConnection
-from ava_audit.store.postgres_session import Place, first_line
 
 log = logging.getLogger("ava.store")
 
 BASE_VERSION = 3
-"""The version of `postgres.sql`; later ones are migrations."""
+"""The version of `schema.sql` here; later ones are migrations."""
 OLDEST_SERVER = 13
 CLOCK_S = 120
 """How far the clocks of this machine and of the server may differ."""
@@ -379,7 +379,7 @@ def _explained(error: BaseException) -> str:
 
 
 def _script() -> str:
-    return resources.files("ava_audit.store").joinpath("postgres.sql").read_text("utf-8")
+    return resources.files("ava_audit.postgres").joinpath("schema.sql").read_text("utf-8")
 
 
 def _write_durably(path: Path, text: str) -> None:

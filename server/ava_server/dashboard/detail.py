@@ -13,9 +13,9 @@ from ava_audit.events import ToolCall
 from ava_audit.units import format_ts, now_us
 from ava_roles.wrap import add_bars
 from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
-from ava_server.cli.dashboard.page import folded, joined, why_ended
 from ava_server.cli.results import cost_text, drawn_result
 from ava_server.cli.run_screens import asked_lines, decided_lines
+from ava_server.cli.status.page import folded, joined, why_ended
 from ava_server.render.entries import BOOKKEEPING, Step, compact, entry_text, is_trouble, recent_steps
 from ava_server.render.run_view import RunView, cost_of, run_answer, view_run
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ava_audit.entries import Entry
     from ava_audit.view import View
     from ava_server.budget.run_config import Texts
-    from ava_server.cli.dashboard.live import LivePage
     from ava_server.config.settings import Settings
+    from ava_server.dashboard.live import LivePage
     from ava_server.render.responses import RunAnswer
     from ava_server.render.run_view import Processes
 

@@ -24,7 +24,7 @@ import psycopg
 
 from ava_audit.database import Busy, IndexQuery, IndexRow, Rows, Values
 from ava_audit.errors import OutcomeUnknown
-from ava_audit.store.postgres_session import Place, dial, first_line, passes
+from ava_audit.postgres.session import Place, dial, first_line, passes
 
 log = logging.getLogger("ava.store")
 

@@ -22,19 +22,19 @@ from textual.widgets import Input, Static
 
 from ava_audit.units import format_ts, now_us
 from ava_server.cli.app import leaves_of
-from ava_server.cli.dashboard.health import health
-from ava_server.cli.dashboard.live import LivePage, Row
-from ava_server.cli.dashboard.page import joined
-from ava_server.cli.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
+from ava_server.cli.status.health import health
+from ava_server.cli.status.page import joined
 from ava_server.cli.terminal import named_root, tell
 from ava_server.core.shutdown import ending_signals
 from ava_server.core.threads import read_apart, received
+from ava_server.dashboard.live import LivePage, Row
+from ava_server.dashboard.screens import REFUSALS, Done, LogScreen, QuestionScreen, RunScreen, TextScreen
 
 if TYPE_CHECKING:
     from textual.driver import Driver
 
-    from ava_server.cli.dashboard.decisions import Decision, Kind
-    from ava_server.cli.dashboard.overview import Overview, OverviewReader, SandboxProbe
+    from ava_server.cli.status.overview import Overview, OverviewReader, SandboxProbe
+    from ava_server.dashboard.decisions import Decision, Kind
     from ava_server.render.run_view import RunView
 
 LOOK_EVERY_S = 0.7
@@ -239,7 +239,7 @@ class StatusApp(App[int]):
         reader = self.reader
 
         def read() -> Decision:
-            from ava_server.cli.dashboard.decisions import ask_about
+            from ava_server.dashboard.decisions import ask_about
 
             return reader.read(lambda view, _processes: ask_about(kind, run_id, reader.settings, reader.user, view))
 
@@ -264,7 +264,7 @@ class StatusApp(App[int]):
     @work
     async def carry_out(self, decision: Decision, answer: str, pin: str, done: Done) -> None:
         """Carry out what a person has decided, and pass on what came of it."""
-        from ava_server.cli.dashboard.decisions import carry_out
+        from ava_server.dashboard.decisions import carry_out
 
         self.in_flight = decision
         try:
@@ -446,7 +446,7 @@ def _driver_class() -> type[Driver] | None:
     """Return the driver of POSIX terminals; None for textual's own choice elsewhere."""
     if sys.platform == "win32":
         return None
-    from ava_server.cli.dashboard.driver import TerminalDriver
+    from ava_server.dashboard.driver import TerminalDriver
 
     return TerminalDriver
 

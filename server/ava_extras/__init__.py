@@ -1,0 +1,113 @@
+"""The extras of an installation: what each is for, the module that the core loads for it, and the packages it needs.
+
+Code of an extra lives in folders that the core never imports. The core asks here for one, by its name in
+`pyproject.toml`, and gets either its module or one sentence with the command that adds it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_PACKAGE = "ava-subagents"
+
+
+class Extra(NamedTuple):
+    """One extra: how a sentence about it begins, the module that is loaded for it, and the packages it needs."""
+
+    need: str
+    module: str
+    packages: tuple[str, ...]
+
+
+EXTRAS: Mapping[str, Extra] = {
+    "web": Extra(
+        "Pages in a browser need", "ava_server.web.pages", ("starlette", "uvicorn", "jinja2", "markupsafe", "fido2")
+    ),
+    "team": Extra("A server over HTTP needs", "ava_server.http.server", ("starlette", "uvicorn", "prometheus_client")),
+    "dashboard": Extra("The dashboard needs", "ava_server.dashboard.app", ("textual",)),
+    "documents": Extra(
+        "PDF, Word and Excel files need", "ava_roles.documents.parsers", ("pypdf", "docx", "openpyxl", "trafilatura")
+    ),
+    "languages": Extra("Words of Chinese, Japanese and Thai need", "icu4py.breakers", ("icu4py",)),
+    "postgres": Extra("A log in Postgres needs", "ava_audit.postgres.backend", ("psycopg",)),
+}
+
+
+class ExtraMissing(Exception):
+    """An extra is not installed; the text is a sentence that says what adds it."""
+
+
+def load(name: str) -> ModuleType:
+    """Return the module of an extra.
+
+    Raises:
+        ExtraMissing: A package is not installed, or cannot be loaded.
+    """
+    try:
+        return import_module(EXTRAS[name].module)
+    except ImportError as error:
+        if (error.name or "").startswith("ava_"):  # a fault of ours
+            raise
+        raise ExtraMissing(f"{missing(name)} ({error})") from None
+
+
+def require(name: str) -> None:
+    """Check that the packages of an extra are installed, without loading them.
+
+    Raises:
+        ExtraMissing: One is not.
+    """
+    if not has_extra(name):
+        raise ExtraMissing(missing(name))
+
+
+@cache
+def has_extra(name: str) -> bool:
+    """Tell whether the packages of an extra are installed, without loading them."""
+    return all(find_spec(package) is not None for package in EXTRAS[name].packages)
+
+
+def missing(name: str) -> str:
+    """Return the sentence on an extra that is not installed."""
+    return f"{EXTRAS[name].need} the extra {name}; add it with: {install_command(name)}"
+
+
+def install_command(*names: str) -> str:
+    """Return the command, to be pasted, that adds extras to this installation, however it was made."""
+    import json
+    import shlex
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        origin = json.loads(distribution(_PACKAGE).read_text("direct_url.json") or "{}")  # PEP 610
+    except (PackageNotFoundError, ValueError):
+        origin = {}
+    prefix = Path(sys.prefix)
+    wanted = ",".join(names)
+    if (prefix / "uv-receipt.toml").exists():
+        installer = ["uv", "tool", "install"]
+    elif (prefix / "pipx_metadata.json").exists():
+        installer = ["pipx", "install", "--force"]
+    elif find_spec("pip") is not None:
+        installer = [sys.executable, "-m", "pip", "install"]
+    else:
+        installer = ["uv", "pip", "install", "--python", sys.executable]
+    if installer[0] == "pipx" or installer[1] == "tool":  # these install anew, without the extras that are here
+        wanted = ",".join(name for name in EXTRAS if name in names or has_extra(name))
+    url, folder = str(origin.get("url", "")), origin.get("dir_info")
+    if folder is not None:
+        source = ["-e"] if folder.get("editable") else []
+        return shlex.join([*installer, *source, f"{unquote(urlsplit(url).path)}[{wanted}]"])
+    if version := origin.get("vcs_info"):
+        url = f"{version['vcs']}+{url}@{version['commit_id']}"
+    return shlex.join([*installer, f"{_PACKAGE}[{wanted}]" + (f" @ {url}" if url else "")])
