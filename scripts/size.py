@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOTS = ("audit/ava_audit", "roles/ava_roles", "server/ava_server")
+ROOTS = ("audit/ava_audit", "roles/ava_roles", "server/ava_extras", "server/ava_server")
 COMPLEX = 15
 LONG_LINES = 50
 _NOT_CODE = {
