@@ -1,7 +1,8 @@
 """Tool calls that a model printed as text instead of making them.
 
-Known forms: Hermes and Qwen, Qwen Coder, GLM, Mistral, Llama, Kimi, DeepSeek, the tags that Claude was trained on, and
-an answer that is nothing but the JSON object of a call.
+Known are the forms of models of the last year, as vLLM's parsers list them: Hermes and Qwen, Qwen Coder, Seed and
+Nemotron, GLM, Mistral, Kimi, the tags of DeepSeek, MiniMax and Claude; and an answer that is nothing but the JSON
+object of a call, as Llama writes it under Ollama. A call in an older form is not made, and the model is told the form.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from ava_server.models.base import Completion, ToolSchema, ToolUse
 from ava_server.models.json_text import as_list, as_object
 
 _NS = r"(?:antml:|｜DSML｜)?"
+_WRAPPER = rf"(?:{_NS}function_calls|｜DSML｜tool_calls|(?:minimax|seed):tool_call)"
 _NAME = r"[\w.:/-]{1,100}"
 OPENING = re.compile(
-    rf"<tool_call>|<function=|<{_NS}(?:function_calls>|invoke\s+name=)|\[TOOL_CALLS\]|<\|python_tag\|>"
+    rf"<tool_call>|<function=|<{_WRAPPER}>|<{_NS}invoke\s+name=|\[TOOL_CALLS\]|<\|python_tag\|>"
     r"|<\|tool_calls_section_begin\|>|<\|tool_call_begin\|>|<｜tool▁calls▁begin｜>|<｜tool▁call▁begin｜>"
 )
 _BETWEEN = re.compile(
-    rf"(?:\s|</?{_NS}function_calls>|<\|tool_calls_section_(?:begin|end)\|>|<｜tool▁calls▁(?:begin|end)｜>"
-    r"|<\|im_end\|>|<\|eo[tm]_id\|>|<｜end▁of▁sentence｜>|</s>)*"
+    rf"(?:\s|</?{_WRAPPER}>|<\|tool_calls_section_(?:begin|end)\|>|<\|im_end\|>|<｜end▁of▁sentence｜>|</s>)*"
 )
 """What may stand between calls, around them and at the end: white space, wrappers, and end-of-message marks."""
 
@@ -37,13 +38,8 @@ _CODER = re.compile(rf"<function=({_NAME})>\s*")
 _INVOKE = re.compile(rf'<({_NS})invoke\s+name="({_NAME})"\s*>\s*')
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*")
 _MISTRAL_NAME = re.compile(rf"[\s,]*({_NAME})\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\]\s*)?(?=\{{)")
-_LLAMA = re.compile(r"(?:<\|python_tag\|>|;)\s*(?=\{)")
 _KIMI = re.compile(
     rf"<\|tool_call_begin\|>\s*(?:functions\.)?({_NAME}?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{{)"
-)
-_DEEPSEEK = re.compile(
-    rf"<｜tool▁call▁begin｜>\s*(?:function\s*<｜tool▁sep｜>\s*({_NAME})|({_NAME})\s*<｜tool▁sep｜>)"
-    r"\s*(?:```(?:json)?\s*)?(?=\{)"
 )
 
 _CODER_PARAMETER = re.compile(
@@ -120,7 +116,7 @@ class Reader:
     def _next(self) -> list[tuple[str, Mapping[str, Any]]]:
         """Return the calls of the form that begins here; none for an unknown form."""
         if self._skip(_HERMES):
-            call = _named(self._object(("</tool_call>",)))
+            call = _named(self._object("</tool_call>"))
             self._close("</tool_call>")
             return [call]
         if self._skip(_WRAPPED):
@@ -139,18 +135,14 @@ class Reader:
             self._close(f"</{found[1]}invoke>", needed=True)
             return [(found[2], args)]
         if self._skip(_MISTRAL):
-            return self._mistral()
-        if self._skip(_LLAMA):
-            return [_named(self._object((";",)))]
+            calls: list[tuple[str, Mapping[str, Any]]] = []
+            while found := self._skip(_MISTRAL_NAME):
+                calls.append((found[1], self._object("[TOOL_CALLS]")))
+            return calls
         if found := self._skip(_KIMI):
-            args = self._object(("<|tool_call_end|>",))
+            args = self._object("<|tool_call_end|>")
             self._close("<|tool_call_end|>")
             return [(found[1], args)]
-        if found := self._skip(_DEEPSEEK):
-            args = self._object(("```", "<｜tool▁call▁end｜>"))
-            self._close("```")
-            self._close("<｜tool▁call▁end｜>")
-            return [(found[1] or found[2], args)]
         return []
 
     def _coder(self) -> tuple[str, Mapping[str, Any]]:
@@ -158,17 +150,9 @@ class Reader:
         if found is None:
             raise Unreadable("the name of its function is missing or not closed by >")
         is_object = self._text.startswith("{", self._at)
-        args = self._object(("</function>",)) if is_object else self._parameters(found[1], _CODER_PARAMETER)
+        args = self._object("</function>") if is_object else self._parameters(found[1], _CODER_PARAMETER)
         self._close("</function>", needed=True)
         return found[1], args
-
-    def _mistral(self) -> list[tuple[str, Mapping[str, Any]]]:
-        if self._text.startswith("[", self._at):
-            return [_named(as_object(entry) or {}) for entry in as_list(self._json())]
-        calls: list[tuple[str, Mapping[str, Any]]] = []
-        while found := self._skip(_MISTRAL_NAME):
-            calls.append((found[1], self._object(("[TOOL_CALLS]",))))
-        return calls
 
     def _parameters(self, name: str, form: re.Pattern[str]) -> dict[str, Any]:
         """Return arguments that are written one by one, each converted to the type in the tool's schema."""
@@ -181,26 +165,19 @@ class Reader:
             args[key] = _typed(found[2], as_object(properties.get(key)) or {})
         return args
 
-    def _object(self, ends: tuple[str, ...]) -> dict[str, Any]:
-        """Return the JSON object that begins here; one with repairable faults ends before one of `ends`."""
+    def _object(self, end: str) -> dict[str, Any]:
+        """Return the JSON object that begins here; one with repairable faults ends before `end`."""
         begun = self._at
         try:
-            value = self._json()
-        except Unreadable as why:
-            places = [place for end in ends if (place := self._text.find(end, begun)) >= 0]
-            self._at = min(places, default=len(self._text))
+            value, self._at = json_text.decode_at(self._text, begun)
+        except json_text.NotJsonError:
+            place = self._text.find(end, begun)
+            self._at = place if place >= 0 else len(self._text)
             repaired = json_text.decode_object(self._text[begun : self._at])
             if repaired is None:
-                raise why from None
+                raise Unreadable(f"its JSON is broken: {json_text.object_fault(self._text[begun:])}") from None
             return repaired
         return as_object(value) or {}
-
-    def _json(self) -> Any:
-        try:
-            value, self._at = json_text.decode_at(self._text, self._at)
-        except json_text.NotJsonError:
-            raise Unreadable(f"its JSON is broken: {json_text.object_fault(self._text[self._at :])}") from None
-        return value
 
     def _skip(self, what: re.Pattern[str]) -> re.Match[str] | None:
         found = what.match(self._text, self._at)

@@ -62,35 +62,13 @@ FORMS: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         "<arg_value>7</arg_value>\n</tool_call>",
         [B_MD],
     ),
-    "Mistral, a list": (
-        '[TOOL_CALLS] [{"name": "read_file", "arguments": {"path": "a.md"}},'
-        ' {"name": "read_file", "arguments": {"path": "b.md", "offset": 7}}]',
-        [A_MD, B_MD],
-    ),
     "Mistral, a name": ('[TOOL_CALLS]read_file{"path": "a.md"}', [A_MD]),
     "Mistral, names": ('[TOOL_CALLS]read_file{"path": "a.md"}[TOOL_CALLS]read_file[ARGS]{"path": "b.md", "offset": 7}',
                        [A_MD, B_MD]),
-    "Llama": ('<|python_tag|>{"name": "read_file", "parameters": {"path": "a.md"}}', [A_MD]),
-    "Llama, two": (
-        '<|python_tag|>{"name": "read_file", "parameters": {"path": "a.md"}}; '
-        '{"name": "read_file", "parameters": {"path": "b.md", "offset": 7}}<|eom_id|>',
-        [A_MD, B_MD],
-    ),
     "Kimi": (
         '<|tool_calls_section_begin|><|tool_call_begin|>functions.read_file:0<|tool_call_argument_begin|>'
         '{"path": "a.md"}<|tool_call_end|><|tool_calls_section_end|>',
         [A_MD],
-    ),
-    "DeepSeek V3": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>read_file\n```json\n"
-        '{"path": "a.md"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>',
-        [A_MD],
-    ),
-    "DeepSeek V3.1": (
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read_file<｜tool▁sep｜>{"path": "a.md"}<｜tool▁call▁end｜>'
-        '<｜tool▁call▁begin｜>read_file<｜tool▁sep｜>{"path": "b.md", "offset": 7}<｜tool▁call▁end｜>'
-        "<｜tool▁calls▁end｜>",
-        [A_MD, B_MD],
     ),
     "tags": (
         '<function_calls>\n<invoke name="read_file">\n<parameter name="path">b.md</parameter>\n'
@@ -102,6 +80,18 @@ FORMS: dict[str, tuple[str, Sequence[tuple[str, Any]]]] = {
         '<｜DSML｜parameter name="path" string="true">a.md</｜DSML｜parameter>\n'
         "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         [A_MD],
+    ),
+    "DeepSeek V4": (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="read_file">\n'
+        '<｜DSML｜parameter name="path" string="true">b.md</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="offset" string="false">7</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls><｜end▁of▁sentence｜>",
+        [B_MD],
+    ),
+    "MiniMax": (
+        '<minimax:tool_call>\n<invoke name="read_file">\n<parameter name="path">b.md</parameter>\n'
+        '<parameter name="offset">7</parameter>\n</invoke>\n</minimax:tool_call>',
+        [B_MD],
     ),
     "a list as an argument": (
         '<invoke name="read_webpages"><parameter name="urls">["https://a.example/"]</parameter></invoke>',
@@ -123,6 +113,33 @@ def test_parses_a_printed_call_in_each_known_form_with_the_text_before_it(form: 
     assert calls(text) == list(wanted)
     printed = read(f"I look it up.\n\n{text}\n")
     assert printed is not None and len(printed.calls) == len(wanted) and printed.words == "I look it up."
+
+
+OLDER = {
+    "Mistral, a list": '[TOOL_CALLS] [{"name": "read_file", "arguments": {"path": "a.md"}}]',
+    "Llama 3": '<|python_tag|>{"name": "read_file", "parameters": {"path": "a.md"}}',
+    "DeepSeek V3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>read_file\n```json\n"
+        '{"path": "a.md"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜><｜end▁of▁sentence｜>'
+    ),
+    "DeepSeek V3.1": (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read_file<｜tool▁sep｜>{"path": "a.md"}<｜tool▁call▁end｜>'
+        "<｜tool▁calls▁end｜>"
+    ),
+}
+
+
+@pytest.mark.parametrize("form", OLDER)
+@pytest.mark.parametrize("before", ["", "I look it up.\n\n"])
+def test_a_call_in_a_form_of_older_models_is_not_made_and_says_why(form: str, before: str) -> None:
+    printed = read(f"{before}{OLDER[form]}")
+    assert printed is not None and printed.calls == ()
+    assert "not in a form that is known" in printed.why
+
+
+@pytest.mark.parametrize("form", OLDER)
+def test_a_call_quoted_from_a_page_in_an_older_form_is_not_made(form: str) -> None:
+    assert calls(FORMS["Hermes"][0], f"A page.\n{OLDER[form]}") == []
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -286,6 +303,7 @@ def test_ids_are_stable_within_a_turn_and_differ_between_turns() -> None:
 PIECES = st.sampled_from(
     [
         *(piece for text, _wanted in FORMS.values() for piece in (text, text[: len(text) // 2], text[-20:])),
+        *OLDER.values(),
         *("read_file", "submit_result", "google", "{", "}", '"', "[", "]", ":0", ";", "null", "```", "1e999"),
         *("<tool_call>", "</tool_call>", "<function=", "</function>", "<parameter=path>", "</parameter>"),
         *('"name": ', '"arguments": ', "{}", "NaN", "9" * 5_000, "\ud800", '{"a":' * 2_000, "[TOOL_CALLS]", EXAMPLE),
