@@ -20,6 +20,7 @@ from ava_roles.catalog import Catalog, Folder
 from ava_server.approval.decisions import Approval, GroupLimits, approve, refuse
 from ava_server.approval.summary import task_excerpt
 from ava_server.render.host_text import text_of
+from ava_server.runs.mode import LOOKING
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
@@ -106,7 +107,7 @@ async def test_only_a_setting_in_the_file_opens_a_system_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # in no repository: the call alone decides
     settings = settings_of(tmp_path / "data", "http://127.0.0.1:9/v1", config, env)
-    async with open_runtime(settings, runs=False) as runtime:
+    async with open_runtime(settings, LOOKING) as runtime:
         service = Service(runtime, Session(user=runtime.user, transport="memory"))
         given = {"role": "code_reviewer", "task": "Look", "workspace": "/etc"}
         answer: Any = await service.call("spawn_subagent", given, quiet)
@@ -744,7 +745,7 @@ async def test_two_runtimes_confirm_one_proposal_only_once(tmp_path: Path) -> No
     async with open_lab(tmp_path, [Say("x", gate=gate)], check=False) as lab:
         proposal = await lab.propose()
         other_settings = settings_of(lab.root, lab.server.base_url)
-        async with open_runtime(other_settings, runs=False) as runtime:
+        async with open_runtime(other_settings, LOOKING) as runtime:
             other = Service(runtime, Session(user=runtime.user, transport="memory"))
             statuses: list[str] = []
 

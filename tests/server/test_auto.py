@@ -27,6 +27,7 @@ from ava_server.budget.run_config import RunConfig, config_of
 from ava_server.config.secrets import set_secret
 from ava_server.core.errors import ConfigError
 from ava_server.models.prices import FREE_LOCAL
+from ava_server.runs.mode import LOOKING
 from ava_server.service.access import Session
 from ava_server.service.runtime import open_runtime
 from ava_server.service.service import Service
@@ -144,7 +145,7 @@ async def test_fifty_simultaneous_runs_never_commit_more_than_the_daily_ceiling(
 async def test_two_servers_share_one_daily_ceiling(tmp_path: Path) -> None:
     async with open_lab(tmp_path, config=auto(each=50, day=50), runs=False, check=False) as lab:
         config = (lab.root / "config.toml").read_text()
-        async with open_runtime(settings_of(lab.root, lab.server.base_url, config), runs=False) as runtime:
+        async with open_runtime(settings_of(lab.root, lab.server.base_url, config), LOOKING) as runtime:
             there = replace(
                 lab, runtime=runtime, service=Service(runtime, Session(user=runtime.user, transport="memory"))
             )
@@ -291,7 +292,7 @@ async def test_a_folder_named_only_by_the_call_never_starts_automatically(
     """Without roots, and outside of a repository, every folder may be asked for: whoever sees the path decides."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "workspace").mkdir()
-    async with open_runtime(settings_of(tmp_path / "data", None, auto()), runs=False) as runtime:
+    async with open_runtime(settings_of(tmp_path / "data", None, auto()), LOOKING) as runtime:
 
         async def spawn(session: Session) -> Any:
             given = {"role": "researcher", "task": "Look", "workspace": str(tmp_path / "workspace")}

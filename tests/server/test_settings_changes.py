@@ -16,6 +16,7 @@ from ava_audit.errors import StoreUnavailable
 from ava_audit.store.store import Store
 from ava_server.cli.app import main
 from ava_server.config.settings import Configured, limits_of, on_record
+from ava_server.runs.mode import LOOKING
 from ava_server.service.runtime import open_runtime
 
 LOWER = "[limits]\nuser_daily_cents = 500\n"
@@ -67,7 +68,7 @@ async def test_limits_tightened_by_the_environment_are_not_logged_as_a_change(tm
 
 
 async def test_a_read_only_command_logs_no_change(tmp_path: Path) -> None:
-    async with open_runtime(settings_of(tmp_path / "data", None, LOWER), runs=False):
+    async with open_runtime(settings_of(tmp_path / "data", None, LOWER), LOOKING):
         pass
     assert changed(tmp_path / "data") == []
 

@@ -25,11 +25,12 @@ WAYS = {
     "a runtime that a command opened": """
 import anyio
 from pathlib import Path
+from ava_server.runs.mode import LOOKING
 from ava_server.service.runtime import open_runtime
 from ava_server.config.settings import load_settings
 
 async def main():
-    async with open_runtime(load_settings(Path(sys.argv[1])), runs=False):
+    async with open_runtime(load_settings(Path(sys.argv[1])), LOOKING):
         fail()
 anyio.run(main)
 """,

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,8 +40,9 @@ from ava_server.models.search_model import search_model, search_request
 from ava_server.models.selection import Choice
 from ava_server.render.responses import Answer
 from ava_server.runs.history import History, Recipe
+from ava_server.runs.mode import DRIVING, LOOKING, Mode
 from ava_server.service.access import Session
-from ava_server.service.runtime import Driver, Runtime, open_runtime
+from ava_server.service.runtime import Runtime, open_runtime
 from ava_server.service.service import Service
 from support.databases import write_config
 from support.model_server import ModelServer, Received, Say, Script, running_model_server
@@ -229,7 +230,7 @@ async def open_lab(
     server: ModelServer | None = None,
     env: Mapping[str, str] | None = None,
     runs: bool = True,
-    driver: Driver = "this process",
+    mode: Callable[[Settings], Mode] = lambda _settings: DRIVING,
     everybody: bool = False,
     check: bool = True,
     beneath: Path | None = None,
@@ -243,7 +244,7 @@ async def open_lab(
         server: A model server that runs already, in place of `script`.
         env: Further variables of the environment.
         runs: Claim runs.
-        driver: What drives them.
+        mode: Which kind of process this is, if it does.
         everybody: Claim those of all users, as an HTTP server does.
         beneath: Where workspaces may lie, if not only in `tmp/workspace`.
         check: Compare requests and budgets with the log at the end; not for a root that another house also uses.
@@ -255,9 +256,9 @@ async def open_lab(
         if server is None:
             server = stack.enter_context(running_model_server(script))
         settings = settings_of(root, server.base_url, with_workspace(config, beneath or workspace), env)
-        runtime = await stack.enter_async_context(
-            open_runtime(settings, runs=runs, driver=driver, serves=(lambda _row: True) if everybody else None)
-        )
+        kind = mode(settings) if runs else LOOKING
+        kind = replace(kind, claims="everybody") if everybody and runs else kind
+        runtime = await stack.enter_async_context(open_runtime(settings, kind))
         session = Session(user=runtime.user, transport="memory")
         runtime.manager.adopt_session(session.id)
         yield Lab(runtime, Service(runtime, session), session, server, root, workspace)

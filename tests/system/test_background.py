@@ -27,6 +27,7 @@ from ava_server.cli import serve
 from ava_server.config.settings import load_settings
 from ava_server.core.data_root import DataRoot
 from ava_server.runs import manager, worker_process
+from ava_server.runs import mode as modes
 from ava_server.runs.worker_process import WorkerProcesses, hold_worker_lock
 from ava_server.service.runtime import open_runtime
 
@@ -158,7 +159,7 @@ async def test_a_worker_exits_when_idle_but_stays_for_paused_runs(
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start(timeout=3)
         settings = load_settings(root, env=using(models.base_url) | {"AVA_MODEL": "test"})
-        async with open_runtime(settings, driver="this worker") as runtime:
+        async with open_runtime(settings, modes.working(settings)) as runtime:
             with post_at(root) as post, anyio.fail_after(15):
                 await serve._until_idle(runtime, post)
             row = await runtime.store.read(lambda view: view.run(run_id))
@@ -171,7 +172,7 @@ async def test_a_run_that_no_worker_takes_runs_in_the_server(
     """A worker that cannot start, hangs, or was started without this server's key takes nothing."""
     monkeypatch.setattr(manager, "WORKER_TAKES_S", 1.0)
     monkeypatch.setattr(WorkerProcesses.__init__, "__defaults__", ((sys.executable, "-c", "raise SystemExit('no')"),))
-    async with open_lab(tmp_path, [hand_over()], driver="worker") as lab:
+    async with open_lab(tmp_path, [hand_over()], mode=modes.serving) as lab:
         run_id = await lab.start()
         assert (await lab.ended(run_id)).state == "success"
     assert f"no worker has taken {run_id}" in caplog.text
@@ -233,7 +234,7 @@ async def test_starts_no_worker_for_a_run_that_the_server_cannot_continue(tmp_pa
     with running_model_server([]) as models, running_model_server([]) as elsewhere:
         async with open_lab(tmp_path, server=models, runs=False, check=False) as lab:
             run_id = await lab.start()
-        async with open_lab(tmp_path, server=elsewhere, driver="worker", check=False) as lab:
+        async with open_lab(tmp_path, server=elsewhere, mode=modes.serving, check=False) as lab:
             with anyio.fail_after(10):
                 while not (await lab.call("check_subagent", subagent_id=run_id)).runs[0].waits_for:
                     await lab.store.wait_for_entry_after(lab.store.head - 1)
@@ -244,7 +245,7 @@ async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monke
     monkeypatch.setattr(worker_process, "IDLE_S", 1.0)
     gate = Gate()
     with running_model_server([Say("x", gate=gate), hand_over()]) as models:
-        async with open_lab(tmp_path, server=models, driver="this worker", check=False) as lab:
+        async with open_lab(tmp_path, server=models, mode=modes.working, check=False) as lab:
             await lab.start()
             await until(gate.arrived.is_set)
             with post_at(lab.root) as post, anyio.fail_after(20):
@@ -255,7 +256,7 @@ async def test_a_worker_ends_when_its_data_root_is_removed(tmp_path: Path, monke
 
 async def test_a_worker_ends_when_a_newer_program_has_the_log(tmp_path: Path) -> None:
     gate = Gate()
-    async with open_lab(tmp_path, [Say("x", gate=gate)], driver="this worker", check=False) as lab:
+    async with open_lab(tmp_path, [Say("x", gate=gate)], mode=modes.working, check=False) as lab:
         await lab.start()
         await until(gate.arrived.is_set)
         await anyio.to_thread.run_sync(_migrate, lab.root / "ava.db")
@@ -300,7 +301,9 @@ async def test_a_run_that_ends_its_worker_again_and_again_waits_for_a_person(
     with running_model_server([Say("x", [("read_file", {"path": "."})])]) as models:
         for name, value in using(models.base_url).items():
             monkeypatch.setenv(name, value)
-        async with open_lab(tmp_path, server=models, driver="worker", env=using(models.base_url), check=False) as lab:
+        async with open_lab(
+            tmp_path, server=models, mode=modes.serving, env=using(models.base_url), check=False
+        ) as lab:
             run_id = await lab.start()
             last = await lab.logged(run_id, "RunClaimed", 4, within_s=60)
             await until(lambda: not workers_of(lab.root), within_s=20)

@@ -21,7 +21,7 @@ from support.terminal import COMMAND, CONTROLLED, Screen, ava, environment, on_t
 from ava_server.config.pin import PinFile
 from ava_server.core.data_root import os_user
 from ava_server.core.errors import Refused
-from ava_server.runs.manager import GRACE_S
+from ava_server.runs.mode import GRACE_S
 
 pytestmark = pytest.mark.slow
 

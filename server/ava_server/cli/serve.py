@@ -162,14 +162,14 @@ def _label(given: str) -> str:
 async def _stay(settings: Settings, drain_s: float) -> int:
     """Run everybody's runs until a signal; then leave them to other workers."""
     from ava_server.core.shutdown import GracefulShutdown, ignore_signals
+    from ava_server.runs.mode import working
     from ava_server.service.runtime import announce_worker, open_runtime
 
     ending = GracefulShutdown(drain_s)
     async with anyio.create_task_group() as tasks:
         await tasks.start(ending.watch)
         with ending.serving:
-            opened = open_runtime(settings, driver="this worker", serves=lambda _run: True, announce=announce_worker)
-            async with opened as runtime:
+            async with open_runtime(settings, working(settings), announce=announce_worker) as runtime:
                 sys.stderr.write(f"ava worker: takes subagents from {runtime.store.place}. Ctrl-C ends it.\n")
                 await ending.asked.wait()
                 with ending.draining:
@@ -182,6 +182,7 @@ async def _stay(settings: Settings, drain_s: float) -> int:
 
 async def _work(settings: Settings) -> int:
     from ava_server.core.shutdown import Shutdown, ignore_signals
+    from ava_server.runs.mode import working
     from ava_server.runs.worker_process import hold_worker_lock
     from ava_server.service.runtime import open_runtime
 
@@ -195,8 +196,7 @@ async def _work(settings: Settings) -> int:
         async with anyio.create_task_group() as tasks:
             await tasks.start(ending.watch)
             with ending.serving:
-                # The worker runs everyone's runs: users over HTTP have no worker of their own.
-                async with open_runtime(settings, driver="this worker", serves=lambda _run: True) as runtime:
+                async with open_runtime(settings, working(settings)) as runtime:
                     await _until_idle(runtime, post)
             ending.begin(0)
             tasks.cancel_scope.cancel()

@@ -102,11 +102,13 @@ async def open_service(
         runs: Serve this user's runs; False for a process that is gone in a moment.
         roots: Folders that may contain a workspace.
     """
+    from ava_server.runs.mode import DRIVING, LOOKING, serving
     from ava_server.service.runtime import open_runtime
     from ava_server.service.service import Service
 
+    mode = LOOKING if not runs else serving(settings) if asked else DRIVING
     async with (
-        open_runtime(settings, runs=runs, driver="worker" if asked else "this process") as runtime,
+        open_runtime(settings, mode) as runtime,
         open_session(runtime, command, asked=asked, roots=roots) as session,
     ):
         yield runtime, Service(runtime, session)

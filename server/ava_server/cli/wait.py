@@ -335,7 +335,7 @@ class FollowedRuns:
     @property
     def _driven_elsewhere(self) -> bool:
         """A worker drives what a person has approved, unless that is switched off."""
-        return self._runtime.settings.background and self._service.session.channel == "terminal"
+        return self._runtime.manager.mode.leaves_to is not None
 
     async def _on_reader_gone(self, tasks: anyio.abc.TaskGroup) -> None:
         await terminal.until_reader_gone()

@@ -106,14 +106,13 @@ class App:
             await self.updates.follow(self.runtime)
 
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
-        modules = await anyio.to_thread.run_sync(_import_runtime)
+        open_runtime = await anyio.to_thread.run_sync(_import_runtime)
+        from ava_server.runs.mode import DRIVING, serving
+
         settings = self._load()
-        # Over HTTP this server serves the runs of every user.
-        serves = None if self.transport != HTTP else _any_run
-        driver = "worker" if self.transport != "memory" else "this process"  # in memory, host and server are one
-        runtime: Runtime = await stack.enter_async_context(
-            modules(settings, driver=driver, serves=serves, announce=_told)
-        )
+        in_memory = self.transport == "memory"  # host and server are one
+        mode = DRIVING if in_memory else serving(settings, everybody=self.transport == HTTP)
+        runtime: Runtime = await stack.enter_async_context(open_runtime(settings, mode, announce=_told))
         return runtime
 
     def start(self) -> None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import socket
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,11 +24,11 @@ from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.store.backend import Instances, Membership
-from ava_audit.store.store import Store
 from ava_audit.units import now_us
 from ava_audit.view import View
 from ava_roles.errors import FolderReplaced
 from ava_server import telemetry
+from ava_server.budget import user_limits
 from ava_server.budget.caps import Slots
 from ava_server.core.ids import AGENT
 from ava_server.core.shortage import find_shortage, shortage_in
@@ -50,11 +51,13 @@ from ava_server.runs.lifecycle import (
     waits_for_resume,
 )
 from ava_server.runs.loop import AgentRun
+from ava_server.runs.mode import Mode
 from ava_server.runs.result import RunResult
 from ava_server.runs.unended import Unended, read_unended
+from ava_server.runs.worker_process import WorkerProcesses
 
 if TYPE_CHECKING:
-    from ava_server.runs.setup import RunSetup
+    from ava_server.runs.setup import RunResources, RunSetup
 
 log = logging.getLogger("ava.manager")
 
@@ -67,10 +70,6 @@ NEWS = (
 """The types of entries that may give a manager something to do."""
 SETTLE_S = 0.05
 """Seconds from one look to the next: a commit is looked at once, and those that follow it together."""
-SPREAD = 8
-"""Of so many of the oldest runs, workers that share a log take any one first, so that they rarely try the same run."""
-GRACE_S = 1.0
-"""Seconds for which only the instance that approved a run claims it."""
 LEAVE_EVERY_S = 0.1
 """How often it is checked whether all runs have been left."""
 TRY_AGAIN_S = (1.0, 60.0)
@@ -114,20 +113,14 @@ class Manager:
     """Claims and drives the runs of one process.
 
     Args:
-        store: The log.
+        mode: Which kind of process this is.
+        resources: What it has open.
         instances: The live processes on the data root.
         membership: This process as one of them.
-        serves: Tells which runs this process serves.
-        slots: How many runs may be running.
         setup: Makes what runs work with, and removes it again.
-        start_worker: Starts the worker process if there is none; None where this process runs the runs itself.
-        where: The machine, which is named where a run cannot be taken here; empty if there is only one.
-        elsewhere: Leave all runs to workers, which may be on other machines.
-        only_worker: This process is the only worker: servers take the runs that it says it cannot run.
-        grace_s: How long another process has to claim what it approved.
-        spread: Of so many of the oldest runs, any one is taken first.
 
     Attributes:
+        mode: Which kind of process this is.
         waiting_for: By run, why this instance cannot take it.
         control: Cancels, ends and resumes runs in their owner's place.
         idle_since: Since when (on anyio's clock) nothing has run or waited for its turn; None while something does.
@@ -137,20 +130,14 @@ class Manager:
 
     def __init__(
         self,
-        store: Store,
+        mode: Mode,
+        resources: RunResources,
         instances: Instances,
         membership: Membership,
-        serves: Callable[[RunRow], bool],
-        slots: Slots,
         setup: RunSetup,
-        *,
-        start_worker: Callable[[], Awaitable[None]] | None = None,
-        where: str = "",
-        elsewhere: bool = False,
-        only_worker: bool = False,
-        grace_s: float = GRACE_S,
-        spread: int = 1,
     ) -> None:
+        store, settings = resources.store, resources.settings
+        self.mode = mode
         self.instance = membership.name
         self.waiting_for: dict[str, str] = {}
         self.control = RunControl(store, instances, membership.name, setup)
@@ -158,19 +145,16 @@ class Manager:
         self.out_of_reach: str | None = None
         self.outdated = False
         self._store = store
-        self._serves = serves
-        self._slots = slots
+        self._user = resources.user
+        self._slots = user_limits.slots(settings)
         self._setup = setup
-        self._start_worker = start_worker
-        self._where = where
-        self._elsewhere = elsewhere
-        self._only_worker = only_worker
+        self._start_worker = WorkerProcesses(settings.paths)
+        self._where = f"on {socket.gethostname()}: " if mode.one_of_many else ""
         self._instances = instances
         self._membership = membership
         self._workers_seen_s = float("-inf")
         self._workers = True
         self._leaving = False
-        self._grace_s = grace_s
         self._owned: dict[str, AgentRun | None] = {}
         self._board = ActivityBoard(membership, self._activities)
         self._sessions: set[str] = set()
@@ -178,7 +162,6 @@ class Manager:
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
         self._full: set[str] = set()
         self._woken = anyio.Event()
-        self._spread = spread
         self._unended: Unended | None = None
         self._looked_s = float("-inf")
 
@@ -284,7 +267,7 @@ class Manager:
         self._forget_ended(found.runs.keys())
         for row in rows:
             await self._check_owned(row)
-        others = [row for row in rows if row.id not in self._owned and (self._serves(row) or row.id in self._adopted)]
+        others = [row for row in rows if row.id not in self._owned and self._serves(row)]
         owned = others and any(row.instance not in (None, self.instance) for row in rows)
         gone = await anyio.to_thread.run_sync(self.control.gone, rows) if owned else frozenset[str]()
         free: list[RunRow] = []
@@ -303,6 +286,18 @@ class Manager:
         now = now_us()
         due = any((paused(row, now) and not is_held(row)) or row.id in self._full for row in others)
         self._note_idle(busy=bool(self._owned) or due)
+
+    def _serves(self, row: RunRow) -> bool:
+        match self.mode.claims:
+            case "everybody":
+                mine = True
+            case "its user":
+                mine = row.user_id == self._user
+            case "its session":
+                mine = row.session_id in self._sessions
+            case "nobody":
+                mine = False
+        return mine or row.id in self._adopted
 
     def _note_idle(self, *, busy: bool) -> None:
         if busy:
@@ -346,9 +341,9 @@ class Manager:
         in_line: dict[str, deque[RunRow]] = {}
         for row in sorted(free, key=lambda row: (row.queued_us or 0, row.id)):
             in_line.setdefault(row.user_id, deque()).append(row)
-        if self._spread > 1:
+        if self.mode.spread > 1:
             for line in in_line.values():
-                oldest = [line.popleft() for _ in range(min(self._spread, len(line)))]
+                oldest = [line.popleft() for _ in range(min(self.mode.spread, len(line)))]
                 line.extendleft(random.sample(oldest, len(oldest)))
         self._full.clear()
         while in_line:
@@ -382,11 +377,11 @@ class Manager:
             self._retry_later(row.id)
             return False
         try:
-            if self._elsewhere:
+            if self.mode.leaves_to == "workers":
                 await self._leave_to_workers(row.id)
                 return False
             await self._setup.check_config(row)
-            if self._start_worker is not None and await self._leaves(row.id):
+            if self.mode.leaves_to == "the worker" and await self._leaves(row.id):
                 await self._start_worker()
                 return False
             return await self._take(row, gone, tasks)
@@ -437,10 +432,10 @@ class Manager:
             why: What it waits for.
             unable: This process cannot run it. Only the worker says so, and not where there are others.
         """
-        why = f"on {self._where}: {why}" if self._where else why
+        why = f"{self._where}{why}"
         if self.waiting_for.get(run_id) != why:
             self.waiting_for[run_id] = why
-            self._store.set_live(run_id, blocked_note(why, self.instance if unable and self._only_worker else ""))
+            self._store.set_live(run_id, blocked_note(why, self.instance if unable and self.mode.only_worker else ""))
 
     async def _count_fault(self, run_id: str) -> None:
         """Count an internal error of a run, and end the run after too many, so that it never hangs."""
@@ -485,7 +480,7 @@ class Manager:
             return True
         notes, now_s = self._notes[row.id], anyio.current_time()
         notes.first_seen = now_s if notes.first_seen is None else notes.first_seen
-        return now_s - notes.first_seen >= self._grace_s
+        return now_s - notes.first_seen >= self.mode.grace_s
 
     # -- owning -------------------------------------------------------------------------------------------------------
 

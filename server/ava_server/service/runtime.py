@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -54,9 +53,9 @@ from ava_server.render.host_text import result_words
 from ava_server.render.responses import Untrusted
 from ava_server.render.run_view import ProcessesNow
 from ava_server.runs.activities import ActivityWatch
-from ava_server.runs.manager import GRACE_S, SPREAD, Manager
+from ava_server.runs.manager import Manager
+from ava_server.runs.mode import DRIVING, Mode
 from ava_server.runs.setup import RunResources, RunSetup
-from ava_server.runs.worker_process import WorkerProcesses
 from ava_server.service.event_hook import run_event_hook
 
 if TYPE_CHECKING:
@@ -68,9 +67,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ava.runtime")
 USERS_EVERY_S = 2.0
 """How often changed limits of users are looked for."""
-
-Driver = Literal["this process", "worker", "this worker"]
-"""What drives runs: this process; under `background`, the data root's worker; or this process, which is that worker."""
 
 
 def stored_result_words(result: dict[str, Any]) -> str:
@@ -85,7 +81,6 @@ class Runtime(RunResources):
     Attributes:
         instances: The live processes on the data root.
         membership: This process as one of them.
-        background: Its runs continue when this process ends: a worker drives them.
         manager: The run manager.
         activities: Notices what all runs do.
         proposed: Set once something was proposed here.
@@ -94,7 +89,6 @@ class Runtime(RunResources):
 
     instances: Instances
     membership: Membership = field(init=False)
-    background: bool = False
     manager: Manager = field(init=False)
     activities: ActivityWatch = field(init=False)
     closing: Drain = field(default_factory=Drain)
@@ -222,7 +216,7 @@ class Runtime(RunResources):
                 secrets=lambda: self.credentials.secrets,
                 sandbox=confined if remote else self.sandbox,
                 notes=memory is not None and not memory.is_empty(),
-                background=self.background,
+                background=self.manager.mode.leaves_to is not None,
                 remote_roots=user_limits.user_settings(self.settings, user).workspaces if remote else None,
                 policy=self.policy_now(user),
                 workspace=workspace,
@@ -310,20 +304,13 @@ async def _answering(read: Callable[[], T]) -> T:
 
 @asynccontextmanager
 async def open_runtime(
-    settings: Settings,
-    *,
-    runs: bool = True,
-    driver: Driver = "this process",
-    serves: Callable[[RunRow], bool] | None = None,
-    announce: Callable[[Runtime], Announcement] | None = None,
+    settings: Settings, mode: Mode = DRIVING, *, announce: Callable[[Runtime], Announcement] | None = None
 ) -> AsyncGenerator[Runtime]:
     """Open a data root, and serve its runs until the context ends; unfinished runs stay in the log.
 
     Args:
         settings: The settings.
-        runs: Claim runs; False for commands that only read, or write to runs of other processes.
-        driver: What drives the runs.
-        serves: Tells which runs are claimed; None means this user's.
+        mode: Which kind of process this is.
         announce: What this process tells others on the same log about itself.
 
     Raises:
@@ -335,27 +322,22 @@ async def open_runtime(
     await anyio.to_thread.run_sync(settings.paths.create)
     await anyio.to_thread.run_sync(settings.paths.close_to_others)
     with temporary_files_in(settings.paths.temporary):
-        async with _open(settings, runs=runs, driver=driver, serves=serves, announce=announce) as runtime:
+        async with _open(settings, mode, announce) as runtime:
             yield runtime
 
 
 @asynccontextmanager
 async def _open(
-    settings: Settings,
-    *,
-    runs: bool,
-    driver: Driver,
-    serves: Callable[[RunRow], bool] | None,
-    announce: Callable[[Runtime], Announcement] | None,
+    settings: Settings, mode: Mode, announce: Callable[[Runtime], Announcement] | None
 ) -> AsyncGenerator[Runtime]:
     async with Store.open(settings.data_root, settings.database_url) as store:
         settings = await anyio.to_thread.run_sync(with_shared_users, settings)
         instances = store.instances(settings.paths.instances, settings.lease_s)
-        runtime = Runtime(settings, store, os_user(), ClientPool(), instances, background=_background(settings, driver))
+        runtime = Runtime(settings, store, os_user(), ClientPool(), instances)
         own = await anyio.to_thread.run_sync(instances.join, announce(runtime) if announce is not None else QUIET)
         runtime.membership = own
-        runtime.manager = manager = _manager_of(runtime, serves, driver)
-        if runs and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
+        runtime.manager = manager = Manager(mode, runtime, instances, own, runtime.run_setup)
+        if mode.keeps_root and (why := find_shortage(RUN_RESERVE + SERVER_RESERVE)) is not None:
             log.warning("%s", why)
 
         async def run() -> None:
@@ -363,23 +345,24 @@ async def _open(
             await anyio.to_thread.run_sync(own.release)  # it owns nothing now: other processes may see that
 
         try:
-            if runs:
+            if mode.keeps_root:
                 await record_settings(store, settings.for_everybody, Who(own.name, AGENT, runtime.user))
             async with anyio.create_task_group() as keeping:
                 await keeping.start(keep_fresh, settings.data_root)
                 keeping.start_soon(instances.keep, own)
                 keeping.start_soon(runtime.activities.follow)
                 keeping.start_soon(maintain_data_root, store, settings, runtime.sweep_leftovers)
-                if settings.on_event and runs:
+                if settings.on_event and mode.keeps_root:
                     keeping.start_soon(run_event_hook, store, settings.data_root, settings.on_event)
                 try:
                     async with anyio.create_task_group() as running:
-                        if runs:
+                        if mode.claims != "nobody":
                             running.start_soon(run)
+                        if mode.keeps_root:
                             running.start_soon(runtime.sweep)
                             running.start_soon(runtime.sweep_leftovers)
                             running.start_soon(runtime.follow_users)
-                            if not runtime.background:
+                            if mode.leaves_to is None:
                                 running.start_soon(runtime.prepare_first_run)
                         yield runtime
                         running.cancel_scope.cancel()
@@ -390,29 +373,6 @@ async def _open(
                 await runtime.clients.aclose()
                 await anyio.to_thread.run_sync(own.remove)
                 await anyio.to_thread.run_sync(instances.close)
-
-
-def _background(settings: Settings, driver: Driver) -> bool:
-    """Tell whether runs continue when this process ends."""
-    return driver == "worker" and (settings.background or settings.runs_on == "workers")
-
-
-def _manager_of(runtime: Runtime, serves: Callable[[RunRow], bool] | None, driver: Driver) -> Manager:
-    settings = runtime.settings
-    return Manager(
-        runtime.store,
-        runtime.instances,
-        runtime.membership,
-        serves or (lambda row: row.user_id == runtime.user),
-        user_limits.slots(settings),
-        runtime.run_setup,
-        start_worker=WorkerProcesses(settings.paths) if runtime.background and settings.runs_on == "here" else None,
-        where=socket.gethostname() if driver == "this worker" and settings.database_url else "",
-        elsewhere=driver == "worker" and settings.runs_on == "workers",
-        only_worker=driver == "this worker" and not settings.database_url,
-        grace_s=0.0 if driver == "this worker" else GRACE_S,
-        spread=SPREAD if driver == "this worker" and settings.database_url else 1,
-    )
 
 
 async def maintain_data_root(

@@ -6,8 +6,7 @@ This is the only check that writes: a run needs a log and an owner. The owner ta
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,7 +15,6 @@ from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine
-from ava_server.budget.caps import Slots
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import note_fetched
@@ -26,7 +24,7 @@ from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
-from ava_server.runs.manager import Manager
+from ava_server.runs.mode import ASKING
 from ava_server.service.checks import REPORT, Finding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.records import run_record
@@ -131,36 +129,14 @@ def _announcement(choices: list[Choice], most_cents: float) -> str:
 
 async def _ask_all(settings: Settings, choices: list[Choice], report: Report) -> None:
     async with (
-        _open_runtime(settings) as (runtime, own_runs),
+        open_runtime(settings, ASKING) as runtime,
         open_session(runtime, _COMMAND, asked=someone_there(), by="system") as session,
     ):
         for choice in choices:
-            report(await _ask(runtime, Service(runtime, session), session, choice, own_runs))
+            report(await _ask(runtime, Service(runtime, session), session, choice))
 
 
-@asynccontextmanager
-async def _open_runtime(settings: Settings) -> AsyncGenerator[tuple[Runtime, set[str]]]:
-    """Open the data root with a manager that only runs the runs whose ids are in the set."""
-    own_runs: set[str] = set()
-    limits = settings.limits
-    async with open_runtime(settings, runs=False) as runtime:
-        slots = Slots(limits.running_per_user, limits.running)
-        # All other runs are left to servers: this process is gone in a moment.
-        runtime.manager = Manager(
-            runtime.store,
-            runtime.instances,
-            runtime.membership,
-            lambda row: row.id in own_runs,
-            slots,
-            runtime.run_setup,
-        )
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(runtime.manager.run)
-            yield runtime, own_runs
-            tasks.cancel_scope.cancel()
-
-
-async def _ask(runtime: Runtime, service: Service, session: Session, choice: Choice, own_runs: set[str]) -> Finding:
+async def _ask(runtime: Runtime, service: Service, session: Session, choice: Choice) -> Finding:
     """Ask one provider, and return the finding."""
     title = f"online {choice.provider}"
     spawn: dict[str, Any] = {
@@ -181,7 +157,6 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
     try:
         proposal = await propose(service, spawn)
         run_id = proposal.subagent_id or ""
-        own_runs.add(run_id)
         await start(service, [proposal])
     except (AvaError, RolesError, AuditError) as error:
         if proposal is not None:  # nobody else will approve it
