@@ -16,6 +16,7 @@ from support.model_server import Say, Step
 from support.runtime import hand_over
 from support.stdio import logged
 
+from ava_server.render.document import UntrustedText
 from ava_server.web.context import environment, foreign
 
 if TYPE_CHECKING:
@@ -53,9 +54,10 @@ def test_there_are_enough_different_texts() -> None:
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_a_template_escapes_it(text: str) -> None:
-    template = environment().from_string("<p title=\"{{ text }}\">{{ text | foreign }}</p><p title='{{ text }}'></p>")
-    found = Parts(template.render(text=text))
-    assert found.tags == [("p", [("title", text)])] * 2
+    template = environment().from_string("<p title=\"{{ text }}\">{{ text }}</p><p title='{{ text }}'></p>")
+    found = Parts(template.render(text=UntrustedText(text)))
+    assert found.tags == [("p", [("title", foreign(text))])] * 2
+    assert template.render(text=text) == template.render(text=UntrustedText(text)), "nor can a template forget it"
     assert "".join(found.texts) == foreign(text)
     assert not re.search("[\x00-\x08\x1b\u200b\u202a-\u202e\u2066-\u2069]", foreign(text))
 

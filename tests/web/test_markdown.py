@@ -6,9 +6,15 @@ import re
 
 import pytest
 
-from ava_server.web.run_result import MOST_CHARS, MOST_MARKS, REL, html, is_web_address, short
+from ava_server.render.document import UntrustedText
+from ava_server.web.markdown import MOST_CHARS, MOST_MARKS, REL, is_web_address, short
+from ava_server.web.markdown import html as html_of
 
 RTL = "\u202e"
+
+
+def html(text: str) -> str:
+    return html_of(UntrustedText(text))
 
 
 def test_names_lines_and_formats_stay() -> None:

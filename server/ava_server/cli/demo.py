@@ -282,12 +282,12 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     yield result.summary.partition(f" {THE_BEST} ")[0]  # it is the first passage below
     query, shown, least = Query(task), 0, 0.0
     for one in findings_of(run, result.findings):
-        sentences = [each for each in whole_sentences(one.quote) if not each.startswith("#")] or [one.quote]
+        sentences = [each for each in whole_sentences(one.quote.text) if not each.startswith("#")] or [one.quote.text]
         words = [len(query.found_in(sentence)) for sentence in sentences]
         least = least or max(words, default=0) * ANSWERS
         if shown < PASSAGES_MOST and max(words, default=0) >= least:
             shown += 1
-            yield f'{shown}. {one.source} ({one.checked}): "{excerpt(sentences, words.index(max(words)))}"'
+            yield f'{shown}. {one.source.text} ({one.checked}): "{excerpt(sentences, words.index(max(words)))}"'
 
 
 def excerpt(sentences: Sequence[str], at: int) -> str:

@@ -17,13 +17,15 @@ from ava_audit.events import WHOLE
 from ava_roles.wrap import BAR, add_bars, clean
 from ava_server.cli.terminal import colours, columns, one_line, say, styled, wrapped, write
 from ava_server.core.errors import BadInput, Refused
-from ava_server.render.result import Finding, findings_of, quotes_line
+from ava_server.render.document import UntrustedText, printed
+from ava_server.render.result import Finding, artifact_text, cost_notes, result_of
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_server.render.responses import RunAnswer
     from ava_server.service.artifacts import RunFiles
 
+_NOTHING = UntrustedText("")
 ENDING_CODES = {
     "success": 0,
     "rejected": 10,
@@ -72,9 +74,14 @@ class Part:
 
     title: str
     lines: tuple[str, ...] = ()
-    theirs: str = ""
-    words: tuple[str, ...] = ()
+    theirs: UntrustedText = _NOTHING
+    words: tuple[UntrustedText, ...] = ()
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing below its title."""
+        return not (self.lines or self.theirs or self.words or self.findings)
 
 
 def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = None) -> list[Part]:
@@ -85,39 +92,40 @@ def parts_of(run: RunAnswer, *, brief: bool = False, saved: SavedFiles | None = 
         brief: Leave out an output that the findings repeat; the offline reader's always do.
         saved: Where its files were copied to.
     """
-    from ava_server.render.markdown import as_markdown
-    from ava_server.runs.changes import changed_lines, changes_lines
-
     if run.state != "error" and run.state not in ENDING_CODES:
-        asked = [Part("Question", theirs=run.untrusted_question)] if run.untrusted_question else []
-        return [*([Part("", (f"Waits for: {run.waits_for}",))] if run.waits_for else []), *asked]
-    result = run.untrusted_result
+        waits = (f"Waits for: {run.waits_for}",) if run.waits_for else ()
+        parts = [Part("", waits), Part("Question", theirs=UntrustedText(run.untrusted_question or ""))]
+        return [part for part in parts if not part.empty]
+    result = result_of(run)
     first: list[str] = []
-    error = ""
     if run.state != "success":
         may_lack = "" if run.state in WHOLE else " It may be incomplete."
         first.append(f"Ended as {run.state}: {run.stop_reason or 'no reason is known'}.{may_lack}")
-    if result is not None and result.error_text:
-        error = f"Error: {one_line(result.error_text)}"
     if result is not None and run.error and run.error.get("what_to_do"):
         first.append(f"What to do: {_next_step(run, run.error)}")
     if run.advice:
         first.append(f"What to do: {run.advice}")
-    parts = [Part("", tuple(first), words=(error,) if error else ())] if first or error else []
     if result is None:
-        return parts
-    if result.summary:
-        parts.append(Part("Summary", theirs=result.summary))
-    repeats = bool(result.findings) and (brief or (run.model or "").startswith("offline/"))
-    if result.output is not None and result.output != result.summary and not repeats:
-        parts.append(Part("Output", theirs=as_markdown(result.output)))
-    parts += _findings_parts(run, result.findings)
-    if result.caveats:
-        parts.append(Part("Caveats", theirs="\n".join(f"- {one_line(caveat)}" for caveat in result.caveats)))
-    if run.changes:
-        ours = tuple(changes_lines(run.subagent_id, run.changes))
-        parts.append(Part("Changes", ours, words=tuple(changed_lines(result.changed or {}))))
-    return [*parts, Part("Figures", tuple(_figures(run, result.artifacts, saved)))]
+        return [Part("", tuple(first))] if first else []
+    repeats = bool(result.findings or result.sources) and (brief or (run.model or "").startswith("offline/"))
+    error = (UntrustedText(f"Error: {one_line(result.error.text)}"),) if result.error else ()
+    caveats = "\n".join(f"- {one_line(caveat.text)}" for caveat in result.caveats)
+    figures = [f"{fact.label}: {printed(fact.value, str)}" for fact in result.figures]
+    figures += [*map(artifact_text, result.artifacts), *(saved.lines() if saved is not None else ())]
+    parts = [
+        Part("", tuple(first), words=error),
+        Part("Summary", theirs=result.summary),
+        Part("Output", theirs=_NOTHING if repeats else result.output),
+        Part("Findings, each with its source", (result.quotes,) if result.quotes else (), findings=(*result.findings,)),
+        *(
+            Part(title, words=(UntrustedText("\n".join(f"- {one.source.text}" for one in found)),))
+            for title, found in result.sources
+        ),
+        Part("Caveats", theirs=UntrustedText(caveats)),
+        Part("Changes", (*result.changes,), words=(*result.changed,)),
+        Part("Figures", (*figures, f"Cost: {cost_text(run)}")),
+    ]
+    return [part for part in parts if not part.empty]
 
 
 def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
@@ -126,9 +134,9 @@ def result_text(run: RunAnswer, *, saved: SavedFiles | None = None) -> str:
     for part in parts_of(run, saved=saved):
         if part.title:
             blocks.append(f"## {part.title}")
-        theirs = [part.theirs.strip("\n")] if part.theirs else []
+        theirs = [part.theirs.text.strip("\n")] if part.theirs else []
         theirs += [_finding_text(number, one) for number, one in enumerate(part.findings, 1)]
-        theirs += part.words
+        theirs += [words.text for words in part.words]
         if theirs:
             blocks.append(add_bars("\n\n".join(theirs), _MARKDOWN_BAR))
         lines = part.lines if not part.title else [_listed(line) for line in part.lines if line.strip()]
@@ -168,51 +176,20 @@ def cost_text(run: RunAnswer) -> str:
     parts = [f"{name} {format_usd(micros_from_cents(value))}" for name, value in (run.cost_by or {}).items() if value]
     if parts:
         text += f" ({', '.join(parts)})"
-    if run.uncosted:
-        text += ", part of it booked at its worst case because the provider did not say"
-    if run.overrun and not run.advice:
-        text += "; a call cost more than the provider's own limits allow"
-    return text
-
-
-def _findings_parts(run: RunAnswer, found: list[dict[str, Any]]) -> list[Part]:
-    """Return the findings; of a run that was cut short, the sources that Ava lists in their place."""
-    from ava_server.runs.result import FOUND, LOOKED_AT
-
-    every, parts = findings_of(run, found), list[Part]()
-    for claim, title in ((LOOKED_AT, "Opened, but not evaluated"), (FOUND, "Found by a search, but not read")):
-        sources = tuple(f"- {one.source}" for one in every if one.claim == claim)
-        parts += [Part(title, words=("\n".join(sources),))] if sources else []
-    findings = tuple(one for one in every if one.claim not in (LOOKED_AT, FOUND))
-    if not findings:
-        return parts
-    summary = (line,) if (line := quotes_line(findings)) else ()
-    return [Part("Findings, each with its source", summary, findings=findings), *parts]
+    return text + cost_notes(run)
 
 
 def _finding_text(number: int, one: Finding) -> str:
-    lines = [f"{number}. {one.claim}"]
+    lines = [f"{number}. {one.claim.text}"]
     if one.quote:
-        lines += ["", *(f"   > {line}" for line in one.quote.splitlines()), "", f"   - {one.checked}"]
+        lines += ["", *(f"   > {line}" for line in one.quote.text.splitlines()), "", f"   - {one.checked}"]
     if one.source:
-        lines.append(f"   - source: {one.source}")
+        lines.append(f"   - source: {one.source.text}")
     return "\n".join(lines)
 
 
 def _listed(line: str) -> str:
     return line if line.startswith(" ") else f"- {line}"
-
-
-def _figures(run: RunAnswer, artifacts: list[dict[str, Any]], saved: SavedFiles | None) -> Iterable[str]:
-    from ava_server.render.host_text import artifact_text, receipts_text
-
-    if run.confidence is not None:
-        yield f"Confidence, as the model says: {run.confidence:g}"
-    if run.tool_receipts is not None:
-        yield f"Tools called: {receipts_text(run.tool_receipts)}"
-    yield from map(artifact_text, artifacts)
-    yield from saved.lines() if saved is not None else ()
-    yield f"Cost: {cost_text(run)}"
 
 
 # -- on a terminal ----------------------------------------------------------------------------------------------------
@@ -253,19 +230,20 @@ def _drawn_theirs(part: Part, width: int) -> Iterable[str]:
     if part.theirs:
         from ava_server.cli.markdown import drawn
 
-        yield from drawn(part.theirs, width, colour=colours()).splitlines()
+        yield from drawn(part.theirs.text, width, colour=colours()).splitlines()
     for number, one in enumerate(part.findings, 1):
-        yield from _fitted(f"{number}. {one.claim}", width).splitlines()
+        yield from _fitted(f"{number}. {one.claim.text}", width).splitlines()
         under = " " * len(f"{number}. ")
         if one.quote:
-            for line in _fitted("\n".join(under + line for line in f'"{one.quote}"'.splitlines()), width).splitlines():
+            quote = "\n".join(under + line for line in f'"{one.quote.text}"'.splitlines())
+            for line in _fitted(quote, width).splitlines():
                 yield styled(line, italic=True)
             colour = _VERDICT_COLOURS.get(one.verdict, "yellow")
             yield styled(_fitted(f"{under}{one.checked}", width), fg=colour)
         if one.source:
-            yield from _fitted(f"{under}source: {one.source}", width).splitlines()
+            yield from _fitted(f"{under}source: {one.source.text}", width).splitlines()
     for words in part.words:
-        yield from _fitted(words, width).splitlines()
+        yield from _fitted(words.text, width).splitlines()
 
 
 def _fitted(text: str, width: int) -> str:

@@ -12,22 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from ava_audit import events
 from ava_audit.entries import Entry, mirror_line
-from ava_audit.events import (
-    AssistantMessage,
-    CancelRequested,
-    CostReserved,
-    CostUpdate,
-    ErrorOccurred,
-    SettingsChanged,
-    SpawnDecided,
-    SpawnProposed,
-    SubagentComplete,
-    SubagentSpawn,
-    ToolCall,
-    ToolResult,
-    UserMessage,
-)
 from ava_audit.units import format_duration, format_ts, format_usd, micros_from_cents
 from ava_audit.view import Readable, View, placeholders
 from ava_roles.wrap import clean
@@ -109,7 +95,7 @@ def is_trouble(entry: Entry) -> bool:
     match entry.fact:
         case None:
             return False
-        case SubagentComplete(status=status):
+        case events.SubagentComplete(status=status):
             return status not in ("success", "cancelled")
         case fact:
             return fact.severity != "info"
@@ -119,36 +105,36 @@ def _what(entry: Entry) -> str:
     match entry.fact:
         case None:
             return "(erased)"
-        case ToolCall(tool=tool, args=args):
+        case events.ToolCall(tool=tool, args=args):
             return f"{tool} {arguments_text(args)}"
-        case ToolResult() as result:
+        case events.ToolResult() as result:
             count = "" if result.count is None else f", {result.count} {'result' if result.count == 1 else 'results'}"
             return f"{result.tool} ({'success' if result.success else 'failed'}{count}) {unmarked(result.output)}"
-        case CostUpdate() as spent:
+        case events.CostUpdate() as spent:
             return f"turn {spent.turn}: {spent.tokens} tokens, {spent.settlement}{', overrun' if spent.overrun else ''}"
-        case CostReserved() as held:
+        case events.CostReserved() as held:
             return f"turn {held.turn} attempt {held.attempt}: at most {format_usd(held.micros)} reserved"
-        case SubagentSpawn() as spawn:
+        case events.SubagentSpawn() as spawn:
             run = f"{spawn.name} ({spawn.subagent_id})" if spawn.name else spawn.subagent_id
             return f"{spawn.role} {run}: {spawn.task}"
-        case SubagentComplete() as done:
+        case events.SubagentComplete() as done:
             cost = format_usd(micros_from_cents(done.cost_cents))
             return f"{done.subagent_id} {done.status} {done.tokens} tokens, {cost}, {done.duration:g} s: {done.summary}"
-        case SettingsChanged() as changed:
+        case events.SettingsChanged() as changed:
             return f"{changed.setting}: {json.dumps(changed.before)} → {json.dumps(changed.after)}"
-        case SpawnProposed() as proposed:
+        case events.SpawnProposed() as proposed:
             about = f"{proposed.config.get('role', '')} {proposed.subagent_id}"
             task_id = proposed.config.get("task_id")
             return f"{proposed.pending_id} {about}{f', task_id {task_id}' if task_id else ''}"
-        case SpawnDecided() as decided:
+        case events.SpawnDecided() as decided:
             return f"{decided.pending_id} {entry.run_id or ''} {decided.decision} {decided.channel or ''}".rstrip()
-        case CancelRequested() as asked:
+        case events.CancelRequested() as asked:
             return f"{asked.subagent_id} by {asked.by}{f': {asked.reason}' if asked.reason else ''}"
-        case ErrorOccurred() as error:
+        case events.ErrorOccurred() as error:
             return f"{error.kind}: {error.error}"
-        case UserMessage() as said:
+        case events.UserMessage() as said:
             return f"({said.kind}) {said.text}"
-        case AssistantMessage() as answer:
+        case events.AssistantMessage() as answer:
             names = ", ".join(str(call.get("name")) for call in answer.calls)
             calls = _shapes().redact(names)[0]  # the model wrote these names
             return f"{answer.text}{f' → {calls}' if calls else ''}"
@@ -228,10 +214,10 @@ def _steps(entries: Iterable[Entry]) -> Iterable[Step]:
     steps: dict[str, Step] = {}
     for entry in entries:
         fact = entry.fact
-        if isinstance(fact, ToolCall):
+        if isinstance(fact, events.ToolCall):
             what = f"{compact(fact.tool, 40)} {arguments_text(fact.args)}".strip()
             steps[fact.call_id or str(entry.seq)] = Step(entry.ts_us, what)
-        elif isinstance(fact, ToolResult):
+        elif isinstance(fact, events.ToolResult):
             key = fact.call_id or str(entry.seq)
             called = steps.get(key, Step(entry.ts_us, compact(fact.tool, 40)))
             steps[key] = Step(called.at_us, called.what, _outcome(fact, entry.duration_ms), not fact.success)
@@ -240,7 +226,7 @@ def _steps(entries: Iterable[Entry]) -> Iterable[Step]:
     return steps.values()
 
 
-def _outcome(result: ToolResult, duration_ms: int | None) -> str:
+def _outcome(result: events.ToolResult, duration_ms: int | None) -> str:
     count = "" if result.count is None else f", {result.count} result{'' if result.count == 1 else 's'}"
     took = "" if duration_ms is None else f", {format_duration(duration_ms / 1000)}"
     why = "" if result.success else f": {compact(unmarked(result.output), REASON_CHARS)}"

@@ -21,6 +21,7 @@ from ava_server.render.responses import (
     SpawnAnswer,
     Untrusted,
 )
+from ava_server.render.result import artifact_text, receipts_text
 from ava_server.runs.changes import changed_lines, changes_lines
 
 INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text("utf-8")
@@ -117,23 +118,6 @@ def _quotes(quotes: list[dict[str, Any]]) -> str:
         f"Quotes looked up in what the tools returned: {counts['found']} found, {counts['near']} nearly, "
         f"{lost} not found{named}."
     )
-
-
-def receipts_text(receipts: dict[str, Any]) -> str:
-    """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`, or `none`."""
-    return (
-        "none"
-        if not receipts
-        else ", ".join(
-            f"{name} {counts['ok']}" + (f" and {counts['failed']} failed" if counts["failed"] else "")
-            for name, counts in receipts.items()
-        )
-    )
-
-
-def artifact_text(artifact: dict[str, Any]) -> str:
-    """Return a file that a run handed over as a line."""
-    return f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
 
 
 def result_words(result: Untrusted) -> str:

@@ -1,4 +1,7 @@
-"""What a subagent found: claims with their quotes, whether those were found again, and sources."""
+"""The result of a run, for every surface that shows it to a person: what the subagent wrote apart from Ava's words.
+
+A surface lays it out: as Markdown for a pipe or a file, drawn on a terminal, or as a page.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ava_audit.events import WHOLE
 from ava_roles.wrap import one_line
+from ava_server.render.document import Fact, UntrustedText
 from ava_server.render.responses import RunAnswer
 
 VERDICTS = {
@@ -25,16 +30,110 @@ class Finding:
     `url` is the address in the source, where it has one.
     """
 
-    claim: str
-    quote: str
+    claim: UntrustedText
+    quote: UntrustedText
     verdict: str
-    source: str
-    url: str = ""
+    source: UntrustedText
+    url: UntrustedText
 
     @property
     def checked(self) -> str:
         """What became of the quote."""
         return VERDICTS.get(self.verdict, UNCHECKED)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A result in parts; what is missing is empty.
+
+    Attributes:
+        ended: Why the run ended, unless it succeeded.
+        whole: Nothing is missing in it.
+        error: What failed, in the words of a provider or a tool.
+        summary: Markdown.
+        output: Markdown; empty where it is the summary.
+        findings: What it found; `quotes` says how many of their quotes were found again.
+        sources: What it opened or found without evaluating it, under a title of Ava's.
+        changes: What became of a coder's changes.
+        changed: The files and test output, as the repository names them.
+        branch: There is a branch with them.
+    """
+
+    ended: str
+    whole: bool
+    error: UntrustedText
+    advice: str
+    summary: UntrustedText
+    output: UntrustedText
+    findings: list[Finding]
+    quotes: str
+    sources: list[tuple[str, list[Finding]]]
+    caveats: list[UntrustedText]
+    artifacts: list[dict[str, Any]]
+    changes: list[str]
+    changed: list[UntrustedText]
+    branch: bool
+    figures: list[Fact]
+
+
+def result_of(run: RunAnswer) -> Result | None:
+    """Return the result of a run; None where there is none yet, or it was erased."""
+    result = run.untrusted_result
+    if result is None:
+        return None
+    from ava_server.render.markdown import as_markdown  # these load what no start of a command needs
+    from ava_server.runs.changes import changed_lines, changes_lines
+    from ava_server.runs.result import FOUND, LOOKED_AT
+
+    titles = {LOOKED_AT: "Opened, but not evaluated", FOUND: "Found by a search, but not read"}
+    every = findings_of(run, result.findings)
+    findings = [one for one in every if one.claim.text not in titles]
+    sources = [(title, [one for one in every if one.claim.text == claim]) for claim, title in titles.items()]
+    own = result.output is not None and result.output != result.summary
+    return Result(
+        ended="" if run.state == "success" else run.stop_reason or "no reason is known",
+        whole=run.state in WHOLE,
+        error=UntrustedText(result.error_text or ""),
+        advice=run.advice or "",
+        summary=UntrustedText(result.summary),
+        output=UntrustedText(as_markdown(result.output) if own else ""),
+        findings=findings,
+        quotes=quotes_line(findings),
+        sources=[(title, found) for title, found in sources if found],
+        caveats=[UntrustedText(caveat) for caveat in result.caveats],
+        artifacts=result.artifacts,
+        changes=changes_lines(run.subagent_id, run.changes) if run.changes else [],
+        changed=[UntrustedText(line) for line in changed_lines(result.changed or {})] if run.changes else [],
+        branch=bool(run.changes and run.changes.get("branch")),
+        figures=list(_figures(run)),
+    )
+
+
+def _figures(run: RunAnswer) -> Iterable[Fact]:
+    if run.confidence is not None:
+        yield Fact("Confidence, as the model says", f"{run.confidence:g}")
+    if run.tool_receipts is not None:
+        yield Fact("Tools called", UntrustedText(receipts_text(run.tool_receipts)))
+
+
+def receipts_text(receipts: dict[str, Any]) -> str:
+    """Return how often each tool was called: `read_file 3, web_search 2 and 1 failed`, or `none`."""
+    counts = (
+        f"{name} {count['ok']}" + (f" and {count['failed']} failed" if count["failed"] else "")
+        for name, count in receipts.items()
+    )
+    return ", ".join(counts) or "none"
+
+
+def artifact_text(artifact: dict[str, Any]) -> str:
+    """Return a file that a run handed over as a line."""
+    return f"File: {artifact['name']} ({artifact['bytes']} bytes, sha256 {artifact['sha256']})"
+
+
+def cost_notes(run: RunAnswer) -> str:
+    """Return what is to be said of a cost behind its figure; empty for nothing."""
+    text = ", part of it booked at its worst case because the provider did not say" if run.uncosted else ""
+    return text + ("; a call cost more than the provider's own limits allow" if run.overrun and not run.advice else "")
 
 
 def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[Finding]:
@@ -50,9 +149,13 @@ def findings_of(run: RunAnswer, found: list[dict[str, Any]]) -> list[Finding]:
 
 def _finding(finding: dict[str, Any], verdict: str) -> Finding:
     source = dict.fromkeys(str(finding[key]) for key in ("source_name", "source_url") if finding.get(key))
-    claim, quote = str(finding.get("claim", "")), str(finding.get("quote") or "")
-    url = str(finding.get("source_url") or "")
-    return Finding(one_line(claim), quote.strip(), verdict, one_line(", ".join(source)), one_line(url))
+    return Finding(
+        claim=UntrustedText(one_line(str(finding.get("claim", "")))),
+        quote=UntrustedText(str(finding.get("quote") or "").strip()),
+        verdict=verdict,
+        source=UntrustedText(one_line(", ".join(source))),
+        url=UntrustedText(one_line(str(finding.get("source_url") or ""))),
+    )
 
 
 def quotes_line(findings: Iterable[Finding]) -> str:

@@ -1,6 +1,6 @@
 """What every page works with: who has sent the request, the frame around a page, templates and static files.
 
-Templates escape every text; texts of models and pages lose their invisible characters too.
+Templates escape every value, and `finalize` removes invisible characters from it: no template can forget either.
 """
 
 from __future__ import annotations
@@ -14,15 +14,18 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from ava_audit.units import format_duration, format_usd, iso_utc
 from ava_roles.wrap import clean
 from ava_server.core.errors import AvaError, BadInput
+from ava_server.render.document import UntrustedText
 from ava_server.service.access import Access
 from ava_server.service.records import Budget, todays_budgets
 from ava_server.web.authority import Authority
+from ava_server.web.markdown import html, is_web_address
 from ava_server.web.requests import HEADERS
 from ava_server.web.site import VISITOR, Site, Visitor
 
@@ -179,6 +182,11 @@ def foreign(text: object) -> str:
     return clean(str(text))[0]
 
 
+def finalize(value: object) -> object:
+    """Return a value of a template for autoescape, without what nobody sees; `Markup` has been escaped already."""
+    return value if isinstance(value, Markup) else foreign(value.text if isinstance(value, UntrustedText) else value)
+
+
 def when(us: int | None) -> str:
     """Return a time for a `<time>` element's datetime."""
     return iso_utc(us) if us is not None else ""
@@ -200,11 +208,13 @@ def environment() -> Environment:
     made = Environment(
         loader=PackageLoader("ava_server.web", "templates"),
         autoescape=True,
+        finalize=finalize,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     made.filters.update(foreign=foreign, when=when, second=second, usd=usd, duration=format_duration)
+    made.filters["markdown"], made.tests["web_address"] = html, is_web_address
     made.globals["static"] = static_url
     return made
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from ava_audit.entries import Entry
 from ava_audit.events import AssistantMessage
 from ava_audit.rows import RunRow
-from ava_audit.units import now_us
+from ava_audit.units import micros_from_cents, now_us
 from ava_audit.view import View
 from ava_server.approval.proposals import texts_of
 from ava_server.budget.run_config import RunConfig, config_of
@@ -27,6 +27,8 @@ from ava_server.core.data_root import home_folder
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import AGENT
 from ava_server.render.approvals import decisions_in
+from ava_server.render.responses import RunAnswer
+from ava_server.render.result import cost_notes, result_of
 from ava_server.render.run_view import RunView, run_answer, view_run
 from ava_server.runs.costs import Costs, costs_of
 from ava_server.runs.extension_answer import WaitingExtension, waiting_extension
@@ -35,7 +37,6 @@ from ava_server.service.records import changes_in, diff_of, run_record
 from ava_server.web.context import NotFound, PageContext, found_or_404, go_to, page, reader_of
 from ava_server.web.deciding import DONE
 from ava_server.web.requests import HEADERS
-from ava_server.web.run_result import micros_by_part, result_values, spent_on
 from ava_server.web.site import Visitor
 from ava_server.web.timeline import Order, Place, describe, place_of, read_newer, read_page
 
@@ -129,7 +130,9 @@ class RunPage:
             "run": shown,
             "row": row,
             "answer": answer,
-            "result": result_values(shown, answer),
+            "result": result_of(answer),
+            "spent_on": [] if shown.free else spent_on(micros_by_part(answer)),
+            "cost_notes": cost_notes(answer),
             "decisions": decisions_in([*decided, *raised], view.session_start),
             "undecided": _undecided(shown, decided),
             "proposal": _proposal(first),
@@ -222,6 +225,16 @@ WHOLE_ENTRIES = 10_000
 LAST_ENTRIES = 2_500
 MOST_ATTEMPTS = 400
 _SEQ_DIGITS = 18
+_PARTS = {
+    "input": "Prompts",
+    "cache": "Cache",
+    "output": "Answers",
+    "thinking": "Thinking",
+    "retries": "Retries",
+    "plan": "Planning",
+    "search": "Web searches",
+    "uncosted": "Unknown, booked at the worst case",
+}
 _OF_MONEY, _OF_CAPS = ("CostReserved", "CostUpdate"), ("SpawnProposed", "SpawnDecided")
 
 
@@ -322,6 +335,16 @@ def _costs(view: View, run: RunRow) -> tuple[Costs, bool]:
         return costs_of(run, entries, view.of_type("SettingsChanged")), whole
     except ValueError:
         raise Refused(f"a newer Ava has proposed {run.id}, and this one cannot read what was approved") from None
+
+
+def micros_by_part(answer: RunAnswer) -> dict[str, int]:
+    """Return what a result says that money was spent on, in micro-USD."""
+    return {name: micros_from_cents(cents) for name, cents in (answer.cost_by or {}).items()}
+
+
+def spent_on(parts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return what money was spent on, in words, from micro-USD by part."""
+    return [(_PARTS.get(name, name), micros) for name, micros in parts.items() if micros]
 
 
 def bounded_lines(text: str) -> tuple[list[str], int]:

@@ -14,38 +14,8 @@ from urllib.parse import urlencode
 
 from starlette.datastructures import QueryParams
 
+from ava_audit import events
 from ava_audit.entries import Entry
-from ava_audit.events import (
-    Activity,
-    AssistantMessage,
-    CancelRequested,
-    CostReserved,
-    CostUpdate,
-    ErrorOccurred,
-    ExtendedThinking,
-    ExtensionAsked,
-    ExtensionDecided,
-    Fact,
-    GuardrailTripped,
-    PlanReady,
-    QuestionAnswered,
-    QuestionAsked,
-    RunClaimed,
-    RunEnded,
-    RunPaused,
-    RunResumed,
-    RunStarted,
-    SpawnDecided,
-    SpawnProposed,
-    SubagentComplete,
-    SubagentSpawn,
-    ToolCall,
-    ToolResult,
-    Unknown,
-    UserMessage,
-    WorkChecked,
-    WorktreeReady,
-)
 from ava_audit.view import View
 from ava_roles.wrap import clean
 from ava_server.core.errors import BadInput
@@ -251,7 +221,7 @@ def _cut(items: Iterable[Item]) -> None:
 
 
 ERASED = "The content was erased."
-FOLDED = (CostReserved, RunClaimed, RunStarted, SubagentSpawn, SpawnProposed)
+FOLDED = (events.CostReserved, events.RunClaimed, events.RunStarted, events.SubagentSpawn, events.SpawnProposed)
 """Bookkeeping: its row is folded."""
 _MESSAGES: Mapping[str, str] = {
     "task": "Task",
@@ -305,49 +275,49 @@ def describe(entry: Entry) -> Shown | None:
     return Shown(shown.kind, clean(shown.title)[0], clean(shown.text)[0].strip(), shown.failed)
 
 
-def _is_bookkeeping(entry: Entry, fact: Fact) -> bool:
+def _is_bookkeeping(entry: Entry, fact: events.Fact) -> bool:
     """Tell whether an entry is folded: money, what the page shows elsewhere, and calls that hosts made."""
     match fact:
-        case AssistantMessage():
+        case events.AssistantMessage():
             return entry.who.agent_id == AGENT or not fact.text.strip()
-        case ToolCall() | ToolResult():
+        case events.ToolCall() | events.ToolResult():
             return entry.who.agent_id == AGENT
-        case UserMessage():
+        case events.UserMessage():
             return fact.kind == "task"
         case _:
             return isinstance(fact, FOLDED)
 
 
-def _work(fact: Fact) -> Shown | None:
+def _work(fact: events.Fact) -> Shown | None:
     """Return what the run itself has done."""
     match fact:
-        case CostUpdate():
+        case events.CostUpdate():
             booked = {"billed": "", "not_billed": ", not billed", "unknown": ", booked at the worst case"}
             again = f", attempt {fact.attempt}" if fact.attempt > 1 else ""
             over = ", more than was reserved" if fact.overrun else ""
             return Shown("step", f"Turn {fact.turn}{again}{booked[fact.settlement]}{over}", failed=fact.overrun)
-        case AssistantMessage():
+        case events.AssistantMessage():
             return Shown("say", "Answer of the model", fact.text)
-        case ExtendedThinking():
+        case events.ExtendedThinking():
             return Shown("think", "Thinking", fact.thinking)
-        case ToolCall():
+        case events.ToolCall():
             return Shown("call", fact.tool, _arguments(fact.args))
-        case ToolResult():
+        case events.ToolResult():
             return _result(fact)
-        case PlanReady():
+        case events.PlanReady():
             return Shown("plan", "Plan, reviewed" if fact.reviewed else "Plan", fact.plan or "No plan could be made.")
-        case Activity():
+        case events.Activity():
             return Shown("note", "", fact.activity)
-        case WorktreeReady():
+        case events.WorktreeReady():
             return Shown("note", "Worktree ready", fact.told)
-        case WorkChecked():
+        case events.WorkChecked():
             how, failed = describe_command(fact.verify), not fact.verify.passed
             return Shown("result", f"Check {fact.number} of the work {how}", fact.verify.output, failed)
         case _:
             return None
 
 
-def _result(fact: ToolResult) -> Shown:
+def _result(fact: events.ToolResult) -> Shown:
     found = [] if fact.count is None else [f"{fact.count:,} {'result' if fact.count == 1 else 'results'}"]
     found += [f"{fact.chars:,} characters"] if fact.chars is not None else []
     output = unmarked(fact.output)
@@ -357,50 +327,50 @@ def _result(fact: ToolResult) -> Shown:
     return Shown("result", f"{fact.tool} {what}", output or "It gave no reason.", failed=True)
 
 
-def _event(fact: Fact) -> Shown:
+def _event(fact: events.Fact) -> Shown:
     """Return what has happened to the run."""
     match fact:
-        case UserMessage():
+        case events.UserMessage():
             return Shown("person", _MESSAGES[fact.kind], fact.text)
-        case SpawnDecided():
+        case events.SpawnDecided():
             how = CHANNELS.get(fact.channel or "", "by itself: nobody decided in time")
             return Shown("ask", f"{fact.decision.capitalize()} {how}")
-        case ErrorOccurred():
+        case events.ErrorOccurred():
             text = "\n".join(filter(None, (fact.error, fact.what_to_do)))
             return Shown("error", f"Error: {fact.kind}", text, failed=True)
-        case GuardrailTripped():
+        case events.GuardrailTripped():
             where = f" ({fact.tool})" if fact.tool else ""
             times = f", {fact.count} times" if fact.count else ""
             what = f"Guardrail {fact.guardrail}{where} {_GUARDRAILS[fact.action]}{times}"
             return Shown("error", what, failed=fact.action != "told")
-        case ExtensionAsked():
+        case events.ExtensionAsked():
             low, high = cap_amount(fact.cap, fact.limit), cap_amount(fact.cap, fact.proposed)
             return Shown("ask", f"Near its {cap_name(fact.cap)} of {low}: asks for {high}")
-        case ExtensionDecided():
+        case events.ExtensionDecided():
             return Shown("ask", f"Request for more {fact.decision} {CHANNELS[fact.channel]}")
-        case QuestionAsked():
+        case events.QuestionAsked():
             return Shown("ask", "Asks a question, and waits for the answer")
-        case QuestionAnswered():
+        case events.QuestionAnswered():
             return Shown("ask", f"Question {fact.decision} {CHANNELS[fact.channel]}")
-        case CancelRequested():
+        case events.CancelRequested():
             return Shown("end", f"Cancelled by {fact.by}", fact.reason or "")
         case _:
             return _ending(fact)
 
 
-def _ending(fact: Fact) -> Shown:
+def _ending(fact: events.Fact) -> Shown:
     match fact:
-        case RunPaused():
+        case events.RunPaused():
             return Shown("ask", f"Paused: {fact.why}")
-        case RunResumed():
+        case events.RunResumed():
             return Shown("ask", f"Resumed {CHANNELS[fact.channel]}{', from a live process' if fact.force else ''}")
-        case SubagentComplete():
+        case events.SubagentComplete():
             failed = fact.status not in ("success", "cancelled")
             return Shown("end", f"Result: {fact.status.replace('_', ' ')}", fact.summary, failed)
-        case RunEnded():
+        case events.RunEnded():
             why = f": {fact.stop_reason}" if fact.stop_reason else ""
             return Shown("end", f"Ended as {fact.status.replace('_', ' ')}{why}", failed=fact.severity != "info")
-        case Unknown():
+        case events.Unknown():
             return Shown("note", f"{fact.name}, which a newer Ava wrote", json.dumps(fact.content, ensure_ascii=False))
         case _:
             return Shown("note", fact.type, fact.search_text())

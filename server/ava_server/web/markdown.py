@@ -1,91 +1,19 @@
-"""The result of a run for its page: what the subagent wrote apart from what Ava checked.
-
-Its Markdown becomes HTML with no HTML of its own, no pictures, and each link with the address that it goes to.
-"""
+"""Markdown of a subagent as HTML: with no HTML of its own, no pictures, and each link with the address it goes to."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
-from typing import Any
 from urllib.parse import urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from ava_audit.events import WHOLE
-from ava_audit.units import micros_from_cents
 from ava_roles.wrap import clean
-from ava_server.render.host_text import receipts_text
-from ava_server.render.markdown import as_markdown, parse
-from ava_server.render.responses import RunAnswer
-from ava_server.render.result import findings_of, quotes_line
-from ava_server.render.run_view import RunView
-from ava_server.runs.changes import changed_lines, changes_lines
-from ava_server.runs.result import FOUND, LOOKED_AT
-
-MOST_FINDINGS = 200
-_PARTS = {
-    "input": "Prompts",
-    "cache": "Cache",
-    "output": "Answers",
-    "thinking": "Thinking",
-    "retries": "Retries",
-    "plan": "Planning",
-    "search": "Web searches",
-    "uncosted": "Unknown, booked at the worst case",
-}
-
-
-def result_values(shown: RunView, answer: RunAnswer) -> dict[str, Any] | None:
-    """Return what the page shows of a result; None where there is none yet, or it was erased."""
-    result = answer.untrusted_result
-    if result is None:
-        return None
-    every = findings_of(answer, result.findings)
-    findings = [one for one in every if one.claim not in (LOOKED_AT, FOUND)]
-    sources = [
-        (title, [one for one in every if one.claim == claim])
-        for claim, title in ((LOOKED_AT, "Opened, but not evaluated"), (FOUND, "Found by a search, but not read"))
-    ]
-    own = result.output is not None and result.output != result.summary
-    return {
-        "whole": answer.state in WHOLE,
-        "ended": "" if answer.state == "success" else answer.stop_reason or "no reason is known",
-        "what_to_do": (answer.error or {}).get("what_to_do", ""),
-        "advice": answer.advice,
-        "error": result.error_text or "",
-        "summary": html(result.summary) if result.summary else "",
-        "output": html(as_markdown(result.output)) if own else "",
-        "findings": findings[:MOST_FINDINGS],
-        "more_findings": max(len(findings) - MOST_FINDINGS, 0),
-        "quotes": quotes_line(findings),
-        "sources": [(title, found[:MOST_FINDINGS]) for title, found in sources if found],
-        "caveats": result.caveats,
-        "artifacts": result.artifacts,
-        "changes": changes_lines(answer.subagent_id, answer.changes) if answer.changes else [],
-        "changed": changed_lines(result.changed or {}) if answer.changes else [],
-        "branch": bool(answer.changes and answer.changes.get("branch")),
-        "confidence": answer.confidence,
-        "tools": receipts_text(answer.tool_receipts) if answer.tool_receipts is not None else "",
-        "spent_on": [] if shown.free else spent_on(micros_by_part(answer)),
-        "uncosted": answer.uncosted,
-        "overrun": answer.overrun and not answer.advice,
-        "is_web_address": is_web_address,
-    }
-
-
-def micros_by_part(answer: RunAnswer) -> dict[str, int]:
-    """Return what a result says that money was spent on, in micro-USD."""
-    return {name: micros_from_cents(cents) for name, cents in (answer.cost_by or {}).items()}
-
-
-def spent_on(parts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return what money was spent on, in words, from micro-USD by part."""
-    return [(_PARTS.get(name, name), micros) for name, micros in parts.items() if micros]
-
+from ava_server.render.document import UntrustedText
+from ava_server.render.markdown import parse
 
 MOST_CHARS = 200_000
 MOST_MARKS, MOST_CELLS = 20_000, 10_000
@@ -108,9 +36,9 @@ def is_web_address(text: str) -> bool:
         return False
 
 
-def html(text: str) -> Markup:
+def html(text: UntrustedText) -> Markup:
     """Return Markdown that a subagent wrote as HTML: all of its own is escaped, so a template takes it as it is."""
-    shown = clean(text)[0]
+    shown = clean(text.text)[0]
     part = shown[:MOST_CHARS]
     if _is_heavy(part):
         made = f'<pre class="words" dir="auto">{escape(part)}</pre>'
