@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 import anyio
 import anyio.to_thread
 import pytest
-from support import owner_with_site
+from support import owner
 from support.kept_secret import (
     ELSEWHERE,
     HOST,
@@ -539,7 +539,7 @@ async def test_sends_a_replaced_value_from_then_on_and_still_hides_the_old_one(
 @contextmanager
 def owning_process(root: Path, server: ModelServer, web: Site, certificate: Path) -> Generator[subprocess.Popen[str]]:
     """A process of its own that claims the runs of a data root, and whose tools reach the site."""
-    command = [sys.executable, owner_with_site.__file__, str(root), server.base_url, str(web.port), str(certificate)]
+    command = [sys.executable, owner.__file__, str(root), server.base_url, "site", str(web.port), str(certificate)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process

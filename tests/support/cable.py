@@ -11,10 +11,11 @@ To both ends, an unplugged cable is silence: new connections get no answer, and 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal
+
+from support.threads import listening
 
 Way = Literal["to server", "from server"]
 WAYS: tuple[Way, ...] = ("to server", "from server")
@@ -28,10 +29,11 @@ class Cable:
         open: Connections that exist now.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server_port: int) -> None:
         self.port = 0
         self.open = 0
-        self._loop = loop
+        self.loop: asyncio.AbstractEventLoop
+        self._server_port = server_port
         self._flows = {way: asyncio.Event() for way in WAYS}
         self._ends: set[asyncio.StreamWriter] = set()
         for flows in self._flows.values():
@@ -40,11 +42,11 @@ class Cable:
     def unplug(self, *ways: Way) -> None:
         """Hold what is sent these ways; both, if none is named."""
         for way in ways or WAYS:
-            self._loop.call_soon_threadsafe(self._flows[way].clear)
+            self.loop.call_soon_threadsafe(self._flows[way].clear)
 
     def plug_in(self, *, reset: bool) -> None:
         """Let bytes pass again: those that were held too, or with `reset`, only those of new connections."""
-        self._loop.call_soon_threadsafe(self._plug_in, reset)
+        self.loop.call_soon_threadsafe(self._plug_in, reset)
 
     def _plug_in(self, reset: bool) -> None:
         if reset:
@@ -53,14 +55,14 @@ class Cable:
         for flows in self._flows.values():
             flows.set()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, server_port: int) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on the bytes of one connection, in both directions."""
         self.open += 1
         ends = [writer]
         self._ends.add(writer)
         try:
             await self._flows["to server"].wait()
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server_port)
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._server_port)
             ends.append(far_writer)
             self._ends.add(far_writer)
             async with asyncio.TaskGroup() as tasks:
@@ -89,47 +91,8 @@ class Cable:
 @contextmanager
 def running_cables(server_port: int, hosts: Sequence[str]) -> Generator[list[Cable]]:
     """Run cables to a port of this machine, in a thread, until the block ends: one from each of some addresses."""
-    cables: list[Cable] = []
-    ready = threading.Event()
-    stop: list[Callable[[], object]] = []
-
-    async def run() -> None:
-        done, loop = asyncio.Event(), asyncio.get_running_loop()
-        stop.append(lambda: loop.call_soon_threadsafe(done.set))
-        tasks: set[asyncio.Task[None]] = set()
-        listening = []
-        for host in hosts:
-            cable = Cable(loop)
-
-            async def connected(
-                reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cable: Cable = cable
-            ) -> None:
-                task = asyncio.current_task()
-                assert task is not None
-                tasks.add(task)
-                try:
-                    with suppress(asyncio.CancelledError):
-                        await cable.serve(reader, writer, server_port)
-                finally:
-                    tasks.discard(task)
-
-            listening.append(await asyncio.start_server(connected, host, 0))
-            cable.port = listening[-1].sockets[0].getsockname()[1]
-            cables.append(cable)
-        ready.set()
-        await done.wait()
-        for each in listening:
-            each.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    thread = threading.Thread(target=asyncio.run, args=(run(),), name="cables")
-    thread.start()
-    assert ready.wait(5), "the cables did not start"
-    try:
+    cables = [Cable(server_port) for _ in hosts]
+    with listening("cables", *(cable.serve for cable in cables), hosts=hosts) as (ports, loop):
+        for cable, port in zip(cables, ports, strict=True):
+            cable.port, cable.loop = port, loop
         yield cables
-    finally:
-        stop[0]()
-        thread.join(5)
-        assert not thread.is_alive(), "the cables did not stop"

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from support.threads import listening
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -177,54 +178,21 @@ class ModelServer:
 def running_model_server(script: Script, certificate: Path | None = None) -> Generator[ModelServer]:
     """Run a server in a thread until the block ends; gates are released then. With a PEM file, it speaks TLS."""
     server = ModelServer(script, "https" if certificate else "http")
-    context = None
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-    ready = threading.Event()
-    stop: list[Callable[[], object]] = []
 
-    async def serve() -> None:
-        done = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        stop.append(lambda: loop.call_soon_threadsafe(done.set))
-        tasks: set[asyncio.Task[None]] = set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server.connections += 1
+        server.open += 1
+        try:
+            await _converse(server, reader, writer)
+        finally:
+            server.open -= 1
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.add(task)
-            server.connections += 1
-            server.open += 1
-            try:
-                await _converse(server, reader, writer)
-            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                pass
-            finally:
-                server.open -= 1
-                tasks.discard(task)
-                writer.close()
-
-        listening = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
-        server.port = listening.sockets[0].getsockname()[1]
-        ready.set()
-        await done.wait()
-        listening.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="model server")
-    thread.start()
-    assert ready.wait(5), "the model server did not start"
-    try:
-        yield server
-    finally:
-        for gate in server.gates:
-            gate.released.set()
-        stop[0]()
-        thread.join(5)
-        assert not thread.is_alive(), "the model server did not stop"
+    with listening("model server", serve, certificate=certificate) as ((server.port,), _loop):
+        try:
+            yield server
+        finally:
+            for gate in server.gates:
+                gate.released.set()
 
 
 async def _converse(server: ModelServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

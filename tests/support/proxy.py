@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import ssl
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
+
+from support.threads import listening
 
 Stall = Literal["answer", "tunnel", "never"]
 
@@ -80,51 +81,17 @@ class Proxy:
 def running_proxy(routes: Mapping[str, int], certificate: Path | None = None) -> Generator[Proxy]:
     """Run a proxy in a thread until the block ends; with a PEM file, clients speak TLS to it."""
     proxy = Proxy(routes, scheme="https" if certificate else "http")
-    context = None
-    if certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-    ready = threading.Event()
-    stop: list[Callable[[], object]] = []
 
-    async def serve() -> None:
-        done = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        stop.append(lambda: loop.call_soon_threadsafe(done.set))
-        tasks: set[asyncio.Task[None]] = set()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        proxy.count(1)
+        try:
+            await _serve(proxy, reader, writer)
+        finally:
+            await _close(writer)
+            proxy.count(-1)
 
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            tasks.add(task)
-            proxy.count(1)
-            try:
-                await _serve(proxy, reader, writer)
-            except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                pass
-            finally:
-                tasks.discard(task)
-                await _close(writer)
-                proxy.count(-1)
-
-        listening = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=context)
-        proxy.port = listening.sockets[0].getsockname()[1]
-        ready.set()
-        await done.wait()
-        listening.close()
-        for task in tuple(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),), name="proxy")
-    thread.start()
-    assert ready.wait(5), "the proxy did not start"
-    try:
+    with listening("proxy", serve, certificate=certificate) as ((proxy.port,), _loop):
         yield proxy
-    finally:
-        stop[0]()
-        thread.join(5)
-        assert not thread.is_alive(), "the proxy did not stop"
 
 
 async def _serve(proxy: Proxy, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support import owner, owner_killed
+from support import owner
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.processes import marked, stop
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, open_lab
@@ -63,7 +63,7 @@ async def owned(tmp: Path, server: ModelServer, kill_behind: int) -> tuple[str, 
     run_id = await approved(tmp, server)
     scratch, root = tmp / "tmp", tmp / "data"
     scratch.mkdir()
-    command = [sys.executable, owner_killed.__file__, str(root), server.base_url, str(kill_behind)]
+    command = [sys.executable, owner.__file__, str(root), server.base_url, "killed", str(kill_behind)]
     env = {**environment(root), "TMPDIR": str(scratch)}
     ended = await anyio.run_process(command, env=env, check=False, stderr=None)
     return run_id, root, ended.returncode
@@ -75,7 +75,7 @@ async def test_a_kill_after_any_commit_of_a_run_leads_to_the_same_result(tmp_pat
     with running_model_server(script) as server:
         run_id, root, ended = await owned(tmp_path / "whole", server, 0)
         assert ended == 0
-        commits = int((root / owner_killed.COMMITS).read_text())
+        commits = int((root / owner.COMMITS).read_text())
         assert commits >= 12, commits
         types = {entry.type for entry in logged(root, run=run_id)}
         assert types >= {"RunClaimed", "RunStarted", "CostReserved", "AssistantMessage", "ToolCall", "ToolResult"}, (
