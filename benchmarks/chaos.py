@@ -23,10 +23,10 @@ import anyio
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests"), *(str(ROOT / each) for each in ("server", "roles", "audit"))]
 
-from support.chaos import Chaos, Plan  # noqa: E402
-from support.chaos_run import play_and_check  # noqa: E402
+from support.chaos.play import Chaos, Plan  # noqa: E402
+from support.chaos.run import play_and_check  # noqa: E402
+from support.chaos.takeovers import Takeovers  # noqa: E402
 from support.postgres import running_server  # noqa: E402
-from support.takeovers import Takeovers  # noqa: E402
 
 
 def main() -> int:

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from audit_parts.mix import Together, life, run_id
 from audit_parts.report import Report, median, ms
-from support.browser import PAGES
 from support.http_server import serving_http
+from support.pages.browser import PAGES
 from support.runtime import PRICED, open_lab, settings_of
 
 from ava_audit.maintenance import index_new_entries

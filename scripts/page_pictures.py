@@ -20,9 +20,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from support.browser import There, Visitor, open_pages  # noqa: E402
-from support.card_host import CHROMIUM  # noqa: E402
 from support.model_server import Gate, Say, Step  # noqa: E402
+from support.pages.browser import There, Visitor, open_pages  # noqa: E402
+from support.pages.card_host import CHROMIUM  # noqa: E402
 from support.runtime import PRICED  # noqa: E402
 from support.stdio import logged  # noqa: E402
 

@@ -23,7 +23,7 @@ import anyio
 import pytest
 import typer
 from mcp import Client
-from support import jq
+from support.commands import jq
 from support.repository import REPOSITORY
 from support.terminal import ava, environment
 

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import pytest
 from mcp import Client
-from support import jq as jq_program
+from support.commands import jq as jq_program
 from support.repository import REPOSITORY, script
 
 from ava_audit.events import FACTS

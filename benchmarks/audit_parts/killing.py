@@ -14,7 +14,7 @@ KILLS = 20
 def show(report: Report) -> None:
     """Do what a test does a few times, more often."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-    from support.killing import TASKS, kill_the_writer
+    from support.logs.killing import TASKS, kill_the_writer
 
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "data"

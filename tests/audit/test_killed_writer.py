@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.killing import kill_the_writer
+from support.logs.killing import kill_the_writer
 
 
 def test_killing_the_writer_under_load_loses_no_acknowledged_entry(tmp_path: Path) -> None:

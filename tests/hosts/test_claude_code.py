@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.claude_code import (
+from support.hosts.claude_code import (
     DELEGATE,
     FORM,
     ClaudeCode,
@@ -23,10 +23,10 @@ from support.claude_code import (
     delegates,
     headless,
 )
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
+from support.hosts.real_hosts import data_root, entries, http_server, needs, written_at
 from support.http_server import token
 from support.model_server import Gate, Say, Step, running_model_server
-from support.real_hosts import data_root, entries, http_server, needs, written_at
 from support.runtime import hand_over
 from support.stdio import assert_intact
 from support.terminal import ava

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from support.claude_code import COLUMNS, DELEGATE, ROWS, close_window, tmux
+from support.hosts.claude_code import COLUMNS, DELEGATE, ROWS, close_window, tmux
+from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, needs, subagents_use
 from support.model_server import ModelServer, Say, running_model_server
-from support.real_hosts import HOSTS, SPAWN, data_root, entries, needs, subagents_use
-from support.responses_format import events
+from support.models.responses_format import events
 from support.stdio import assert_intact
 from support.terminal import ava
 

@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
+from support.hosts.real_hosts import data_root, http_server
 from support.http_server import token
 from support.model_server import Fail, Gate, Say, Step, running_model_server
-from support.real_hosts import data_root, http_server
 from support.repository import REPOSITORY, script
 from support.stdio import assert_intact
 

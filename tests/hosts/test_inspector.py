@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
+from support.hosts.real_hosts import NODE, PROGRAMS, SPAWN, data_root, entries, http_server, needs, subagents_use
 from support.http_server import token
 from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.real_hosts import NODE, PROGRAMS, SPAWN, data_root, entries, http_server, needs, subagents_use
 from support.stdio import AVA, assert_intact, environment
 
 from ava_server.mcp_server import card

@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.claude_code import DELEGATE, Headless, Orchestrator, Rule, Turn, at_claude_code, call, delegates, headless
+from support.hosts.claude_code import (
+    DELEGATE,
+    Headless,
+    Orchestrator,
+    Rule,
+    Turn,
+    at_claude_code,
+    call,
+    delegates,
+    headless,
+)
+from support.hosts.real_hosts import entries, needs, written_at
 from support.model_server import Gate, Say, Step, running_model_server
-from support.real_hosts import entries, needs, written_at
 
 pytestmark = [pytest.mark.slow, needs("tmux")]
 

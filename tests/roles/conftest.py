@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.attacks import EVERY, needs
+from support.sandboxes.attacks import EVERY, needs
 
 from ava_roles.sandbox.sandbox import Kind
 

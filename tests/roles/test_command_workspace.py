@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 import anyio
 import pytest
-from support.projects import checkout, tree, write
+from support.repositories.projects import checkout, tree, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import CopiedWorkspace

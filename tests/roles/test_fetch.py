@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import anyio.abc
 import pytest
-from support.web_site import HOST, PUBLIC, Page, Site, make_certificate, site
+from support.network.web_site import HOST, PUBLIC, Page, Site, make_certificate, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net import addresses

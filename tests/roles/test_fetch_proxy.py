@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.certificates import issue
-from support.proxy import Proxy, running_proxy
-from support.web_site import HOST, Page, Site, site
+from support.network.certificates import issue
+from support.network.proxy import Proxy, running_proxy
+from support.network.web_site import HOST, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.net.addresses import proxy_place, proxy_url

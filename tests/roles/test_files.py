@@ -5,7 +5,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.documents import pdf
+from support.foreign.documents import pdf
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.sandbox.paths import Root

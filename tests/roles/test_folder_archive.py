@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from support.projects import checkout, write
+from support.repositories.projects import checkout, write
 
 from ava_roles.errors import FolderReplaced
 from ava_roles.sandbox.paths import Root

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from support.projects import checkout, git, tree, write
+from support.repositories.projects import checkout, git, tree, write
 
 from ava_roles.errors import NoRepository, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.git import list_checkout

@@ -11,10 +11,10 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.attacks import EVERY, needs
-from support.attacks import sandbox as sandbox_of
-from support.foreign import SCRIPT
+from support.foreign.servers import SCRIPT
 from support.processes import marked
+from support.sandboxes.attacks import EVERY, needs
+from support.sandboxes.attacks import sandbox as sandbox_of
 
 from ava_roles.errors import ToolFailed
 from ava_roles.mcp_client import connection, run_servers

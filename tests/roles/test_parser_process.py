@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.documents import pdf
+from support.foreign.documents import pdf
 from support.model_server import Gate, Say
 from support.runtime import arrived, hand_over, open_lab
 

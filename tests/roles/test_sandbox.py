@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from support.attacks import (
+from support.sandboxes.attacks import (
     ATTACKS,
     CONFINED,
     attack,
@@ -21,7 +21,7 @@ from support.attacks import (
     sandbox,
     why_not,
 )
-from support.plain_user import PLAIN, plain_python
+from support.sandboxes.plain_user import PLAIN, plain_python
 
 from ava_roles.sandbox import linux, selection
 from ava_roles.sandbox.sandbox import STRENGTH, Kind, Unavailable
@@ -56,7 +56,7 @@ def attacked_as_plain(kind: Kind, state: Path) -> dict[str, str]:
     if found is None:
         pytest.skip("no interpreter here that an ordinary user may run")
     done = subprocess.run(
-        [found[0], "-B", str(SUPPORT / "attacks.py"), str(PLAIN), str(state), kind],
+        [found[0], "-B", str(SUPPORT / "sandboxes" / "attacks.py"), str(PLAIN), str(state), kind],
         env={"PYTHONPATH": found[1]}, cwd="/", capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

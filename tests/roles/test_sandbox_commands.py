@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, sandbox
+from support.sandboxes.attacks import BWRAP, CONFINED, HERE, command, how, needs, python, sandbox
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux, selection

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import command, python, sandbox
 from support.processes import children_of, lives, marked
-from support.sandbox_server import NASTY
+from support.sandboxes.attacks import command, python, sandbox
+from support.sandboxes.sandbox_server import NASTY
 
 from ava_roles.sandbox.sandbox import Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
-SERVER = Path(__file__).parents[1] / "support" / "sandbox_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "sandboxes" / "sandbox_server.py"
 SOON_S = 2.0
 
 

@@ -15,16 +15,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from support.attacks import needs
 from support.processes import children_of, lives
 from support.sample import SEED, sampled
+from support.sandboxes.attacks import needs
 
 from ava_roles.sandbox.launcher.supervisor import descendants
 from ava_roles.sandbox.sandbox import Kind
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="commands are confined on Linux alone")
 
-SERVER = Path(__file__).parents[1] / "support" / "sandbox_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "sandboxes" / "sandbox_server.py"
 SUPERVISED = ("server", "guard", "supervisor")
 CHAINS: dict[Kind, tuple[str, ...]] = {
     "bubblewrap": (*SUPERVISED, "bubblewrap", "init", "command"),

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.attacks import command, needs, python, sandbox
+from support.sandboxes.attacks import command, needs, python, sandbox
 
 from ava_roles.sandbox import linux
 from ava_roles.sandbox.sandbox import Kind

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path, PurePosixPath
 
 import pytest
-from support.attacks import HERE, needs, sandbox
-from support.projects import write
+from support.repositories.projects import write
+from support.sandboxes.attacks import HERE, needs, sandbox
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox import linux

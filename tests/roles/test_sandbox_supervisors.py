@@ -15,9 +15,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import command, python, sandbox
 from support.processes import children_of, lives
-from support.sandbox_server import NASTY
+from support.sandboxes.attacks import command, python, sandbox
+from support.sandboxes.sandbox_server import NASTY
 
 from ava_roles.sandbox.sandbox import Kind
 
@@ -143,7 +143,7 @@ async def test_keeps_at_most_two_idle_supervisors_which_end_with_their_sandbox(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_idle_supervisor_ends_with_its_server(kind: Kind, here: Path, number: signal.Signals) -> None:
     code = (
-        "import anyio, sys, time; from pathlib import Path; from support.attacks import command, sandbox\n"
+        "import anyio, sys, time; from pathlib import Path; from support.sandboxes.attacks import command, sandbox\n"
         "here = Path(sys.argv[2])\n"
         "box = sandbox(sys.argv[1], here.parent)\n"
         "anyio.run(box.run, command(here, '/bin/true'))\n"

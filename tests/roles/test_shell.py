@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from support.projects import checkout, write
+from support.repositories.projects import checkout, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.command_workspace import CopiedWorkspace

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.projects import checkout, git, tree, write
+from support.repositories.projects import checkout, git, tree, write
 
 from ava_roles.errors import FolderReplaced, NoRepository, RolesError, WorktreeFailed
 from ava_roles.worktree.git import UserRepository

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
-from support.projects import linked_program, write
+from support.repositories.projects import linked_program, write
 
 from ava_roles.sandbox.sandbox import Bind
 from ava_roles.sandbox.selection import interpreter_binds

@@ -6,8 +6,8 @@ import anyio
 import anyio.abc
 import pytest
 from pydantic import ValidationError
-from support.documents import pdf
-from support.web_site import HOST, Answer, Page, Site, site
+from support.foreign.documents import pdf
+from support.network.web_site import HOST, Answer, Page, Site, site
 
 from ava_roles.errors import AccessRefused, ToolFailed
 from ava_roles.placeholders import InjectedSecret

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from support.projects import checkout, git, names, tree, write
+from support.repositories.projects import checkout, git, names, tree, write
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.git import list_checkout

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import CONFINED, needs
-from support.projects import git, write
-from support.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
+from support.repositories.projects import git, write
+from support.repositories.workshops import FIXED, PROJECT, RUN, order, project, run, sealed, working
+from support.sandboxes.attacks import CONFINED, needs
 
 from ava_roles.errors import BadNamespace, ToolFailed, WorktreeFailed
 from ava_roles.sandbox.sandbox import Kind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.attacks import needs
-from support.workshops import FIXED, PROJECT, order, project, run, working
+from support.repositories.workshops import FIXED, PROJECT, order, project, run, working
+from support.sandboxes.attacks import needs
 
 # As it is imported by the tests, it puts a test that passes where Python looks for what it has compiled of the test.
 POISON = r"""
@@ -76,7 +76,7 @@ async def test_an_invalid_file_name_does_not_keep_other_files_off_the_branch(tmp
 
 @pytest.mark.parametrize(("name", "value"), [("user.name", "."), ("author.name", ""), ("user.email", "<>")])
 async def test_an_invalid_user_name_does_not_prevent_the_branch(tmp_path: Path, name: str, value: str) -> None:
-    from support.projects import git
+    from support.repositories.projects import git
 
     checkout = project(tmp_path / "project")
     git(checkout, "config", name, value)

@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-from support.attacks import needs
-from support.projects import git, write
-from support.workshop_killed import killed_order
-from support.workshops import FIXED, PROJECT, RUN, project, sealed, working
+from support.repositories.projects import git, write
+from support.repositories.workshop_killed import killed_order
+from support.repositories.workshops import FIXED, PROJECT, RUN, project, sealed, working
+from support.sandboxes.attacks import needs
 
 from ava_roles.sandbox.sandbox import Kind
 from ava_roles.worktree.session import publish_leftover, remove_worktree
@@ -27,7 +27,7 @@ def _kill_in(kind: Kind, folder: Path, phase: str, after_s: float) -> None:
     (folder / "state").mkdir(exist_ok=True)
     (folder / "home").mkdir(exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.workshop_killed", kind, str(folder)],
+        [sys.executable, "-m", "support.repositories.workshop_killed", kind, str(folder)],
         cwd=TESTS,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
         stdout=subprocess.PIPE,

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from support.attacks import needs
-from support.projects import checkout, git, write
-from support.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
+from support.repositories.projects import checkout, git, write
+from support.repositories.workshops import FIXED, PROJECT, RUN, order, project, sealed, working
+from support.sandboxes.attacks import needs
 
 from ava_roles.errors import NoRepository, WorktreeFailed
 from ava_roles.sandbox.git_folder import find_git_folders, only

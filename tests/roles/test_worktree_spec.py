@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.attacks import needs, sandbox
-from support.projects import checkout, environment_of, git, write
-from support.workshops import RUN, order, project, working
+from support.repositories.projects import checkout, environment_of, git, write
+from support.repositories.workshops import RUN, order, project, working
+from support.sandboxes.attacks import needs, sandbox
 
 from ava_roles.errors import BadNamespace
 from ava_roles.worktree.inspect import (

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.attacks import CONFINED, needs
-from support.plain_user import PLAIN, plain_python
-from support.projects import git, write
-from support.workshop_as import worked
-from support.workshops import FIXED, RUN, order, project, sealed, working
+from support.repositories.projects import git, write
+from support.repositories.workshop_as import worked
+from support.repositories.workshops import FIXED, RUN, order, project, sealed, working
+from support.sandboxes.attacks import CONFINED, needs
+from support.sandboxes.plain_user import PLAIN, plain_python
 
 from ava_roles.errors import WorktreeFailed
 from ava_roles.sandbox import linux
@@ -69,7 +69,7 @@ def test_work_succeeds_for_an_ordinary_user(kind: Kind, for_all: Path) -> None:
         pytest.skip("no interpreter here that an ordinary user may run")
     program, path = found
     done = subprocess.run(
-        [program, "-B", str(SUPPORT / "workshop_as.py"), str(PLAIN), str(for_all), kind],
+        [program, "-B", str(SUPPORT / "repositories" / "workshop_as.py"), str(PLAIN), str(for_all), kind],
         env={"PYTHONPATH": path, "PATH": os.environ["PATH"]},
         cwd="/", capture_output=True, text=True, timeout=90, check=False,
     )  # fmt: skip
@@ -158,7 +158,7 @@ async def test_reports_an_exceeded_file_size_limit_as_a_full_disk(tmp_path: Path
     repository = project(tmp_path / "project", {"big.txt": "x" * 3_000_000, "calc.py": "1\n"})
     before = sealed(repository)
     code = (
-        "import resource, sys, anyio; from pathlib import Path; from support.workshops import *\n"
+        "import resource, sys, anyio; from pathlib import Path; from support.repositories.workshops import *\n"
         "async def main():\n"
         "    here = Path(sys.argv[1])\n"
         "    async with working('bubblewrap', here, order(here / 'project'), baseline=False): pass\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.log import write
-from support.past import DAY_S, Lived, Past, me
+from support.logs.past import DAY_S, Lived, Past, me
 from support.terminal import ava, on_terminal
 
 from ava_audit.events import Event, RunResumed, SessionStart, SpawnDecided, Who

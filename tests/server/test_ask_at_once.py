@@ -9,11 +9,11 @@ import anyio
 import jsonschema
 import pytest
 from mcp_types import CallToolResult, ElicitRequestFormParams, ElicitResult, InputRequiredResult
-from support.elicitation import ERAS, Answering, Host, Person, accept, cancel, decline, host, structured
+from support.hosts.elicitation import ERAS, Answering, Host, Person, accept, cancel, decline, host, structured
+from support.hosts.tasks import hosting
 from support.model_server import Gate, Say
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import told
-from support.tasks import hosting
 
 from ava_audit.errors import OutcomeUnknown, StoreUnavailable
 from ava_audit.events import SpawnProposed, UserMessage

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.documents import pdf
+from support.foreign.documents import pdf
 from support.model_server import Fail, Say, Step, running_model_server
-from support.projects import checkout, git, tree
+from support.network.web_site import Page, site
+from support.repositories.projects import checkout, git, tree
 from support.runtime import Lab, hand_over, open_lab, submits
-from support.web_site import Page, site
 
 from ava_audit.events import ToolResult
 from ava_roles.catalog import BUILT_IN, Catalog

@@ -13,8 +13,8 @@ import pytest
 from mcp.client.extension import advertise
 from mcp_types import TextResourceContents
 from playwright.async_api import Browser
-from support.card_host import WIDTH, CardHost, browser, card_host, needs_browser
 from support.model_server import Gate, Say
+from support.pages.card_host import WIDTH, CardHost, browser, card_host, needs_browser
 from support.runtime import PRICED, arrived, connect
 
 from ava_server.mcp_server import card

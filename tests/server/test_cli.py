@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 from support import terminal
-from support.imports import modules_of, ours, packages_of_others
+from support.commands.imports import modules_of, ours, packages_of_others
 from support.terminal import on_terminal
 from typer.main import get_command
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.imports import modules_of, ours, packages_of_others
+from support.commands.imports import modules_of, ours, packages_of_others
 from support.log import AVA, Life, run_who, said, write_each
 from support.terminal import COMMAND, ava, environment, on_terminal
 

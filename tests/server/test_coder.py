@@ -10,7 +10,9 @@ from typing import Any
 
 import anyio
 import pytest
-from support.coding import (
+from support.model_server import Fail, Gate, Say, Step
+from support.processes import marked
+from support.repositories.coding import (
     PROJECT,
     RIGHT,
     RIGHTED,
@@ -26,9 +28,7 @@ from support.coding import (
     says,
     worktrees,
 )
-from support.model_server import Fail, Gate, Say, Step
-from support.processes import marked
-from support.projects import checkout, git, write
+from support.repositories.projects import checkout, git, write
 from support.runtime import Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import RunPaused, ToolResult, WorkChecked, WorktreeReady

@@ -14,10 +14,10 @@ from pathlib import Path
 import anyio
 import pytest
 from support import owner
-from support.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.processes import marked, stop
-from support.projects import git
+from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, project, worktrees
+from support.repositories.projects import git
 from support.runtime import arrived, hand_over, open_lab
 
 from ava_audit.events import RunClaimed, ToolResult, WorkChecked, WorktreeReady

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.coding import VERIFY, asked, project
-from support.projects import checkout, git, write
+from support.repositories.coding import VERIFY, asked, project
+from support.repositories.projects import checkout, git, write
 from support.runtime import PRICED, open_lab
 
 from ava_roles.sandbox.sandbox import Unavailable

@@ -15,7 +15,7 @@ import pytest
 from support import owner
 from support.model_server import Say, running_model_server
 from support.processes import marked
-from support.projects import checkout, environment_of, git, names, node_of_nvm, python_of_uv, tree, write
+from support.repositories.projects import checkout, environment_of, git, names, node_of_nvm, python_of_uv, tree, write
 from support.runtime import Lab, hand_over, open_lab, settings_of
 
 from ava_audit.events import RunStarted, ToolResult

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, left_behind
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.dashboard import look, plain
+from support.commands.dashboard import look, plain
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.runtime import PRICED, Lab, hand_over, open_lab

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from support.dashboard import hides, live_app, screen, shows
-from support.extensions import CAP, works
+from support.commands.dashboard import hides, live_app, screen, shows
+from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from textual import events

@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.dashboard import hides, live_app, look, plain, screen, shows
+from support.commands.dashboard import hides, live_app, look, plain, screen, shows
 from support.model_server import Gate, Say
 from support.repository import REPOSITORY
 from support.runtime import PRICED, USER, Lab, arrived, hand_over, open_lab

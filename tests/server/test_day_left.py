@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import open_pages
 from support.model_server import Say
+from support.pages.browser import open_pages
 from support.runtime import DONE, Lab, hand_over, open_lab
 
 from ava_audit.units import now_us

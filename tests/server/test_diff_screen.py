@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.private_keys import body_of, leaked, private_key
-from support.projects import checkout, git
+from support.redaction.private_keys import body_of, leaked, private_key
+from support.repositories.projects import checkout, git
 
 from ava_audit.redaction import Redactor
 from ava_server.service.records import diff_of

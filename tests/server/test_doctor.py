@@ -9,9 +9,9 @@ import venv
 from pathlib import Path
 
 import pytest
-from support.doctor import KEY, doctor, faults, files, owner, read, used
+from support.commands.doctor import KEY, doctor, faults, files, owner, read, used
 from support.model_server import Say, running_model_server
-from support.projects import checkout, write
+from support.repositories.projects import checkout, write
 from support.runtime import PRICED
 from support.stdio import until
 from support.terminal import COMMAND, ava, environment

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from support.doctor import KEY, doctor, faults, read, used
+from support.commands.doctor import KEY, doctor, faults, read, used
 from support.terminal import COMMAND, ava, environment
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.doctor import Findings, doctor
-from support.foreign import stdio_server
+from support.commands.doctor import Findings, doctor
+from support.foreign.servers import stdio_server
 
 pytestmark = pytest.mark.slow
 

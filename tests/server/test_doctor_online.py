@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor import KEY, doctor, faults, read
+from support.commands.doctor import KEY, doctor, faults, read
 from support.model_server import Fail, Gate, Say, running_model_server
 from support.terminal import ava, environment, on_terminal
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support.doctor import doctor
+from support.commands.doctor import doctor
 from support.terminal import ava
 
 from ava_server.cli.doctor.roles import secrets

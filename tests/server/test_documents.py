@@ -13,9 +13,9 @@ import anyio.to_thread
 import psycopg
 import pytest
 from psycopg.sql import SQL, Identifier
-from support.balancer import in_postgres, join
 from support.http_server import serving_http, token
 from support.model_server import Say, running_model_server
+from support.network.balancer import in_postgres, join
 from support.postgres import running_server
 from support.stdio import told, using
 

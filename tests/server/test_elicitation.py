@@ -20,7 +20,7 @@ from mcp_types import (
     InputRequiredResult,
 )
 from mcp_types.jsonrpc import jsonrpc_message_adapter
-from support.elicitation import ERAS, Answering, Host, Person, accept, approval, cancel, decline, host
+from support.hosts.elicitation import ERAS, Answering, Host, Person, accept, approval, cancel, decline, host
 from support.model_server import Gate, Say, running_model_server
 from support.runtime import PRICED, connect, hand_over, settings_of, with_workspace
 from support.sample import sampled

@@ -20,15 +20,15 @@ from typing import Any, Literal, get_args, get_origin
 
 import anyio
 import pytest
-from support.coding import asked
-from support.extensions import CAP, note, works
+from support.hosts.extensions import CAP, note, works
 from support.http_server import serving_http, token
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Say, Step, events, running_model_server
-from support.projects import checkout
+from support.models.search_formats import ANTHROPIC
+from support.network.web_site import Page, site
+from support.repositories.coding import asked
+from support.repositories.projects import checkout
 from support.runtime import PRICED, Lab, arrived, connect, hand_over, open_lab, submits
-from support.search_formats import ANTHROPIC
 from support.stdio import using
-from support.web_site import Page, site
 
 from ava_audit.entries import HEADER
 from ava_audit.events import ENDINGS, FACTS, Channel, Who

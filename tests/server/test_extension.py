@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import ElicitResult, InputRequiredResult
 from support import owner as owner_program
-from support.elicitation import ERAS, Host, accept, cancel, decline, host
-from support.extensions import CAP, note, works, works_on
+from support.hosts.elicitation import ERAS, Host, accept, cancel, decline, host
+from support.hosts.extensions import CAP, note, works, works_on
 from support.model_server import Gate, Say, Step, running_model_server
 from support.runtime import (
     PRICED,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.coding import asked, branches
 from support.model_server import Gate, Say, Step, running_model_server
-from support.projects import checkout, git
+from support.repositories.coding import asked, branches
+from support.repositories.projects import checkout, git
 from support.runtime import Lab, arrived, hand_over, open_lab
 
 from ava_audit.events import GuardrailTripped, RunEnded, ToolResult

@@ -21,8 +21,8 @@ import anyio.to_thread
 import pytest
 from support.log import child
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
+from support.models.search_formats import ANTHROPIC
 from support.runtime import PRICED, Lab, arrived, check_budgets, connect, hand_over, open_lab, scopes_used
-from support.search_formats import ANTHROPIC
 from support.stdio import logged
 
 from ava_audit.errors import StoreUnavailable

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from support.model_server import Say
-from support.proxy import running_proxy
+from support.network.proxy import running_proxy
+from support.network.web_site import HOST, Page, site
 from support.runtime import hand_over, open_lab
-from support.web_site import HOST, Page, site
 
 from ava_audit.events import ToolResult
 

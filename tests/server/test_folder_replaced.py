@@ -9,9 +9,9 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
-from support.coding import RIGHT, asked, branches, project, says
 from support.model_server import Gate, Say, running_model_server
-from support.projects import git
+from support.repositories.coding import RIGHT, asked, branches, project, says
+from support.repositories.projects import git
 from support.runtime import Lab, arrived, hand_over, open_lab, settings_of, with_workspace
 
 from ava_audit.events import CostReserved, ToolResult

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from support.doctor import doctor
+from support.commands.doctor import doctor
 from support.model_server import Say
 from support.runtime import hand_over, open_lab
 from support.terminal import ava

@@ -24,13 +24,13 @@ import docx
 import openpyxl
 import pytest
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
-from support.coding import coded
-from support.documents import unicode_pdf
+from support.foreign.documents import unicode_pdf
 from support.model_server import Fail, Say, Step, running_model_server
-from support.projects import checkout
+from support.network.web_site import Answer, Page, Site, site
+from support.repositories.coding import coded
+from support.repositories.projects import checkout
 from support.repository import REPOSITORY
 from support.runtime import Lab, hand_over, open_lab, submits
-from support.web_site import Answer, Page, Site, site
 
 from ava_audit.events import RunStarted, ToolCall, WorktreeReady
 from ava_roles.sandbox.sandbox import Unavailable

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.projects import checkout
+from support.repositories.projects import checkout
 from support.runtime import open_lab
 from support.stdio import until
 

@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
-from support.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, left_behind
 from support.model_server import Gate, ModelServer, Say, Script, Step, running_model_server
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 from support.sample import sampled

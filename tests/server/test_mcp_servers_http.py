@@ -14,7 +14,7 @@ import pytest
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp_types import ToolAnnotations
-from support.foreign import http_server, write_role
+from support.foreign.servers import http_server, write_role
 from support.model_server import Say
 from support.runtime import hand_over, open_lab
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.foreign import SCRIPT, stdio_server, write_role
+from support.foreign.servers import SCRIPT, stdio_server, write_role
 from support.model_server import running_model_server
 from support.runtime import Lab, open_lab
 from support.stdio import until

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.foreign import stdio_server, write_role
+from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
 from support.processes import marked
 from support.runtime import Lab, hand_over, open_lab

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.foreign import stdio_server, write_role
+from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say, running_model_server
 from support.processes import marked
 from support.runtime import hand_over, open_lab

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, left_behind
 from support.model_server import Gate, ModelServer, Raw, Say, Step, running_model_server, whole
 from support.runtime import Lab, arrived, check_requests, hand_over, open_lab, submits
 

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.coding import RIGHT, VERIFY, asked, branches, project
-from support.kept_secret import NAME, VALUE, leaks_in, store
 from support.model_server import Gate, Say, Step
-from support.private_keys import private_key
-from support.projects import git
+from support.redaction.kept_secret import NAME, VALUE, leaks_in, store
+from support.redaction.private_keys import private_key
+from support.repositories.coding import RIGHT, VERIFY, asked, branches, project
+from support.repositories.projects import git
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.terminal import ava
 

@@ -27,8 +27,8 @@ from mcp_types import (
     ErrorData,
     InputRequiredResult,
 )
-from support.elicitation import ERAS, Host, Person, approval, decline, end_pages, structured
-from support.extensions import CAP, works
+from support.hosts.elicitation import ERAS, Host, Person, approval, decline, end_pages, structured
+from support.hosts.extensions import CAP, works
 from support.http_server import serving_http, token
 from support.model_server import ModelServer, Script, running_model_server
 from support.runtime import PRICED, connect, hand_over

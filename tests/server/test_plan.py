@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cutting import all_entries, left_behind
+from support.logs.cutting import all_entries, left_behind
 from support.model_server import Fail, Gate, HangUp, Raw, Say, Step, events, running_model_server
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab, submits
 from support.sample import sampled

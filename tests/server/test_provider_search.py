@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cutting import all_entries, left_behind
-from support.doctor import doctor
+from support.commands.doctor import doctor
+from support.logs.cutting import all_entries, left_behind
 from support.model_server import Fail, Gate, ModelServer, Raw, Say, Step, running_model_server
+from support.models.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
 from support.runtime import PRICED, Lab, arrived, check_budgets, hand_over, open_lab, submits
-from support.search_formats import ANTHROPIC, FORMATS, PROSE, URLS, anthropic_error
 from support.stdio import until
 
 from ava_audit.events import CostReserved, CostUpdate, RunClaimed, SpawnProposed, ToolCall, ToolResult

@@ -11,10 +11,10 @@ import anyio
 import anyio.to_thread
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult
-from support.elicitation import ERAS, Person, accept, decline, host
+from support.hosts.elicitation import ERAS, Person, accept, decline, host
+from support.hosts.tasks import Host, hosting
 from support.model_server import Raw, Say, Step, whole
 from support.runtime import PRICED, Lab, hand_over, open_lab
-from support.tasks import Host, hosting
 from support.terminal import ava
 
 from ava_audit.events import Channel, QuestionAnswered, QuestionAsked, RunClaimed, ToolCall, ToolResult, UserMessage

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.projects import checkout
+from support.repositories.projects import checkout
 from support.runtime import settings_of
 
 from ava_roles.catalog import Catalog, UntrustedFile

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.past import DAY_S, Lived, Past, me
+from support.logs.past import DAY_S, Lived, Past, me
 from support.properties import BUSY_OR_SHARED
 from support.terminal import ava, on_terminal
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from support.cutting import all_entries, as_event, left_behind
+from support.logs.cutting import all_entries, as_event, left_behind
 from support.model_server import Gate, ModelServer, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, check_budgets, check_requests, hand_over, open_lab
 

@@ -1,7 +1,7 @@
 """Budgets and ownership under any schedule: what several processes do to one log, in any order, against plain sums.
 
 Hypothesis proposes, approves, claims, reserves, settles, fails, cancels, crashes and takes over, at any time of any
-day. What each action must come to, and what must hold after it, stands in `support/schedules.py`. With
+day. What each action must come to, and what must hold after it, stands in `support/schedules/play.py`. With
 `--hypothesis-profile=long` it plays more than ten thousand steps (README.md).
 """
 
@@ -13,8 +13,8 @@ from typing import get_args
 from hypothesis import seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from support.schedules import DAY_CAPS, DAY_US, MOST_RUNS, PROCESSES, SETTLEMENTS, USERS, Processes, came, played
-from support.store_process import store_processes
+from support.schedules.play import DAY_CAPS, DAY_US, MOST_RUNS, PROCESSES, SETTLEMENTS, USERS, Processes, came, played
+from support.schedules.store_process import store_processes
 
 from ava_audit.events import Ending
 from ava_server.budget.caps import CapName, Slots

@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import pytest
 from pydantic import ValidationError
-from support.certificates import issue
 from support.model_server import Fail, Gate, HangUp, ModelServer, Raw, Step, running_model_server
-from support.proxy import running_proxy
+from support.network.certificates import issue
+from support.network.proxy import running_proxy
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net import search_engines

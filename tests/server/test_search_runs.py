@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor import doctor, read
+from support.commands.doctor import doctor, read
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.runtime import arrived, hand_over, open_lab, submits
 from support.stdio import until

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.coding import PROJECT, VERIFY, asked
-from support.documents import pdf
-from support.foreign import stdio_server, write_role
+from support.foreign.documents import pdf
+from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say
-from support.private_keys import BEGINNINGS, body_of, leaked, private_key
-from support.projects import checkout
+from support.redaction.private_keys import BEGINNINGS, body_of, leaked, private_key
+from support.repositories.coding import PROJECT, VERIFY, asked
+from support.repositories.projects import checkout
 from support.runtime import Lab, hand_over, open_lab
 
 from ava_audit.events import ToolResult

@@ -22,7 +22,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from support import owner
-from support.kept_secret import (
+from support.model_server import Gate, ModelServer, Say, Step, running_model_server
+from support.network.web_site import Answer, Page, Site, make_certificate, site
+from support.redaction.kept_secret import (
     ELSEWHERE,
     HOST,
     NAME,
@@ -33,10 +35,8 @@ from support.kept_secret import (
     leaks_under,
     store,
 )
-from support.model_server import Gate, ModelServer, Say, Step, running_model_server
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.stdio import logged
-from support.web_site import Answer, Page, Site, make_certificate, site
 
 from ava_audit.events import Activity, SpawnProposed, ToolCall, ToolResult, UserMessage
 from ava_server.config.secrets import remove_secret, set_secret

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import pytest
 from mcp_types import ElicitRequestFormParams, ElicitResult, ErrorData, ToolAnnotations
-from support.elicitation import Answering, Host, Person, accept, cancel, decline, host
-from support.hosts import CODEX
+from support.hosts.elicitation import Answering, Host, Person, accept, cancel, decline, host
+from support.hosts.profiles import CODEX
+from support.hosts.real_hosts import SPAWN
 from support.http_server import serving_http, token
 from support.model_server import running_model_server
-from support.real_hosts import SPAWN
 from support.runtime import PRICED, connect, hand_over
 from support.stdio import MODERN, Wire, made, serving, using
 

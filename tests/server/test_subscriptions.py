@@ -18,9 +18,9 @@ from mcp.client.subscriptions import (
 )
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS, METHOD_NOT_FOUND
+from support.hosts.updates import Ear, following, subscribe, unsubscribe
 from support.model_server import Gate, Say, running_model_server, slowly
 from support.runtime import arrived, connect, hand_over, open_lab
-from support.updates import Ear, following, subscribe, unsubscribe
 
 from ava_server.mcp_server.subscriptions import ROLES_EVERY_S
 

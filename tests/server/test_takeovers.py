@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.chaos.takeovers import connecting_slowly, owning
 from support.databases import POSTGRES
 from support.model_server import Fail, Gate, Say, running_model_server
+from support.models.search_formats import FORMATS
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
-from support.search_formats import FORMATS
 from support.stdio import until
-from support.takeovers import connecting_slowly, owning
 
 from ava_audit.events import CostUpdate, RunClaimed, Who
 from ava_audit.rows import RunRow

@@ -10,11 +10,11 @@ import jsonschema
 import mcp_types as types
 import pytest
 from mcp.shared.exceptions import MCPError
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
+from support.hosts.tasks import TASKS, Host, Started, hosting
 from support.model_server import Fail, Gate, Say, slowly
 from support.runtime import PRICED, arrived, connect, hand_over
 from support.stdio import AVA, environment, told
-from support.tasks import TASKS, Host, Started, hosting
 
 from ava_server.mcp_server import card
 

@@ -13,9 +13,9 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import pytest
-from support.coding import PROJECT, RIGHT, Untouched, asked, branches, says
 from support.model_server import Gate, ModelServer, Say, running_model_server
-from support.projects import checkout, git, write
+from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, says
+from support.repositories.projects import checkout, git, write
 from support.runtime import Lab, arrived, hand_over, open_lab
 from support.terminal import COMMAND, environment
 

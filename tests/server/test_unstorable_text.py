@@ -12,9 +12,9 @@ import anyio.to_thread
 import httpx2
 import pytest
 from mcp.shared.exceptions import MCPError
-from support.balancer import in_postgres
 from support.http_server import bearer, serving_http, token
 from support.model_server import Say
+from support.network.balancer import in_postgres
 from support.runtime import PRICED, connect, hand_over, open_lab, text
 
 from ava_audit.verify import verify

@@ -155,9 +155,9 @@ class ModelServer:
         Only Ava's requests are checked. Claude Code's have a query.
         """
         if received.path.endswith("/messages"):
-            from support.messages_format import refused
+            from support.models.messages_format import refused
         elif received.path.endswith("/responses"):
-            from support.responses_format import refused
+            from support.models.responses_format import refused
         else:
             return None
         why = refused(received.json)
@@ -266,11 +266,11 @@ async def _answer(
 
 def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[bytes]:
     if path.endswith("/messages"):
-        from support import messages_format
+        from support.models import messages_format
 
         return messages_format.events(step, turn, request)
     if path.endswith("/responses"):
-        from support import responses_format
+        from support.models import responses_format
 
         return responses_format.events(step, request)
     return events(step, turn)
@@ -278,11 +278,11 @@ def _events(step: Say, turn: int, path: str, request: dict[str, Any]) -> list[by
 
 def _whole(step: Say, turn: int, path: str, request: dict[str, Any]) -> dict[str, Any]:
     if path.endswith("/messages"):
-        from support import messages_format
+        from support.models import messages_format
 
         return messages_format.whole(step, turn, request)
     if path.endswith("/responses"):
-        from support import responses_format
+        from support.models import responses_format
 
         return responses_format.whole(step, request)
     return whole(step, turn)

@@ -69,7 +69,7 @@ def kill_behind(count: int) -> Callable[[], int]:
 def fetcher_of(port: str, certificate: str) -> Fetcher:
     """Return a fetcher that reaches a test's site, whatever the name."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    from support.web_site import Site
+    from support.network.web_site import Site
 
     return Site({}, int(port), "https", context=ssl.create_default_context(cafile=certificate)).fetcher
 

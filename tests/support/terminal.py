@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pyte
 
-from support.fork_server import prepared
+from support.commands.fork_server import prepared
 from support.sample import SEED
 
 COMMAND = (sys.executable, "-m", "ava_server")

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from support.foreign import stdio_server, write_role
+from support.foreign.servers import stdio_server, write_role
 from support.model_server import Fail, Gate, Say, Script, running_model_server
 from support.runtime import PRICED, arrived, connect, hand_over, open_lab
 

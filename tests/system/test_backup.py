@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import pytest
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab
 from support.stdio import AVA, assert_intact, environment, logged, using

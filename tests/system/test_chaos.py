@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("psycopg", reason="the driver is not installed")
 
-from support.chaos import Plan
-from support.chaos_run import play_and_check
+from support.chaos.play import Plan
+from support.chaos.run import play_and_check
 from support.postgres import running_server
 
 pytestmark = pytest.mark.slow

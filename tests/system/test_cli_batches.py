@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.coding import asked, project
 from support.model_server import running_model_server
+from support.repositories.coding import asked, project
 from support.runtime import PRICED, Lab, open_lab, submits
 from support.stdio import logged, made, state_of
 from support.terminal import CONTROLLED, Screen, on_terminal

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from support.coding import RIGHT, VERIFY, WRONG, branches, project
 from support.model_server import Say, running_model_server
-from support.projects import git
+from support.repositories.coding import RIGHT, VERIFY, WRONG, branches, project
+from support.repositories.projects import git
 from support.runtime import hand_over
 from support.terminal import ava, on_terminal
 

@@ -20,7 +20,7 @@ from ava_server.core.data_root import os_user
 
 pytestmark = pytest.mark.slow
 
-OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "other_system.py"
+OTHER_SYSTEM = Path(__file__).parents[1] / "support" / "commands" / "other_system.py"
 PIN = "73-otter-91"
 QUESTION = "now? [y/N]"
 REVIEWER = """---

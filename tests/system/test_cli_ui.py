@@ -18,9 +18,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.plain_user import PLAIN
 from support.processes import lives
-from support.projects import checkout, write
+from support.repositories.projects import checkout, write
+from support.sandboxes.plain_user import PLAIN
 from support.stdio import made
 from support.terminal import ava
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.http_server import serving_http, token
-from support.past import Lived, Past
+from support.logs.past import Lived, Past
 from support.terminal import ava
 
 from ava_audit.store.store import Store

@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.doctor import files
-from support.past import Lived, Past, me
+from support.commands.doctor import files
+from support.logs.past import Lived, Past, me
 from support.terminal import COMMAND, CONTROLLED, environment, on_terminal
 
 from ava_audit.events import FACTS

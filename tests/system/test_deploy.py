@@ -18,9 +18,9 @@ import anyio
 import httpx2
 import pytest
 import yaml
-from support.certificates import issue
-from support.deployed import FOLDER, behind, free_port, tool
 from support.http_server import BOTH, HELLO, bearer, serving_http, token
+from support.network.certificates import issue
+from support.network.deployed import FOLDER, behind, free_port, tool
 
 from ava_server.config.settings import load_settings
 from ava_server.core.shutdown import EXIT_WITHIN_S

@@ -13,7 +13,7 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, Step, running_model_server
 from support.runtime import PRICED, hand_over

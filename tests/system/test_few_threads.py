@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 import pytest
 from support.model_server import Gate, Say, running_model_server
-from support.plain_user import PLAIN
 from support.processes import catches
+from support.sandboxes.plain_user import PLAIN
 from support.stdio import assert_intact, serving, until, using
 
 AS_PLAIN_USER = (

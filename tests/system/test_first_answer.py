@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
-from support.hosts import HOSTS, Profile
+from support.hosts.profiles import HOSTS, Profile
 from support.repository import script
 from support.stdio import AVA, MODERN, environment, logged, serving
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts import CLAUDE_CODE, CLAUDE_DESKTOP, CODEX, GEMINI, HOSTS, OPENCODE, Host, Profile, hosted
+from support.hosts.profiles import CLAUDE_CODE, CLAUDE_DESKTOP, CODEX, GEMINI, HOSTS, OPENCODE, Host, Profile, hosted
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import assert_intact, logged, until, using
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hosts import HOSTS, OTHERS_KEYS, Host, Profile, hosted
+from support.hosts.profiles import HOSTS, OTHERS_KEYS, Host, Profile, hosted
 from support.model_server import Say, Step, running_model_server
 from support.processes import children_of, environment_of, lives, marked
 from support.stdio import assert_intact, logged, state_of, until, using

@@ -14,13 +14,13 @@ from typing import Any
 import anyio.to_thread
 import pytest
 from mcp import Client
-from support.certificates import issue
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import Say, running_model_server
+from support.network.certificates import issue
+from support.network.web_site import make_certificate
 from support.runtime import PRICED
 from support.stdio import logged, made, state_of, told, using
 from support.terminal import CONTROLLED, ava, on_terminal
-from support.web_site import make_certificate
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ import anyio.to_thread
 import pytest
 from mcp.shared.exceptions import MCPError
 from mcp_types import ResourceTemplateReference
-from support.coding import RIGHT, Untouched, asked, branches, project, says, worktrees
 from support.http_server import serving_http, token
 from support.model_server import running_model_server
-from support.projects import checkout, git, tree
+from support.repositories.coding import RIGHT, Untouched, asked, branches, project, says, worktrees
+from support.repositories.projects import checkout, git, tree
 from support.stdio import MODES, made, told, until, using
 from support.terminal import ava
 

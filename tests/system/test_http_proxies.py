@@ -11,12 +11,12 @@ import anyio
 import pytest
 from mcp import Client
 from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated
-from support.between import between
+from support.hosts.updates import Ear, following
 from support.http_server import serving_http, token
 from support.model_server import Gate, Say, running_model_server
+from support.network.between import between
 from support.stdio import MODES, made, state_of, told, until, using
 from support.terminal import ava
-from support.updates import Ear, following
 
 pytestmark = pytest.mark.slow
 

@@ -12,10 +12,10 @@ import anyio
 import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
+from support.hosts.updates import Ear, following
 from support.http_server import BOTH, HELLO, META, HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
 from support.stdio import MODERN, MODES, made, state_of, told, until, using
-from support.updates import Ear, following
 
 from ava_server.config.tokens import revoke_token
 

@@ -13,11 +13,11 @@ import httpx2
 import pytest
 from mcp.client.subscriptions import ResourceUpdated
 from mcp_types import ElicitResult
-from support.balancer import Balancer, in_postgres, several
+from support.hosts.updates import Ear, following
 from support.http_server import BOTH, HELLO, META, HttpServer, bearer, token
 from support.model_server import Gate, Say, running_model_server
+from support.network.balancer import Balancer, in_postgres, several
 from support.stdio import MODERN, assert_intact, logged, told, until, using
-from support.updates import Ear, following
 
 from ava_server.config.tokens import revoke_token
 from ava_server.http.settings import Reach, inner_url

@@ -12,8 +12,8 @@ import pytest
 from mcp import Client
 from mcp.client.subscriptions import ResourcesListChanged, ResourceUpdated, ServerEvent
 from mcp_types import ResourceTemplateReference
+from support.hosts.updates import Ear, following
 from support.http_server import HttpServer, serving_http, token
-from support.updates import Ear, following
 
 TASK = "Read https://example.org/ and say what it is."
 

@@ -16,9 +16,9 @@ import anyio
 import anyio.to_thread
 import httpx2
 import pytest
-from support.deployed import FOLDER, behind, free_port, tool
 from support.http_server import BOTH, META, HttpServer, bearer, serving_http, token
 from support.model_server import Gate, Say, running_model_server
+from support.network.deployed import FOLDER, behind, free_port, tool
 from support.stdio import environment, made, told, until, using
 
 pytestmark = [

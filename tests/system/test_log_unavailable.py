@@ -11,8 +11,8 @@ from pathlib import Path
 import anyio
 import pytest
 from support.log import child, write_texts
+from support.logs.newer import newer
 from support.model_server import Say, running_model_server
-from support.newer import newer
 from support.stdio import Wire, assert_intact, logged, serving, until, using
 
 from ava_audit.store.locks import try_hold

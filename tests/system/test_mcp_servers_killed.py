@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 from support import owner
-from support.foreign import stdio_server, write_role
+from support.foreign.servers import stdio_server, write_role
 from support.model_server import Say, running_model_server
 from support.processes import marked
 from support.runtime import PRICED, hand_over, open_lab

@@ -12,7 +12,7 @@ from support.stdio import assert_intact, serving
 
 from ava_server.core.data_root import os_user
 
-LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
+LAUNCHER = Path(__file__).parents[1] / "support" / "commands" / "other_system.py"
 NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 
 

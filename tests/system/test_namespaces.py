@@ -6,11 +6,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from support.cable import running_cables
-from support.coding import PROJECT, RIGHT, Untouched, asked, branches, says
 from support.model_server import running_model_server
-from support.namespaces import missing, network_namespaces
-from support.projects import checkout, git
+from support.network.cable import running_cables
+from support.network.namespaces import missing, network_namespaces
+from support.repositories.coding import PROJECT, RIGHT, Untouched, asked, branches, says
+from support.repositories.projects import checkout, git
 from support.runtime import PRICED
 from support.stdio import AVA, assert_intact, logged, made, serving, state_of, until, using
 

@@ -1,6 +1,6 @@
 """A data root written by 0.1.0 still reads, verifies and resumes: ended runs, and four that a killed server left.
 
-tests/support/make_old_data_root.py made it. The tests name a run by the first word of its task.
+tests/data/make_old_data_root.py made it. The tests name a run by the first word of its task.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import anyio
 import pytest
+from support.logs.old_root import OldRoot, reached, same_places, unpacked
 from support.model_server import Fail, ModelServer, Say, Step, running_model_server
-from support.old_root import OldRoot, reached, same_places, unpacked
 from support.runtime import sent_requests
 from support.stdio import Wire, assert_intact, serving
 from support.terminal import on_terminal

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from support.model_server import Gate, ModelServer, Say, running_model_server
+from support.network.web_site import HOST, Site, site
 from support.processes import children_of, lives
 from support.stdio import Wire, assert_intact, instance_locks, logged, made, serving, state_of, until, using
-from support.web_site import HOST, Site, site
 
 from ava_roles.tools import child
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
+LAUNCHER = Path(__file__).parents[1] / "support" / "commands" / "other_system.py"
 SYSTEMS = ("win32", "darwin", "bare")
 TEXT = "Otter charges twelve cents a minute for transcription."
 URL = f"http://{HOST}/prices"

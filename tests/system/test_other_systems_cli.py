@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-LAUNCHER = Path(__file__).parents[1] / "support" / "other_system.py"
+LAUNCHER = Path(__file__).parents[1] / "support" / "commands" / "other_system.py"
 DONE = Say(calls=[("submit_result", {"summary": "done", "output": "twelve cents"})])
 
 

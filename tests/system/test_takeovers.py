@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.chaos.takeovers import Takeovers
 from support.databases import POSTGRES
-from support.takeovers import Takeovers
 
 
 def embedded(_tmp: Path) -> str:

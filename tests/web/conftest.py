@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import pytest
-from support.card_host import CHROMIUM
+from support.pages.card_host import CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import PAID, There, Visitor, open_team
 from support.http_server import token
-from support.past import DAY_S, Lived, Past
+from support.logs.past import DAY_S, Lived, Past
+from support.pages.browser import PAID, There, Visitor, open_team
 from support.terminal import ava
 
 from ava_audit.events import ErrorOccurred

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.browser import PIN, There, Visitor, open_pages
+from support.pages.browser import PIN, There, Visitor, open_pages
 from support.properties import BUSY_OR_SHARED
 from support.stdio import logged
 

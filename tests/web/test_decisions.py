@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.browser import PAID, PIN, There, Visitor, finished, open_pages, set_pin
-from support.extensions import CAP, works
+from support.hosts.extensions import CAP, works
 from support.model_server import Say, Step
+from support.pages.browser import PAID, PIN, There, Visitor, finished, open_pages, set_pin
 from support.runtime import hand_over
 from support.stdio import logged, state_of
 from support.terminal import ava

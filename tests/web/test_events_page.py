@@ -10,10 +10,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.browser import There, Visitor, open_team
 from support.http_server import token
 from support.log import run_who, write
-from support.past import DAY_S, Lived, Past
+from support.logs.past import DAY_S, Lived, Past
+from support.pages.browser import There, Visitor, open_team
 
 from ava_audit.events import ErrorOccurred, Event, ToolCall, UserMessage
 from ava_audit.store.store import Store

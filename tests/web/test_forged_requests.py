@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from support.browser import There, open_pages
 from support.http_server import token
+from support.pages.browser import There, open_pages
 
 from ava_server.core.data_root import os_user
 from ava_server.web import site as sites

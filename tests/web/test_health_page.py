@@ -9,10 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from support.browser import There, Visitor, open_pages, open_team
 from support.http_server import token
 from support.log import write
-from support.past import Lived
+from support.logs.past import Lived
+from support.pages.browser import There, Visitor, open_pages, open_team
 
 from ava_audit.events import ErrorOccurred
 from ava_audit.store.store import Store

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.browser import There, open_pages
 from support.model_server import Say, Step
+from support.pages.browser import There, open_pages
 from support.runtime import hand_over
 from support.stdio import logged
 
@@ -178,7 +178,7 @@ def proposed(there: There, numbers: list[int]) -> dict[int, dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.requirement("N-17")
 def test_no_text_runs_loads_or_hides_anything(chromium: Browser, here: There) -> None:
-    from support.watched_page import watched
+    from support.pages.watched_page import watched
 
     everything = proposed(here, list(range(len(TEXTS) + 1)))
     person = here.signed_in()

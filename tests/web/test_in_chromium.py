@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.browser import PAGES, There, open_pages
 from support.http_server import serving_http
+from support.pages.browser import PAGES, There, open_pages
 from support.stdio import logged
 
 from ava_server.core.data_root import DataRoot
@@ -18,7 +18,7 @@ from ava_server.web.context import NAVIGATION
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-    from support.watched_page import Watched
+    from support.pages.watched_page import Watched
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def here(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Generat
 
 def window(browser: Browser, there: There, **options: Any) -> AbstractContextManager[Watched]:
     """A window of somebody who has signed in."""
-    from support.watched_page import watched
+    from support.pages.watched_page import watched
 
     cookie = (f"ava-{there.server.port}", there.signed_in().cookie)
     return watched(browser, there.base, cookie, **options)
@@ -45,7 +45,7 @@ def ended(there: There) -> dict[str, Any]:
 
 @pytest.mark.requirement("N-17")
 def test_a_person_signs_in_approves_and_sees_the_run_end(chromium: Browser, here: There) -> None:
-    from support.watched_page import watched
+    from support.pages.watched_page import watched
 
     proposed = here.host.propose()
     with watched(chromium, here.base) as seen:
@@ -75,7 +75,7 @@ def paths(there: There) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_opens_without_errors_and_without_barriers(chromium: Browser, here: There, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    from support.watched_page import watched
+    from support.pages.watched_page import watched
 
     with window(chromium, here, color_scheme=scheme) as seen, watched(chromium, here.base, color_scheme=scheme) as out:
         opened = [(seen, path) for path in paths(here)] + [(out, "/sign-in"), (out, "/enter?code=x")]
@@ -157,7 +157,7 @@ def test_the_keyboard_is_enough(chromium: Browser, here: There) -> None:
 
 @pytest.mark.slow
 def test_everything_works_without_scripts(chromium: Browser, here: There) -> None:
-    from support.watched_page import watched
+    from support.pages.watched_page import watched
 
     proposed, other = here.host.propose(), here.host.propose(task="Another?")
     with watched(chromium, here.base, java_script_enabled=False) as seen:

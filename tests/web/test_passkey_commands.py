@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from support.browser import PIN, open_pages, set_pin
+from support.pages.browser import PIN, open_pages, set_pin
 from support.stdio import logged, made
 from support.terminal import CONTROLLED, ava, on_terminal
 

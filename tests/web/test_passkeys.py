@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from anyio.from_thread import start_blocking_portal
-from support.browser import PAGES, PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
 from support.http_server import serving_http, token
-from support.passkeys import Authenticator, Decision, added, asked
+from support.pages.browser import PAGES, PAID, PIN, Host, There, Visitor, finished, open_pages, open_team, set_pin
+from support.pages.passkeys import Authenticator, Decision, added, asked
 from support.stdio import logged
 
 from ava_server.config.passkeys import Passkeys, new_passkey

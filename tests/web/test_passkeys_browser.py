@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.browser import PIN, There, open_pages, set_pin
+from support.pages.browser import PIN, There, open_pages, set_pin
 from support.stdio import logged
 
 from ava_server.config.passkeys import Passkeys

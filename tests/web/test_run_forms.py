@@ -9,9 +9,9 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from support.extensions import CAP, works
-from support.lab_pages import Browser, serving_pages
+from support.hosts.extensions import CAP, works
 from support.model_server import Gate, Say, running_model_server
+from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, Lab, arrived, hand_over, open_lab, submits
 
 from ava_audit.events import CancelRequested, ExtensionDecided, QuestionAnswered, RunResumed, UserMessage

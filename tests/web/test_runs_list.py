@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from unittest.mock import patch
 
-from support.lab_pages import Browser, serving_pages
+from support.pages.lab_pages import Browser, serving_pages
 from support.runtime import PRICED, open_lab, submits
 
 from ava_server.web import runs

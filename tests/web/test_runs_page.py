@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.coding import RIGHT, asked, project, says
-from support.lab_pages import Browser, serving_pages
 from support.model_server import Say
+from support.pages.lab_pages import Browser, serving_pages
+from support.repositories.coding import RIGHT, asked, project, says
 from support.runtime import PRICED, Lab, open_lab, submits
 
 from ava_audit.events import AssistantMessage, Event, ToolCall, ToolResult, Who

@@ -11,11 +11,11 @@ import httpx2
 import pytest
 from anyio.from_thread import start_blocking_portal
 from mcp_types import ElicitRequestURLParams, ElicitResult
-from support.balancer import Balancer, in_postgres
-from support.browser import PAID, PIN, TEAM, Host, There, Visitor, finished, set_pin
 from support.http_server import HttpServer, serving_http, token
 from support.model_server import running_model_server
-from support.passkeys import Decision, added
+from support.network.balancer import Balancer, in_postgres
+from support.pages.browser import PAID, PIN, TEAM, Host, There, Visitor, finished, set_pin
+from support.pages.passkeys import Decision, added
 from support.stdio import logged, told, using
 
 from ava_server.config.passkeys import Passkeys

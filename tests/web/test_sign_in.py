@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.browser import PIN, There, Visitor, open_pages, open_team, set_pin
 from support.http_server import token
+from support.pages.browser import PIN, There, Visitor, open_pages, open_team, set_pin
 
 from ava_server.config.browser_sessions import MOST_OF_USER, BrowserSessions
 from ava_server.config.pin import PinFile

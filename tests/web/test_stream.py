@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import httpx2
 import pytest
-from support.lab_pages import serving_pages
 from support.model_server import Gate, slowly
+from support.pages.lab_pages import serving_pages
 from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.events import Event, SettingsChanged, Who

@@ -7,9 +7,9 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from support.browser import PAID, PIN, There, Visitor, finished, open_team, set_pin
 from support.http_server import token
 from support.model_server import Say, Step
+from support.pages.browser import PAID, PIN, There, Visitor, finished, open_team, set_pin
 from support.runtime import hand_over
 from support.stdio import logged
 

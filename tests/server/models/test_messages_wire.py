@@ -6,8 +6,8 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import messages_format
 from support.model_server import EVENTS, Fail, Raw, Received, Say, Script, running_model_server
+from support.models import messages_format
 
 from ava_audit.events import Usage
 from ava_server.core.errors import ModelError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 from pydantic import TypeAdapter
-from support import responses_format
 from support.model_server import ModelServer, Say, running_model_server
+from support.models import responses_format
 
 from ava_audit.events import Usage
 from ava_server.models.base import AssistantTurn, Completion, Request, ToolSchema, ToolTurn, UserTurn

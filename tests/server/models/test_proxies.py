@@ -8,9 +8,9 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 import pytest
-from support.certificates import Issued, issue
 from support.model_server import Fail, Gate, ModelServer, Say, running_model_server
-from support.proxy import Proxy, running_proxy
+from support.network.certificates import Issued, issue
+from support.network.proxy import Proxy, running_proxy
 
 from ava_server.core.errors import ModelError
 from ava_server.models.base import Completion, Request, UserTurn

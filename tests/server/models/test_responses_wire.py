@@ -9,8 +9,8 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import responses_format
 from support.model_server import EVENTS, JSON, Fail, Gate, Raw, Received, Say, Script, running_model_server
+from support.models import responses_format
 from support.runtime import check_requests, hand_over, open_lab
 
 from ava_audit.events import AssistantMessage, CostUpdate, RunClaimed, Usage

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 from support.model_server import Fail, Gate, ModelServer, Raw, Step, running_model_server
-from support.search_formats import ANTHROPIC, FORMATS, OPENAI, OPENROUTER, PROSE, URLS, anthropic_error
+from support.models.search_formats import ANTHROPIC, FORMATS, OPENAI, OPENROUTER, PROSE, URLS, anthropic_error
 
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import SearchResults

@@ -1,6 +1,6 @@
 """`jq` where there is none: as much of its command line as the documentation uses, over the library of the same name.
 
-python tests/support/jq.py [-r] [-c] [-s] FILTER FILE...
+python tests/support/commands/jq.py [-r] [-c] [-s] FILTER FILE...
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ import anyio
 import anyio.to_thread
 import psycopg
 
-from support.cable import WAYS, Cable, running_cables
-from support.chaos_hosts import USERS, Hosts
-from support.chaos_model import Model
+from support.chaos.hosts import USERS, Hosts
+from support.chaos.model import Model
 from support.http_server import COMMAND, READY, token
 from support.model_server import ModelServer, running_model_server
-from support.namespaces import NetworkNamespace, missing, network_namespaces
+from support.network.cable import WAYS, Cable, running_cables
+from support.network.namespaces import NetworkNamespace, missing, network_namespaces
 from support.postgres import PostgresServer
 from support.processes import environment_of, lives
 from support.runtime import PRICED

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 PLAIN = 58_500
-_TESTS = Path(__file__).parents[1]
+_TESTS = Path(__file__).parents[2]
 
 
 @cache

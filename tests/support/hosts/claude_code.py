@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from support.hosts.real_hosts import HOSTS, SPAWN, data_root, entries, subagents_use
 from support.model_server import ModelServer, Say, Step, running_model_server
 from support.processes import lives
-from support.real_hosts import HOSTS, SPAWN, data_root, entries, subagents_use
 from support.terminal import CONTROLLED, ava, on_terminal
 
 T = TypeVar("T")

@@ -30,9 +30,9 @@ from ava_audit.units import US_PER_S, now_us
 from ava_audit.view import View
 from ava_server.runs.lifecycle import waits_for_resume
 from support import owner
-from support.cable import Cable, running_cables
-from support.certificates import issue
 from support.model_server import Gate, ModelServer, Say, Step, running_model_server
+from support.network.cable import Cable, running_cables
+from support.network.certificates import issue
 from support.runtime import PRICED, Lab, check_budgets, check_requests, open_lab
 
 LEASE_S = 3

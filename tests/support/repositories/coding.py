@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.model_server import Say
-from support.projects import checkout, environment_of, git, tree
+from support.repositories.projects import checkout, environment_of, git, tree
 from support.runtime import Lab, hand_over
 
 PROJECT = {

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from support.model_server import ModelServer
-from support.proxy import running_proxy
+from support.network.proxy import running_proxy
 from support.terminal import ava
 
 BASE = Path("/tmp/ava-old-root")
@@ -34,7 +34,7 @@ FILES = {"a.md": "Otter charges twelve cents.\n\nBadger charges thirty cents a n
 USER = "ana"
 MODEL_HOST = "model.example"
 CLOCK = Path(__file__).parent / "clock"
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 FACTS = "facts.json"
 """What the maker wrote down beside the data root: what its own commands said of it."""
 

@@ -15,7 +15,7 @@ import anyio.to_thread
 
 from ava_roles.errors import ToolFailed
 from ava_roles.sandbox.sandbox import Kind
-from support.attacks import python, sandbox
+from support.sandboxes.attacks import python, sandbox
 
 NASTY = """
 import os, signal, sys, time

@@ -37,7 +37,10 @@ class StoreProcess:
     def __init__(self) -> None:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "support.store_process"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "support.schedules.store_process"],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     async def open(self, root: Path) -> ProcessStore:

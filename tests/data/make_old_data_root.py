@@ -4,7 +4,7 @@ tests/data/data-root-0.1.0.tar.xz was made on Linux, from a clone at version 0.1
 
     python3.11 -m venv /tmp/ava-old-root-venv
     /tmp/ava-old-root-venv/bin/pip install .
-    cd tests && PYTHONPATH=. /tmp/ava-old-root-venv/bin/python support/make_old_data_root.py
+    cd tests && PYTHONPATH=. /tmp/ava-old-root-venv/bin/python data/make_old_data_root.py
 
 Do not install with `-e`, and keep that folder: then no path of your machine gets into the log. The script uses the
 `ava` command, a host on stdio and the scripted model server. At the end it kills the server while four runs are
@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-
+from support.logs.old_root import BASE, FACTS, SHOP, USER, archive, reached, same_places, surroundings
 from support.model_server import Fail, Gate, ModelServer, Say, Step, running_model_server
-from support.old_root import BASE, FACTS, SHOP, USER, archive, reached, same_places, surroundings
-from support.projects import checkout
+from support.repositories.projects import checkout
 from support.stdio import serving
 from support.terminal import COMMAND, ava, environment, on_terminal
 

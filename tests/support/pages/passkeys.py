@@ -25,7 +25,7 @@ from fido2.webauthn import (
     CollectedClientData,
 )
 
-from support.browser import There, Visitor
+from support.pages.browser import There, Visitor
 
 FLAG = AuthenticatorData.FLAG
 

@@ -15,8 +15,8 @@ import anyio
 
 from ava_roles.sandbox.sandbox import Kind
 from ava_roles.worktree.session import remove_worktree
-from support.projects import git, write
-from support.workshops import FIXED, RUN, order, project, run, sealed, working
+from support.repositories.projects import git, write
+from support.repositories.workshops import FIXED, RUN, order, project, run, sealed, working
 
 
 async def worked(kind: Kind, folder: Path) -> dict[str, object]:

@@ -9,9 +9,9 @@ import anyio.to_thread
 
 from ava_audit.store.store import Store
 from ava_audit.verify import verify
-from support.chaos import LOW_CENTS, LOW_USERS, USER_CENTS, Chaos, Plan
-from support.chaos_checks import Sums, compare_calls
-from support.cutting import all_entries
+from support.chaos.checks import Sums, compare_calls
+from support.chaos.play import LOW_CENTS, LOW_USERS, USER_CENTS, Chaos, Plan
+from support.logs.cutting import all_entries
 from support.postgres import PostgresServer
 from support.runtime import check_budgets, check_requests
 

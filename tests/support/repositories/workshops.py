@@ -18,8 +18,8 @@ from ava_roles.sandbox.supervised import SupervisedSandbox
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.worktree.session import WorktreeSession
 from ava_roles.worktree.spec import WorktreeSpec
-from support.attacks import sandbox
-from support.projects import checkout, git
+from support.repositories.projects import checkout, git
+from support.sandboxes.attacks import sandbox
 
 RUN = "S-20260101-abcdef"
 PROJECT = {

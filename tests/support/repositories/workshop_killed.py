@@ -1,6 +1,6 @@
 """A run with a workshop in a process of its own, which says what it is about to do, so that it can be killed there.
 
-python -m support.workshop_killed KIND FOLDER    # FOLDER/project is the checkout
+python -m support.repositories.workshop_killed KIND FOLDER    # FOLDER/project is the checkout
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ava_roles.sandbox.sandbox import Kind
 from ava_roles.sandbox.toolchains import HostFolders
 from ava_roles.worktree.session import WorktreeSession
 from ava_roles.worktree.spec import WorktreeSpec
-from support.attacks import sandbox
-from support.workshops import FIXED, RUN
+from support.repositories.workshops import FIXED, RUN
+from support.sandboxes.attacks import sandbox
 
 PHASES = ("make", "setup", "baseline", "edit", "command", "check", "keep", "kept")
 

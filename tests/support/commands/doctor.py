@@ -14,7 +14,7 @@ from support.terminal import ava
 
 KEY = "sk-or-v1-0a1b2c3d4e5f60718293a4b5c6d7e8f9"
 ALWAYS = {"python", "sqlite", "git", "confinement", "data root", "search", "roles"}
-OWNER = Path(__file__).resolve().parent / "owner.py"
+OWNER = Path(__file__).resolve().parents[1] / "owner.py"
 
 Findings = dict[str, dict[str, str]]
 

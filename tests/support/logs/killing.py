@@ -25,7 +25,7 @@ from ava_audit.view import View
 from support.log import child, looking
 
 TASKS = 50
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 WRITER = """
 import os, sys, anyio

@@ -1,0 +1,1 @@
+"""Parts and surroundings of the command line, for tests of commands."""

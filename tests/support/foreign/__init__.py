@@ -1,0 +1,1 @@
+"""MCP servers and documents by others, for tests of what subagents read."""

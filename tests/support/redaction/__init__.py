@@ -1,0 +1,1 @@
+"""Private keys, and where a secret was left, for tests of redaction."""

@@ -1,0 +1,1 @@
+"""Checkouts, and coders' work on them, for tests of worktrees and coders."""

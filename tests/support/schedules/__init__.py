@@ -1,0 +1,1 @@
+"""A model of the whole system that plays random steps, for test_schedules and test_lifecycle."""
