@@ -12,11 +12,11 @@ from support.model_server import Say
 from support.runtime import PRICED, Lab, open_lab
 
 from ava_audit.view import View
+from ava_server.approval.decide import ONLY_PERSON
 from ava_server.core.data_root import find_data_root
 from ava_server.hosts.launching import terminal_command
 from ava_server.render.host_text import text_of
 from ava_server.service.access import Access, Session
-from ava_server.service.confirm import ONLY_THERE
 
 HUMAN = PRICED.replace("[", 'approval = "human"\n[', 1)
 
@@ -83,7 +83,7 @@ async def test_a_person_on_another_machine_is_told_of_no_command_that_runs_only_
         access = Access(lab.runtime, Session(user="ana", transport="http", url="https://ava.example.org"))
         told = access.adapt_text('To resume it: confirm_spawn ["S-1"], or `ava resume S-1`. To end it: x')
         assert told == 'To resume it: confirm_spawn ["S-1"]. To end it: x'
-        told = access.adapt_text(ONLY_THERE.format(run_id="S-1"))
+        told = access.adapt_text(ONLY_PERSON["resume"].format(ids="S-1"))
         assert told.endswith("a person resumes it in a terminal on the server, with `ava resume S-1`")
 
 

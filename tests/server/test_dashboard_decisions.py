@@ -144,8 +144,8 @@ async def test_a_proposal_that_differs_from_what_was_shown_is_refused(tmp_path: 
         await shows(app, "Start it? [y/N]")
         asked: Any = app.screen
         shown = asked._decision.shown
-        for changed in ({"digest": "0" * 64}, {"approval_line": "free"}, {"message": "Something harmless."}):
-            asked._decision = replace(asked._decision, shown=shown.model_copy(update=changed))
+        for changed in ({"digest": "0" * 64}, {"line": "free"}, {"text": "Something harmless."}):
+            asked._decision = replace(asked._decision, shown=replace(shown, **changed))
             await pilot.press("y", "enter")
             await shows(app, "has changed since it was shown; look at it again.")
             assert await decision(lab, proposal) is None
@@ -288,7 +288,7 @@ async def test_a_changed_request_for_more_is_refused(tmp_path: Path) -> None:
             await pilot.press("a")
             await shows(app, "Raise the cap?")
             asked: Any = app.screen
-            changed = asked._decision.shown.model_copy(update={"digest": "0" * 64})
+            changed = replace(asked._decision.shown, digest="0" * 64)
             asked._decision = replace(asked._decision, shown=changed)
             await pilot.press("y", "enter")
             await shows(app, "has changed since it was shown")

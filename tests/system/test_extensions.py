@@ -197,12 +197,12 @@ def test_an_answer_that_takes_long_to_pass_on_is_not_taken_back(tmp_path: Path) 
     slow = """
 import anyio
 from ava_server.cli import service_client as c
-decide = c.LocalApprovals.decide_extension
+decide = c.LocalApprovals.decide
 async def slowly(*args, **more):
     said = await decide(*args, **more)
     await anyio.sleep(1)
     return said
-c.LocalApprovals.decide_extension = slowly
+c.LocalApprovals.decide = slowly
 """
     text, decided = asked_with(tmp_path, slow)
     assert "no longer waits" not in text, text

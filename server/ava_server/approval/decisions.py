@@ -13,6 +13,7 @@ from ava_audit.events import Channel, Event, SpawnDecided, SubagentSpawn, UserMe
 from ava_audit.rows import WAITING, ProposalRow, RunRow
 from ava_audit.units import DAY_US, HOUR_US, MICROS_PER_CENT, format_usd, iso_second
 from ava_audit.view import Command, Outcome, View
+from ava_server.approval.decide import OTHER_REFUSED
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
 from ava_server.approval.summary import DayLeft, approval_line, group_line, normalize_typography
 from ava_server.budget.run_caps import CAPS, COST, TIME, RunCap
@@ -20,7 +21,6 @@ from ava_server.budget.run_config import RunConfig, Texts, config_of
 from ava_server.core.ids import label
 
 MINUTE_US = 60_000_000
-OTHER_REFUSED = "another of this group cannot start, so none does"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
@@ -20,8 +20,9 @@ from ava_audit.events import (
     Who,
 )
 from ava_audit.rows import WAITING, ProposalRow, RunRow
-from ava_audit.units import format_usd, minutes
+from ava_audit.units import cap_micros, format_usd, minutes
 from ava_audit.view import Command, Outcome, View
+from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.approval.summary import (
     TASK_CHARS,
     DayLeft,
@@ -292,6 +293,11 @@ class Pending(BaseModel):
     summary: ProposalSummary | None = None
     day: DayLeft | None = None
 
+    @property
+    def shown(self) -> Shown:
+        """What a person decides on."""
+        return Shown("start", self.pending_id, self.digest, self.approval_line, self.message)
+
 
 def proposal_in(view: View, pending_id: str, user: str, limits: SpawnLimits, now_us: int) -> Proposal | None:
     """Return a user's proposal as the log has it, whatever became of it; None if there is none or it was erased."""
@@ -331,6 +337,14 @@ def pending_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) 
         summary=_summary(config, texts, day),
         day=day,
     )
+
+
+def waiting_proposal(view: View, run: RunRow, limits: SpawnLimits, now_us: int) -> Pending | str:
+    """Return a proposal that can be decided on, or why it cannot; the arguments are those of `pending_proposal`."""
+    found = pending_proposal(view, run, limits, now_us)
+    if isinstance(found, Pending) and found.expires_us <= now_us:
+        return f"{found.pending_id} has expired; ask your host to propose it again."
+    return found
 
 
 def _summary(config: RunConfig, texts: Texts, day: DayLeft) -> ProposalSummary:
@@ -375,6 +389,15 @@ def together_line(waiting: Sequence[Pending], cap_micros: int | None, timeout_s:
     """Return the line of a group that an approval repeats; without a cap, the sum of the members' caps counts."""
     cap = sum(one.max_cost_micros for one in waiting) if cap_micros is None else cap_micros
     return group_line(len(waiting), None if all(one.free for one in waiting) else cap, timeout_s)
+
+
+def agreement(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> PersonAnswer:
+    """Return a yes to proposals as they were shown, under lower limits as `confirm_spawn` takes them."""
+    lines = [one.approval_line for one in waiting]
+    if len(waiting) > 1:
+        cap = limits.get("group_max_cost_cents")
+        lines.append(together_line(waiting, None if cap is None else cap_micros(cap), limits.get("group_timeout")))
+    return PersonAnswer(True, lines=lines, limits=limits)
 
 
 def together_note(waiting: Sequence[Pending], cap_micros: int | None) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,7 @@ from ava_server.approval.decisions import (
 from ava_server.approval.summary import approval_line, group_line, group_note, proposal_message
 from ava_server.budget.run_caps import COST as COST_CAP
 from ava_server.budget.run_caps import TIME as TIME_CAP
+from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import BadInput
 
 COST, TIME = "max_cost_dollars", "max_minutes"
@@ -132,11 +133,9 @@ class Reply:
 
 @dataclass(frozen=True)
 class PageQuestion:
-    """A question that a person answers on one of Ava's pages. The client only opens the page, and learns no answer.
+    """A question that a person answers on one of Ava's pages; the client only opens the page, and learns no answer.
 
-    Attributes:
-        message: What the client shows with the address.
-        url: The address, without a token or code: a person without a session signs in there.
+    The address has no token or code: a person without a session signs in there.
     """
 
     message: str
@@ -152,8 +151,8 @@ class AnsweredLater(Exception):
 
     Attributes:
         question: The question.
-        proposal: The id of the proposal that the call has made, which the next call must not make again.
-        again: How often the question was asked again, because the form that came back could not be used.
+        proposal: The proposal that the call has made, which the next call must not make again.
+        again: How often it was asked again, because the form that came back could not be used.
     """
 
     def __init__(self, question: Question | PageQuestion, proposal: str | None = None, again: int = 0) -> None:
@@ -178,11 +177,7 @@ class Person(Protocol):
     fills_forms: bool
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        """Ask, and return the outcome.
-
-        Args:
-            question: The question.
-            use: Raises `BadInput` for a form that cannot be used; then the person is asked again, twice at most.
+        """Ask, and return the outcome; twice more at most where `use` raises `BadInput` for a form.
 
         Raises:
             AnsweredLater: The answer comes with another call.
@@ -251,7 +246,7 @@ def apply_reply(checked: CheckedApproval, asked: Approval, reply: Reply) -> Appr
     """Return the approval with the limits that the person has put into the form; dollars are rounded down to cents.
 
     Raises:
-        BadInput: One of them is not a number, is 0, or is above the limit; nothing is started.
+        BadInput: One of them is not a number, or not one that the form offers; nothing is started.
     """
     found: dict[str, float] = {}
     for limit in _fields(checked):
@@ -308,27 +303,28 @@ def number_in(limit: LimitField, reply: Reply, outcome: str) -> float | None:
 
 
 def _fields(checked: CheckedApproval) -> tuple[LimitField, ...]:
-    fields: list[LimitField] = []
-    least = max(member.config.least_micros for member in checked.members)
+    configs = [member.config for member in checked.members]
     if checked.group_cap is not None:
-        if not checked.free:
-            fields.append(dollars_field("At most, all together, in dollars", least, checked.group_cap))
-        if checked.group_timeout_s is not None:
-            fields.append(minutes_field("At most, all together, in minutes", checked.group_timeout_s))
-        return tuple(fields)
-    (member,) = checked.members
-    if not checked.free:
-        fields.append(dollars_field("At most, in dollars", least, member.changed.max_cost_micros))
-    fields.append(minutes_field("At most, in minutes", member.changed.timeout_s))
+        return limit_fields(configs, checked.group_cap, checked.group_timeout_s)
+    changed = checked.members[0].changed
+    return limit_fields(configs, changed.max_cost_micros, changed.timeout_s)
+
+
+def limit_fields(configs: Sequence[RunConfig], most_micros: int, most_s: float | None) -> tuple[LimitField, ...]:
+    """Return the limits that an approval may lower: the cost, from the least that buys useful work, and the time.
+
+    Args:
+        configs: What is proposed; several share their limits.
+        most_micros: The cost cap, of all together.
+        most_s: The time cap, in seconds; None where there is none to lower.
+    """
+    fields: list[LimitField] = []
+    together = ", all together" if len(configs) > 1 else ""
+    if not all(config.free for config in configs):
+        least = min(max(MICROS_PER_CENT, *(config.least_micros for config in configs)), most_micros)
+        title = f"At most{together}, in dollars"
+        fields.append(LimitField(COST, title, least / MICROS_PER_USD, most_micros / MICROS_PER_USD))
+    if most_s is not None:
+        most = math.floor(most_s / 60 * 10_000) / 10_000  # rounded down, so that the shown value is allowed
+        fields.append(LimitField(TIME, f"At most{together}, in minutes", min(LEAST_MINUTES, most), most))
     return tuple(fields)
-
-
-def dollars_field(title: str, least: int, most: int) -> LimitField:
-    """Return the field of a cost limit, from the least that buys useful work; both in micro-USD."""
-    return LimitField(COST, title, min(max(least, MICROS_PER_CENT), most) / MICROS_PER_USD, most / MICROS_PER_USD)
-
-
-def minutes_field(title: str, seconds: float) -> LimitField:
-    """Return the field of a time limit: rounded down, so that the shown value is allowed."""
-    most = math.floor(seconds / 60 * 10_000) / 10_000
-    return LimitField(TIME, title, min(LEAST_MINUTES, most), most)

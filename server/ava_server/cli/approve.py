@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,19 +12,13 @@ import typer
 from ava_audit.errors import AuditError
 from ava_audit.units import cap_micros, format_usd
 from ava_roles.wrap import clean
+from ava_server.approval.decide import PersonAnswer
 from ava_server.cli.app import NOT_APPROVED, in_event_loop, refuse_in_subagent
 from ava_server.cli.completion import proposals
 from ava_server.cli.log_access import read_settings
 from ava_server.cli.options import GroupMaxCost, GroupTimeout, TokenFile, Url, parse_group_limits
 from ava_server.cli.remote import chosen_server
-from ava_server.cli.service_client import (
-    LocalApprovals,
-    RemoteApprovals,
-    names_run,
-    open_remote,
-    open_service,
-    refuse_unless_approved,
-)
+from ava_server.cli.service_client import LocalApprovals, RemoteApprovals, names_run, open_remote, open_service
 from ava_server.cli.terminal import (
     YES,
     agrees,
@@ -82,14 +75,14 @@ async def approve_command(
     server = chosen_server(context, url, token_file)
     refuse_in_subagent("ava approve")
     async with _open_client(server, "ava approve", asked=True, on_terminal=bool(ids)) as client:
-        asked, waiting = await _waiting(client, ids or [])
-        if (waiting or asked) and someone_there():  # an error comes before any question
+        asking, waiting = await _waiting(client, ids or [])
+        if (waiting or asking) and someone_there():  # an error comes before any question
             await client.check_can_approve()
         if ids:
-            codes = [await _extend(client, one) for one in asked]
+            codes = [await _extend(client, one) for one in asking]
             code = max([*codes, await _approve_together(client, waiting, limits) if waiting else 0])
         else:
-            code = await _all_waiting(client, waiting, asked)
+            code = await _all_waiting(client, waiting, asking)
     raise typer.Exit(code)
 
 
@@ -104,20 +97,20 @@ async def reject_command(
     server = chosen_server(context, url, token_file)
     refuse_in_subagent("ava reject")
     async with _open_client(server, "ava reject", asked=someone_there()) as client:
-        asked, waiting = await _waiting(client, ids or [])
-        for more in asked:
+        asking, waiting = await _waiting(client, ids or [])
+
+        async def reject(one: Pending | PendingExtension, title: str, question: str) -> None:
             if not ids:
-                _show_extension(more)
-                if not someone_there() or not await agrees("Decline it?"):
-                    continue
-            await _decide_extension(client, more, False)
+                _show(one, title)
+                if not someone_there() or not await agrees(question):
+                    return
+            await _decide(client, one, False)
+
+        for more in asking:
+            await reject(more, _asks_for_more(more), "Decline it?")
         for number, one in enumerate(waiting, 1):
-            if not ids:
-                _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
-                if not someone_there() or not await agrees("Reject it?"):
-                    continue
-            say(await reject_proposal(client, one))
-        _close([*waiting, *asked], ids or [], "Reject one with: ava reject P-ID")
+            await reject(one, f"{number} of {len(waiting)}, {one.pending_id}:", "Reject it?")
+        _close([*waiting, *asking], ids or [], "Reject one with: ava reject P-ID")
 
 
 @asynccontextmanager
@@ -151,90 +144,95 @@ async def _open_local(settings: Settings, command: str, *, asked: bool) -> Async
 
 async def _waiting(client: ApprovalClient, ids: list[str]) -> tuple[list[PendingExtension], list[Pending]]:
     """Return the runs that ask for more, and the proposals that wait: those with these ids, or all."""
-    asked = await client.extensions(ids)
-    others = [given for given in ids if not any(names_run(given, one) for one in asked)]
-    return asked, await client.waiting(others) if others or not ids else []
+    asking = await client.extensions(ids)
+    others = [given for given in ids if not any(names_run(given, one) for one in asking)]
+    return asking, await client.waiting(others) if others or not ids else []
 
 
-async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asked: list[PendingExtension]) -> int:
+async def _all_waiting(client: ApprovalClient, waiting: list[Pending], asking: list[PendingExtension]) -> int:
     """Ask about the proposals that wait, several at once, then about each run that asks for more."""
-    refused = False
+    done: list[bool] = []
 
-    async def ask_about(question: str, carry_out: Callable[[bool], Awaitable[None]]) -> None:
-        nonlocal refused
-        if not someone_there():
-            return
-        answer = await ask(question)
-        try:
-            if answer in (*YES, *REJECT):
-                await carry_out(answer in YES)
-        except (AvaError, AuditError) as error:  # the others can still be decided
-            tell(f"ava: {error}")
-            refused = True
+    async def ask_about(one: Pending | PendingExtension, title: str, question: str) -> None:
+        _show(one, title)
+        if someone_there() and (answer := await ask(question)) in (*YES, *REJECT):
+            done.append(await _attempt(_decide(client, one, answer in YES)))
 
     answer = "o"
     if _fits_table(waiting) and someone_there():
         show_table(waiting, {})
         answer = await ask("Start them? [y = all, r = reject all, o = one by one, Enter = later]")
-        if answer in (*YES, *REJECT):
-            refused = await _decide_each(client, waiting, answer in YES)
+        if answer in YES:
+            done += await _start_each(client, waiting)
+        elif answer in REJECT:
+            done += [await _attempt(_decide(client, one, False)) for one in waiting]
     for number, one in enumerate(waiting if answer == "o" else (), 1):
-        _show(one, f"{number} of {len(waiting)}, {one.pending_id}:")
-        await ask_about("Start it? [y = yes, r = reject it, Enter = leave it waiting]", partial(_decide, client, one))
-    for more in asked:
-        _show_extension(more)
+        question = "Start it? [y = yes, r = reject it, Enter = leave it waiting]"
+        await ask_about(one, f"{number} of {len(waiting)}, {one.pending_id}:", question)
+    for more in asking:
         question = "Raise the cap? [y = yes; r = no, hand in the result so far; Enter = decide later]"
-        await ask_about(question, partial(_decide_extension, client, more))
-    _close([*waiting, *asked], [], "Approve in a terminal: ava approve P-ID")
-    return NOT_APPROVED if refused else 0
+        await ask_about(more, _asks_for_more(more), question)
+    _close([*waiting, *asking], [], "Approve in a terminal: ava approve P-ID")
+    return 0 if all(done) else NOT_APPROVED
 
 
-async def _decide_each(client: ApprovalClient, waiting: list[Pending], approve: bool) -> bool:
-    """Approve or reject each by itself, all after one PIN; return whether one was refused."""
-    if approve:
-        await client.unlock("Nothing was started; they still wait.")
-    refused = False
-    started: list[Pending] = []
-    for one in waiting:
-        try:
-            if approve:
-                answer = await client.decide([one], "approve", approving=[one.approval_line])
-                refuse_unless_approved(answer, f"{one.pending_id} is not approved")
-                started.append(one)
-            else:
-                say(await reject_proposal(client, one))
-        except (AvaError, AuditError) as error:  # the others can still be decided
-            tell(f"ava: {error}")
-            refused = True
-    if started:
+async def _attempt(decision: Awaitable[object]) -> bool:
+    """Carry out one of several decisions; say why if it is refused, because the others can still be made."""
+    try:
+        await decision
+    except (AvaError, AuditError) as error:
+        tell(f"ava: {error}")
+        return False
+    return True
+
+
+async def _start_each(client: ApprovalClient, waiting: list[Pending]) -> list[bool]:
+    """Approve each by itself, all after one PIN; return which were."""
+    from ava_server.approval.proposals import agreement  # not needed to read the command line
+
+    await client.unlock("Nothing was started; they still wait.")
+
+    async def approve(one: Pending) -> None:
+        decided = await client.decide([one.shown], agreement([one], {}))
+        decided.expect("approved", f"{one.pending_id} is not approved")
+
+    done = [await _attempt(approve(one)) for one in waiting]
+    if started := [one for one, approved in zip(waiting, done, strict=True) if approved]:
         say(f"Approved: {', '.join(one.pending_id for one in started)}.")
         say(await client.describe_start(started))
-    return refused
+    return done
 
 
-async def _decide(client: ApprovalClient, one: Pending, approve: bool) -> None:
-    if approve:
+async def _decide(client: ApprovalClient, one: Pending | PendingExtension, approve: bool) -> None:
+    """Carry out a decision about one of them, and say what came of it."""
+    from ava_server.runs.extension_answer import PendingExtension  # not needed to read the command line
+
+    if isinstance(one, PendingExtension):
+        say((await client.decide([one.shown], PersonAnswer(approve))).text)
+    elif approve:
         await _start(client, [one], {})
     else:
         say(await reject_proposal(client, one))
 
 
-async def _decide_extension(client: ApprovalClient, one: PendingExtension, approve: bool) -> None:
-    say(await client.decide_extension(one, approve=approve))
+async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
+    """Reject a proposal, and return what came of it.
+
+    Raises:
+        Refused: It no longer waits; says why.
+    """
+    (await client.decide([one.shown], PersonAnswer(False))).expect("rejected", "Not rejected")
+    return f"{one.pending_id} is rejected."
 
 
 async def _extend(client: ApprovalClient, one: PendingExtension) -> int:
     """Show what a run asks for, and allow it if the person agrees."""
-    _show_extension(one)
+    _show(one, _asks_for_more(one))
     if not await agrees("Raise the cap?"):
         say(f"Nothing was raised; it still waits. To have it hand in what it has: ava reject {one.subagent_id}")
         return NOT_APPROVED
-    await _decide_extension(client, one, True)
+    await _decide(client, one, True)
     return 0
-
-
-def _show_extension(one: PendingExtension) -> None:
-    say(f"\n{one.subagent_id} asks for more:\n{one.message}")
 
 
 async def _approve_together(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> int:
@@ -261,23 +259,14 @@ def _close(waiting: Sequence[Pending | PendingExtension], ids: list[str], advice
         tell(advice)
 
 
-async def reject_proposal(client: ApprovalClient, one: Pending) -> str:
-    """Reject a proposal, and return what came of it.
-
-    Raises:
-        Refused: It no longer waits; says why.
-    """
-    answer = await client.decide([one], "reject")
-    refused = [made.refused_because for made in answer.decisions if made.status == "refused"]
-    if refused:
-        raise Refused(f"Not rejected: {refused[0]}.")
-    return f"{one.pending_id} is rejected."
+def _asks_for_more(one: PendingExtension) -> str:
+    return f"{one.subagent_id} asks for more:"
 
 
-def _show(one: Pending, title: str, show: Callable[[str], None] = say) -> None:
-    show(f"\n{title}")
-    show(one.message)
-    show(one.approval_line)
+def _show(one: Pending | PendingExtension, title: str, show: Callable[[str], None] = say) -> None:
+    show(f"\n{title}\n{one.message}")
+    if one.shown.line:
+        show(one.shown.line)
 
 
 # -- several -----------------------------------------------------------------------------------------------------------
@@ -299,7 +288,7 @@ def show_table(waiting: Sequence[Pending], limits: Mapping[str, Any], *, err: bo
         for number, one in enumerate(waiting, 1):
             _show(one, f"{number} of {len(waiting)}, {one.pending_id}:", show)
         show("")
-    show(f"All of them: {group_line(waiting, limits)}.{_note(waiting, limits)}")
+    show(f"All of them: {_together(waiting, limits)}")
 
 
 def _fits_table(waiting: Sequence[Pending]) -> bool:
@@ -368,7 +357,7 @@ async def choose(
             " Nothing was started."
         )
     if len(chosen) > 1:
-        show(f"\nThese: {group_line(chosen, limits)}.{_note(chosen, limits)}")
+        show(f"\nThese: {_together(chosen, limits)}")
     return chosen, limits
 
 
@@ -384,40 +373,29 @@ def check_group_cap(limits: Mapping[str, Any], together_micros: int) -> None:
         )
 
 
-def group_line(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
-    """Return the approval line of all together, which an approval has to repeat."""
-    from ava_server.approval.proposals import together_line
+def _together(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
+    """Return the approval line of all together, and which shared cap keeps them from spending all of their own."""
+    from ava_server.approval.proposals import together_line, together_note
 
-    return together_line(waiting, _cap(limits), limits.get("group_timeout"))
-
-
-def _note(waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
-    from ava_server.approval.proposals import together_note
-
-    note = together_note(waiting, _cap(limits))
-    return f" {note}" if note else ""
+    cap = cap_micros(limits["group_max_cost_cents"]) if "group_max_cost_cents" in limits else None
+    note = together_note(waiting, cap)
+    return f"{together_line(waiting, cap, limits.get('group_timeout'))}.{f' {note}' if note else ''}"
 
 
-def _cap(limits: Mapping[str, Any]) -> int | None:
-    cents = limits.get("group_max_cost_cents")
-    return None if cents is None else cap_micros(cents)
-
-
-async def approve_proposals(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> str:
+async def approve_proposals(client: ApprovalClient, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> str:
     """Approve proposals as they were shown, and return what came of it.
 
     Raises:
         Refused: They may not start; says why.
     """
-    lines = [one.approval_line for one in waiting]
-    if len(waiting) > 1:
-        lines.append(group_line(waiting, limits))
-    answer = await client.decide(waiting, "approve", approving=lines, **limits)
-    refuse_unless_approved(answer, "Not approved")
-    return "Approved." if len(waiting) == 1 else f"Approved, as the group {answer.group_id}."
+    from ava_server.approval.proposals import agreement  # not needed to read the command line
+
+    decided = await client.decide([one.shown for one in waiting], agreement(waiting, limits))
+    decided.expect("approved", "Not approved")
+    return "Approved." if len(waiting) == 1 else f"Approved, as the group {decided.fields.get('group_id')}."
 
 
-async def _start(client: ApprovalClient, waiting: list[Pending], limits: dict[str, Any]) -> None:
+async def _start(client: ApprovalClient, waiting: Sequence[Pending], limits: Mapping[str, Any]) -> None:
     """Approve, and say whether it starts."""
     say(await approve_proposals(client, waiting, limits))
     say(await client.describe_start(waiting))

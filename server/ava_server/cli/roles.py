@@ -244,8 +244,7 @@ def trust_command(
 async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Settings) -> None:
     from ava_server.budget.user_limits import policy_in_force
     from ava_server.cli.role_screens import tools_here, trust_lines
-    from ava_server.cli.secret_input import ask_pin
-    from ava_server.config.pin import PinFile
+    from ava_server.cli.secret_input import ask_pin, needed_pin
 
     catalog = places.load()
     for problem in catalog.problems:
@@ -266,8 +265,8 @@ async def _trust(root: DataRoot, project: Path, places: RolePlaces, settings: Se
     files = "this role file as it is" if len(usable) == 1 else f"these {len(usable)} role files as they are"
     if not await agrees(f"Trust {files} now?"):
         raise Refused("Nothing was trusted.")
-    if policy_in_force(settings, os_user())[0] == "human":
-        await ask_pin(PinFile(root.approval_file))
+    if (pin := needed_pin(root, policy_in_force(settings, os_user())[0])) is not None:
+        await ask_pin(pin)
     before, after = _store(root, usable)
     await record_setting(root, "trusted_roles", before or None, after)
     say(f"Trusted: {', '.join(each.name for each in usable)}. They count from the next proposal on, in every host.")

@@ -20,13 +20,14 @@ import typer
 from ava_audit.errors import AuditError
 from ava_audit.rows import WAITING
 from ava_roles.errors import RolesError
+from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
 from ava_server.cli import options
 from ava_server.cli.app import NOT_APPROVED, refuse_in_subagent
-from ava_server.cli.approve import check_group_cap, choose, group_line, show_table
+from ava_server.cli.approve import check_group_cap, choose, show_table
 from ava_server.cli.completion import ended_runs, roles, runs_with_result, tiers
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.results import check_folder
-from ava_server.cli.service_client import LocalApprovals, decide, open_service, propose, start
+from ava_server.cli.service_client import LocalApprovals, open_service, propose
 from ava_server.cli.terminal import agrees, heading, someone_there, tell, unless_interrupted
 from ava_server.cli.wait import FollowedRuns, deliver
 from ava_server.core.data_root import os_user
@@ -263,7 +264,7 @@ def _checked_settings(request: RunRequest) -> Settings:
         check_folder(request.artifacts)
     settings = read_settings()
     policy, why = policy_in_force(settings, os_user())
-    if request.yes and policy == "human":
+    if request.yes and approval_needs("terminal", policy).pin:
         raise Refused(f"--yes: {why}, so only a person who knows the PIN starts anything; nothing was proposed")
     if not request.yes and not someone_there():
         raise Refused(
@@ -355,7 +356,7 @@ async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> l
     """Propose, ask, and approve or reject; return the ids of the runs, none if they were not approved."""
     client = LocalApprovals(runtime, service.session)
     await client.check_can_approve()  # an error comes before any question
-    made = await _propose_all(service, request)
+    made = await _propose_all(service, client, request)
     if len(made) == 1:
         tell(made[0].message or "")
         if made[0].status != WAITING:  # the same task_id again: wait for it as if it had been started here
@@ -364,23 +365,25 @@ async def _approve(runtime: Runtime, service: Service, request: RunRequest) -> l
     proposals = await client.waiting([proposal.pending_id or "" for proposal in made])
     limits = dict(request.group)
     if len(proposals) > 1:
-        await _check_group_cap(service, proposals, request)
+        await _check_group_cap(client, proposals, request)
         show_table(proposals, limits, err=True)
     chosen = proposals if request.yes else []
     try:
         if not request.yes:
             chosen, limits = await _chosen(client, proposals, limits)
     except AvaError:
-        await decide(service, proposals, "reject")
+        await client.decide([one.shown for one in proposals], PersonAnswer(False))
         raise
-    if left := [one for one in proposals if one not in chosen]:
-        await decide(service, left, "reject")
+    if left := [one.shown for one in proposals if one not in chosen]:
+        await client.decide(left, PersonAnswer(False))
     if not chosen:
         tell("Not approved; nothing was started.")
         return []
-    line = group_line(chosen, limits) if len(chosen) > 1 else None
-    group_id = await start(service, chosen, group_line=line, **limits)
-    if group_id is not None:
+    from ava_server.approval.proposals import agreement
+
+    decided = await client.decide([one.shown for one in chosen], agreement(chosen, limits))
+    decided.expect("approved", "Not started")
+    if (group_id := decided.fields.get("group_id")) is not None:
         tell(f"Approved, as the group {group_id}.")
     return [proposal.subagent_id for proposal in chosen]
 
@@ -411,7 +414,7 @@ async def _chosen(
     return chosen
 
 
-async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswer]:
+async def _propose_all(service: Service, client: LocalApprovals, request: RunRequest) -> list[SpawnAnswer]:
     """Propose all; if one is refused, the others are rejected.
 
     Raises:
@@ -423,7 +426,7 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
             made.append(await propose(service, spawn, degraded=request.degraded))
         except (AvaError, RolesError, AuditError) as error:
             if made:
-                await decide(service, made, "reject")
+                await client.decide([Shown("start", one.pending_id or "") for one in made], PersonAnswer(False))
             which = ""
             if len(request.spawns) > 1:
                 task = str(spawn.get("task", ""))
@@ -439,7 +442,7 @@ async def _propose_all(service: Service, request: RunRequest) -> list[SpawnAnswe
     return made
 
 
-async def _check_group_cap(service: Service, proposals: Sequence[Pending], request: RunRequest) -> None:
+async def _check_group_cap(client: LocalApprovals, proposals: Sequence[Pending], request: RunRequest) -> None:
     """Reject all if the cap of all together is above the sum of their own.
 
     Raises:
@@ -448,5 +451,5 @@ async def _check_group_cap(service: Service, proposals: Sequence[Pending], reque
     try:
         check_group_cap(request.group, sum(one.max_cost_micros for one in proposals))
     except BadInput as error:
-        await decide(service, proposals, "reject")
+        await client.decide([one.shown for one in proposals], PersonAnswer(False))
         raise BadInput(f"{error}. Nothing was started.") from None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 from typer.core import TyperCommand
 
+from ava_server.approval.decide import approval_needs
 from ava_server.cli.terminal import someone_there, tell
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.shutdown import ending_signals
@@ -21,6 +22,7 @@ from ava_server.core.threads import read_apart
 
 if TYPE_CHECKING:
     from ava_server.config.pin import PinFile
+    from ava_server.config.settings import Policy
     from ava_server.core.data_root import DataRoot
     from ava_server.service.access import Session
 
@@ -103,6 +105,13 @@ async def read_pin() -> str:
         BadInput: Nothing was typed.
     """
     return await ask_hidden("Approval PIN")
+
+
+def needed_pin(root: DataRoot, policy: Policy) -> PinFile | None:
+    """Return the approval PIN, if an approval at a terminal takes it."""
+    from ava_server.config.pin import PinFile
+
+    return PinFile(root.approval_file) if approval_needs("terminal", policy).pin else None
 
 
 async def unlock_session(pin_file: PinFile, session: Session, read: ReadPin = read_pin) -> None:

@@ -1,13 +1,12 @@
 """The command line as a client of the service: a session at the terminal, and the tools that a host would call.
 
-`LocalApprovals` and `RemoteApprovals` decide about proposals: on this machine's data root, or on another server with a
+`LocalApprovals` and `RemoteApprovals` decide about what waits: on this machine's data root, or on another server with a
 token and nothing else.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,10 +14,12 @@ import anyio
 import anyio.to_thread
 
 from ava_audit.rows import QUEUED
+from ava_audit.units import now_us
+from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.log_access import find_runs
 from ava_server.cli.options import parse_any_id
 from ava_server.cli.remote import Connection, RemoteServer, connected
-from ava_server.cli.secret_input import ReadPin, read_pin, unlock_session
+from ava_server.cli.secret_input import ReadPin, needed_pin, read_pin, unlock_session
 from ava_server.cli.terminal import tell
 from ava_server.core.data_root import working_folder
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
     from ava_audit.events import CancelledBy
     from ava_audit.view import View
     from ava_server.approval.proposals import Pending
+    from ava_server.config.pin import PinFile
     from ava_server.config.settings import Settings
-    from ava_server.render.responses import ConfirmAnswer, SpawnAnswer
+    from ava_server.render.responses import SpawnAnswer
     from ava_server.runs.extension_answer import PendingExtension
     from ava_server.service.access import Session
-    from ava_server.service.questions import Extensions
     from ava_server.service.runtime import Runtime
     from ava_server.service.service import Service
 
@@ -59,7 +60,7 @@ async def open_session(
     from importlib.metadata import version
 
     from ava_audit.events import Event, SessionEnd, SessionStart
-    from ava_audit.store.store import Outcome
+    from ava_audit.view import append
     from ava_server.service.access import Session
 
     session = Session(
@@ -80,12 +81,11 @@ async def open_session(
         folder=str(here) if here is not None else None,
     )
     runtime.manager.adopt_session(session.id)
-    runtime.store.post(lambda _view, _now_us: Outcome(None, (Event(session.who, begin),)))
+    runtime.store.post(append(Event(session.who, begin)))
     try:
         yield session
     finally:
-        end = Event(session.who, SessionEnd(reason="the command ended"))
-        runtime.store.post(lambda _view, _now_us: Outcome(None, (end,)))
+        runtime.store.post(append(Event(session.who, SessionEnd(reason="the command ended"))))
 
 
 @asynccontextmanager
@@ -115,81 +115,17 @@ async def open_service(
 
 
 async def propose(service: Service, spawn: dict[str, Any], *, degraded: bool = False) -> SpawnAnswer:
-    """Propose a subagent.
+    """Propose a subagent; `degraded` accepts that tools which its role needs are missing."""
+    from ava_server.service.access import ignore_progress
 
-    Args:
-        service: The service.
-        spawn: The arguments of `spawn_subagent`.
-        degraded: Accept that tools which its role needs are missing.
-
-    Raises:
-        AvaError: It is refused, or an argument is wrong.
-    """
     answer = await service.call("spawn_subagent", spawn, ignore_progress, raises=True, degraded=degraded)
     return cast("SpawnAnswer", answer)
 
 
-async def start(
-    service: Service, proposals: Sequence[SpawnAnswer | Pending], *, group_line: str | None = None, **limits: Any
-) -> str | None:
-    """Approve proposals as they were shown, and return their group's id; None for a single one.
-
-    Args:
-        service: The service.
-        proposals: The proposals that were shown.
-        group_line: The approval line of all together.
-        limits: The limits of all together.
-
-    Raises:
-        Refused: They may not start; says why.
-    """
-    lines = [proposal.approval_line or "" for proposal in proposals]
-    approving = [*lines, *([group_line] if group_line else [])]
-    answer = await decide(service, proposals, "approve", approving=approving, **limits)
-    refuse_unless_approved(answer, "Not started")
-    return answer.group_id
-
-
-def refuse_unless_approved(answer: ConfirmAnswer, outcome: str) -> None:
-    """Raise with the reasons if an approval was refused.
-
-    Raises:
-        Refused: It was.
-    """
-    from ava_server.approval.decisions import OTHER_REFUSED
-
-    if answer.status != "approved":
-        reasons = dict.fromkeys(one.refused_because for one in answer.decisions if one.refused_because)
-        shown = [why for why in reasons if why != OTHER_REFUSED] or list(reasons)
-        raise Refused(f"{outcome}: {'; '.join(shown)}.")
-
-
-async def decide(
-    service: Service, proposals: Sequence[SpawnAnswer | Pending], decision: str, **more: Any
-) -> ConfirmAnswer:
-    """Approve or reject proposals.
-
-    Raises:
-        AvaError: The decision was not accepted.
-    """
-    given = {"pending_ids": [proposal.pending_id for proposal in proposals], "decision": decision, **more}
-    return cast("ConfirmAnswer", await service.call("confirm_spawn", given, ignore_progress, raises=True))
-
-
-async def ignore_progress(_line: str) -> None:
-    """Take a line of progress and show nothing: commands watch the log."""
-
-
-# -- decisions --------------------------------------------------------------------------------------------------------
-
-
 class LocalApprovals:
-    """Decides on this machine's data root, in a session at its terminal; `RemoteApprovals` has the same methods.
+    """Decides on this machine's data root, in a session at its terminal; `read` returns the approval PIN.
 
-    Args:
-        runtime: What this process has open.
-        session: The session.
-        read: Returns the approval PIN, where one is needed.
+    `RemoteApprovals` has the same methods. Both raise an `AvaError` that says why something is refused.
     """
 
     def __init__(self, runtime: Runtime, session: Session, read: ReadPin = read_pin) -> None:
@@ -198,93 +134,64 @@ class LocalApprovals:
         self._read_pin = read
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
-        """Return the proposals with these ids, or all of this user that wait, the oldest first.
+        """Return the proposals with these ids, each of which has to wait, or all of this user that do, oldest first."""
+        from ava_server.approval.proposals import pending_proposals, waiting_proposal
 
-        Raises:
-            BadInput: An id is unknown.
-            Refused: A proposal no longer waits.
-        """
-        from ava_server.approval.proposals import pending_proposal, pending_proposals
-
-        now_us = time.time_ns() // 1000
         limits = self._runtime.spawn_limits_of(self._session.user)
         found = await find_runs(self._runtime.store, ids) if ids else []
 
         def query(view: View) -> list[Pending]:
             if not ids:
-                return pending_proposals(view, self._session.user, limits, now_us)
+                return pending_proposals(view, self._session.user, limits, now_us())
             waiting: list[Pending] = []
             for run in found:
                 if run.user_id != self._session.user:
                     raise Refused(f"{run.pending_id} is {run.user_id}'s proposal; only that user decides about it.")
-                one = pending_proposal(view, run, limits, now_us)
+                one = waiting_proposal(view, run, limits, now_us())
                 if isinstance(one, str):
                     raise Refused(one)
-                waiting.append(unexpired(one, now_us))
+                waiting.append(one)
             return waiting
 
         return await self._runtime.store.read(query)
 
     async def extensions(self, ids: list[str]) -> list[PendingExtension]:
         """Return what runs with these ids ask for, or all of this user's that ask, the oldest first."""
-        return _named(await self._extensions().waiting(), ids)
+        from ava_server.service.access import Access
+        from ava_server.service.questions import PersonQuestions
 
-    async def decide_extension(self, one: PendingExtension, *, approve: bool) -> str:
-        """Raise the cap of a run, with the PIN where one is needed, or have it wrap up; return what came of it.
+        return _named(await PersonQuestions(Access(self._runtime, self._session)).waiting(), ids)
 
-        Raises:
-            AvaError: The decision was not accepted.
-        """
-        if approve:
-            await self.unlock("Nothing was raised; it still waits.")
-        answer = await self._extensions().decide(one.subagent_id, one.digest, approve=approve)
-        if self._runtime.settings.background:
-            await self._start_worker()
-        return answer.text
-
-    async def check_can_approve(self) -> None:
-        """Check before any question that something can be approved.
-
-        Raises:
-            Refused: It needs a PIN, and there is none, or it is locked.
-        """
-        from ava_server.config.pin import PinFile
-
-        if await self._runtime.policy() == "human":
-            await anyio.to_thread.run_sync(PinFile(self._runtime.settings.paths.approval_file).ready)
-
-    async def decide(self, waiting: Sequence[Pending], decision: str, **more: Any) -> ConfirmAnswer:
-        """Approve or reject, with the PIN where one is needed.
-
-        Raises:
-            AvaError: The decision was not accepted.
-        """
+    async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
+        """Carry out a decision, with the PIN where one is needed."""
+        from ava_server.service.decide import decide
         from ava_server.service.service import Service
 
-        if decision == "approve":
-            await self.unlock("Nothing was started; it still waits.")
-        return await decide(Service(self._runtime, self._session), waiting, decision, **more)
+        extends = shown[0].kind == "extend"
+        if answer.agrees:
+            await self.unlock(f"Nothing was {'raised' if extends else 'started'}; it still waits.")
+        decided = await decide(Service(self._runtime, self._session), shown, answer)
+        if extends and self._runtime.settings.background:
+            await self._start_worker()
+        return decided
 
-    def _extensions(self) -> Extensions:
-        from ava_server.service.access import Access
-        from ava_server.service.questions import Extensions
-
-        return Extensions(Access(self._runtime, self._session))
+    async def check_can_approve(self) -> None:
+        """Check before any question that the PIN can be given, where an approval takes it."""
+        if (pin := await self._needed_pin()) is not None:
+            await anyio.to_thread.run_sync(pin.ready)
 
     async def unlock(self, outcome: str) -> None:
-        """Ask for the PIN, once in a session, where only that may decide.
+        """Ask for the PIN, once in a session, where an approval takes it; a refusal ends with the `outcome`."""
+        if (pin := await self._needed_pin()) is not None:
+            try:
+                await unlock_session(pin, self._session, self._read_pin)
+            except AvaError as error:
+                raise Refused(f"{error} {outcome}") from error
 
-        Raises:
-            Refused: It was not given; the text ends with the `outcome`.
-        """
-        from ava_server.config.pin import PinFile
-
-        if await self._runtime.policy() != "human":
-            return
-        try:
-            await unlock_session(PinFile(self._runtime.settings.paths.approval_file), self._session, self._read_pin)
-        except AvaError as error:
-            raise Refused(f"{error} {outcome}") from error
+    async def _needed_pin(self) -> PinFile | None:
+        if self._session.channel != "terminal":  # no person decides here, so none could give it
+            return None
+        return needed_pin(self._runtime.settings.paths, await self._runtime.policy())
 
     async def describe_start(
         self, waiting: Sequence[Pending], *, then: str = "; `ava status` shows the progress"
@@ -317,11 +224,7 @@ class LocalApprovals:
 
 @asynccontextmanager
 async def open_remote(server: RemoteServer) -> AsyncGenerator[RemoteApprovals]:
-    """Connect to the server of `--url`.
-
-    Raises:
-        BadInput: Address or token cannot be used.
-    """
+    """Connect to the server of `--url`."""
     async with connected(server) as connection:
         yield RemoteApprovals(connection)
 
@@ -331,15 +234,9 @@ class RemoteApprovals:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._address = connection.address
 
     async def waiting(self, ids: list[str]) -> list[Pending]:
-        """Return the proposals with these ids, or all of the token's user that wait, the oldest first.
-
-        Raises:
-            BadInput: An id has the wrong form.
-            Refused: A proposal does not wait.
-        """
+        """Return the same of the token's user."""
         from ava_server.approval.proposals import Pending
 
         wanted = [parse_any_id(given)[1] for given in ids]
@@ -348,25 +245,29 @@ class RemoteApprovals:
             return found
         by_id = {name: one for one in found for name in (one.pending_id, one.subagent_id)}
         if missing := [each for each in wanted if each not in by_id]:
-            raise Refused(f"{missing[0]} does not wait at {self._address}; without an id, all that wait are shown.")
+            there = self._connection.address
+            raise Refused(f"{missing[0]} does not wait at {there}; without an id, all that wait are shown.")
         return list({by_id[each].pending_id: by_id[each] for each in wanted}.values())
 
     async def extensions(self, ids: list[str]) -> list[PendingExtension]:
-        """Return what runs with these ids ask for, or all of the token's user that ask, the oldest first."""
+        """Return the same of the token's user."""
         from ava_server.runs.extension_answer import PendingExtension
 
         given = (await self._connection.get(PATH)).get("extensions", [])  # an older server has none
         return _named(self._valid(list[PendingExtension], given), ids)
 
-    async def decide_extension(self, one: PendingExtension, *, approve: bool) -> str:
-        """Raise the cap of a run, or have it wrap up; return what came of it.
+    async def decide(self, shown: Sequence[Shown], answer: PersonAnswer) -> Decided:
+        """Carry out a decision."""
+        from ava_server.render.responses import ConfirmAnswer
 
-        Raises:
-            AvaError: The decision was not accepted.
-        """
-        decision = "approve" if approve else "reject"
-        given = {"decision": decision, "subagent_id": one.subagent_id, "digest": one.digest}
-        return str((await self._post(given)).get("message", ""))
+        if shown[0].kind == "extend":
+            decision = "approve" if answer.agrees else "reject"
+            body: dict[str, Any] = {"decision": decision, "subagent_id": shown[0].id, "digest": shown[0].digest}
+            return Decided(await self._post(body))
+        _tool, body = tool_call(shown, answer)
+        if answer.agrees:
+            body["digests"] = {one.id: one.digest for one in shown}
+        return Decided(self._valid(ConfirmAnswer, await self._post(body)).structured())
 
     async def check_can_approve(self) -> None:
         """Do nothing: the token replaces the PIN, and the server says what is missing."""
@@ -374,23 +275,9 @@ class RemoteApprovals:
     async def unlock(self, outcome: str) -> None:
         """Do nothing: the token replaces the PIN."""
 
-    async def decide(self, waiting: Sequence[Pending], decision: str, **more: Any) -> ConfirmAnswer:
-        """Approve or reject.
-
-        Raises:
-            AvaError: The decision was not accepted.
-        """
-        from ava_server.render.responses import ConfirmAnswer
-
-        given: dict[str, Any] = {"pending_ids": [one.pending_id for one in waiting], "decision": decision, **more}
-        if decision == "approve":
-            now_us = time.time_ns() // 1000
-            given["digests"] = {one.pending_id: unexpired(one, now_us).digest for one in waiting}
-        return self._valid(ConfirmAnswer, await self._post(given))
-
     async def describe_start(self, waiting: Sequence[Pending]) -> str:
         """Return that the server has the runs; this token cannot read whether they start."""
-        return f"The server at {self._address} has {'it' if len(waiting) == 1 else 'them'}."
+        return f"The server at {self._connection.address} has {'it' if len(waiting) == 1 else 'them'}."
 
     def _valid(self, kind: type[T], value: Any) -> T:
         from pydantic import TypeAdapter
@@ -400,8 +287,8 @@ class RemoteApprovals:
         except ValueError:
             raise self._connection.not_ava() from None
 
-    async def _post(self, decision: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._connection.request("POST", PATH, body=decision, doubt=_MAY_BE_DECIDED)
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        return await self._connection.request("POST", PATH, body=body, doubt=_MAY_BE_DECIDED)
 
 
 def names_run(given: str, one: PendingExtension) -> bool:
@@ -413,16 +300,5 @@ def names_run(given: str, one: PendingExtension) -> bool:
 
 
 def _named(waiting: list[PendingExtension], ids: list[str]) -> list[PendingExtension]:
-    """Return those of these requests whose run has one of the ids; all of them without ids."""
+    """Return the requests of the runs with these ids; all of them without ids."""
     return [one for one in waiting if not ids or any(names_run(given, one) for given in ids)]
-
-
-def unexpired(proposal: Pending, now_us: int) -> Pending:
-    """Return the proposal.
-
-    Raises:
-        Refused: It has expired.
-    """
-    if proposal.expires_us <= now_us:
-        raise Refused(f"{proposal.pending_id} has expired; ask your host to propose it again.")
-    return proposal

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import anyio
 import anyio.to_thread
 import typer
 
 from ava_audit.errors import AuditError
-from ava_audit.rows import QUEUED
+from ava_audit.rows import QUEUED, WAITING
+from ava_server.approval.decide import Decided, PersonAnswer, Shown, tool_call
 from ava_server.cli.app import in_event_loop, refuse_in_subagent
 from ava_server.cli.log_access import find_run, open_log, read_settings
 from ava_server.cli.options import Json, RunIdsOrLast, TokenFile, UnendedRunId, Url
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import results_json, show_results
-from ava_server.cli.secret_input import ask_pin
-from ava_server.cli.service_client import ignore_progress, open_service
+from ava_server.cli.secret_input import ask_pin, needed_pin
+from ava_server.cli.service_client import open_service
 from ava_server.cli.terminal import agrees, heading, place_json, say, say_json, someone_there, tell
 from ava_server.cli.wait import FollowedRuns, deliver, wait_for
 from ava_server.core.data_root import os_user
@@ -58,12 +59,11 @@ async def cancel_command(
         return await records.find(ids) if ids else [await _last_run(records)]
 
     failed: list[AvaError | AuditError] = []
-    async with _open_steering(server, "ava cancel", find, show=not as_json) as (before, records, call):
+    async with _open_steering(server, "ava cancel", find, show=not as_json) as (before, records, decide):
 
         async def cancel(run: RunRow) -> None:
-            given = {"subagent_id": run.id, **({"reason": reason} if reason is not None else {})}
             try:
-                await call("cancel_subagent", given)
+                await decide(Shown("cancel", run.id), PersonAnswer(True, reason))
             except (AvaError, AuditError) as error:  # the others are still cancelled
                 failed.append(error)
 
@@ -103,15 +103,15 @@ async def send_command(
 
     # A host's model can call this too: only at a terminal is the message a person's.
     opening = _open_steering(server, "ava send", find, show=not as_json, asked=someone_there())
-    async with opening as (run, records, call):
-        answer = await call("message_subagent", {"subagent_id": run.id, "message": message})
+    async with opening as (run, records, decide):
+        decided = await decide(Shown("send", run.id), PersonAnswer(True, message))
     if as_json:
-        say_json({**place_json(records.place), **answer})
+        say_json({**place_json(records.place), **decided.fields})
     else:
-        say(answer.get("message") or answer["status"])
+        say(decided.text or decided.status)
 
 
-CallTool = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Decide = Callable[[Shown, PersonAnswer], Awaitable[Decided]]
 
 
 @asynccontextmanager
@@ -122,8 +122,8 @@ async def _open_steering(
     *,
     show: bool = False,
     asked: bool = True,
-) -> AsyncGenerator[tuple[T, Records, CallTool]]:
-    """Open what a command steers runs with: what it has found, the records, and what calls a tool of the service.
+) -> AsyncGenerator[tuple[T, Records, Decide]]:
+    """Open what a command steers runs with: what it has found, the records, and what carries out a decision.
 
     Args:
         server: The server of `--url`; None for this machine's data root.
@@ -139,15 +139,21 @@ async def _open_steering(
         if show:
             heading(records.place)
         if isinstance(records, RemoteRecords):
-            yield found, records, records.connection.call_tool
+            there = records.connection
+
+            async def decide_there(shown: Shown, answer: PersonAnswer) -> Decided:
+                return Decided(await there.call_tool(*tool_call([shown], answer)))
+
+            yield found, records, decide_there
             return
     settings = read_settings()
     async with open_service(settings, command, asked=asked) as (runtime, service):
+        from ava_server.service.decide import decide
 
-        async def call(tool: str, given: dict[str, Any]) -> dict[str, Any]:
-            return (await service.call(tool, given, ignore_progress, raises=True)).structured()
+        async def decide_here(shown: Shown, answer: PersonAnswer) -> Decided:
+            return await decide(service, [shown], answer)
 
-        yield found, LocalRecords(settings.paths, runtime.store, runtime.instances), call
+        yield found, LocalRecords(settings.paths, runtime.store, runtime.instances), decide_here
 
 
 async def _last_run(records: Records) -> RunRow:
@@ -193,32 +199,31 @@ def resume_command(
 
 async def _resume_there(server: RemoteServer, given: str, as_json: bool) -> int:
     """Resume a run on the server of `--url` and wait for its result; a run that is held or interrupted has a line."""
-    async with _open_steering(server, "ava resume", lambda records: records.find_one(given)) as (run, _records, call):
-        asked: dict[str, Any] = {"pending_ids": [run.id], "approving": []}
-        answer = await call("confirm_spawn", asked)
-        if lines := answer.get("approval_lines"):
-            tell("\n".join(map(str, lines)))
-            answer = await call("confirm_spawn", {**asked, "approving": lines})
-        if answer["status"] != "resumed":
-            why = next((one.get("refused_because") for one in answer.get("decisions", ())), None)
-            raise Refused(f"Not resumed: {why or answer['status']}.")
+    async with _open_steering(server, "ava resume", lambda records: records.find_one(given)) as (run, _records, decide):
+        if run.state == WAITING:  # its line would approve it
+            raise Refused(f"Not resumed: {label(run)} waits for approval.")
+        decided = await decide(Shown("resume", run.id), PersonAnswer(True))
+        if line := "\n".join(map(str, decided.fields.get("approval_lines") or ())):
+            tell(line)
+            decided = await decide(Shown("resume", run.id, line=line), PersonAnswer(True))
+        decided.expect("resumed", "Not resumed")
     return await wait_for(server, [run.id], None, as_json)
 
 
 async def _resume(settings: Settings, given: str, force: bool, as_json: bool) -> int:
     from ava_server.budget.user_limits import policy_in_force
-    from ava_server.config.pin import PinFile
 
     async with open_log(settings.paths) as log:  # a wrong id is an error before anything is opened
         run = await find_run(log, given)
     policy, why = await anyio.to_thread.run_sync(policy_in_force, settings, os_user(), run.user_id)
-    if policy == "human" and not someone_there():
+    pin = needed_pin(settings.paths, policy)
+    if pin is not None and not someone_there():
         raise Refused(f"{why}, so only a person at a terminal, with the approval PIN, resumes a subagent")
     if not as_json:
         heading(settings.paths)
     # Ask before this process has a runtime, which would take over interrupted runs while a person still types.
-    if policy == "human":
-        await ask_pin(PinFile(settings.paths.approval_file))
+    if pin is not None:
+        await ask_pin(pin)
     async with open_service(settings, "ava resume", asked=someone_there(), runs=True) as (runtime, service):
         await _take_over(runtime, service.session, run, force)
         if (left := await FollowedRuns(runtime, service, [run.id]).until_over()) is not None:

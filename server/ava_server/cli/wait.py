@@ -20,14 +20,16 @@ import typer
 
 from ava_audit.errors import AuditError, StoreUnavailable
 from ava_audit.rows import RUNNING
+from ava_roles.errors import RolesError
 from ava_roles.wrap import add_bars
+from ava_server.approval.decide import PersonAnswer, Shown
 from ava_server.cli import terminal
 from ava_server.cli.app import CONFIGURATION, INTERRUPTED, NOT_APPROVED, READER_GONE
 from ava_server.cli.log_access import note_fetched, read_settings
 from ava_server.cli.options import LastRunIds, TokenFile, Url, parse_seconds
 from ava_server.cli.remote import RemoteServer, chosen_server
 from ava_server.cli.results import SavedFiles, exit_code, result_text, results_json, save_artifacts, show_results
-from ava_server.cli.service_client import LocalApprovals, ignore_progress
+from ava_server.cli.service_client import LocalApprovals
 from ava_server.cli.terminal import say, someone_there, tell
 from ava_server.core.errors import AvaError, BadInput
 from ava_server.core.ids import label
@@ -400,7 +402,7 @@ class FollowedRuns:
         tell(f"{label(run.row)} asks for more:\n{one.message}")
         approve = await terminal.agrees("Raise the cap? Without a yes, it hands in what it has.")
         asking.answered = True
-        tell(await client.decide_extension(one, approve=approve))
+        tell((await client.decide([one.shown], PersonAnswer(approve))).text)
 
     async def _ask(self, tasks: anyio.abc.TaskGroup, question: anyio.CancelScope) -> None:
         self._watch.progress.end()
@@ -427,16 +429,16 @@ class FollowedRuns:
         self._question = None
 
     async def _cancel(self, tasks: anyio.abc.TaskGroup) -> None:
-        from ava_server.render.responses import FAILED
+        from ava_server.service.decide import decide
 
         tell("Cancelling.")
         failed: list[str] = []
 
         async def cancel(run_id: str) -> None:
-            given = {"subagent_id": run_id, "reason": "cancelled at the terminal"}
-            answer = await self._service.call("cancel_subagent", given, ignore_progress)
-            if answer.status == FAILED:
-                failed.append(f"The end of {run_id} is not on the record: {answer.message}")
+            try:
+                await decide(self._service, [Shown("cancel", run_id)], PersonAnswer(True, "cancelled at the terminal"))
+            except (AvaError, RolesError, AuditError) as error:
+                failed.append(f"The end of {run_id} is not on the record: {error}")
 
         async with anyio.create_task_group() as cancelling:
             for run_id in self._run_ids:

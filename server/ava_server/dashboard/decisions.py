@@ -7,30 +7,30 @@ shown.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from ava_audit.rows import WAITING
-from ava_audit.units import format_usd, local_second, now_us
+from ava_audit.units import format_usd, now_us
 from ava_roles.wrap import add_bars
-from ava_server.approval.proposals import Pending, pending_proposal, spawn_limits, texts_of
+from ava_server.approval.decide import PersonAnswer, Shown
+from ava_server.approval.proposals import spawn_limits, texts_of, waiting_proposal
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import refuse_in_subagent
 from ava_server.cli.approve import approve_proposals, reject_proposal
-from ava_server.cli.service_client import LocalApprovals, ignore_progress, open_service, unexpired
+from ava_server.cli.secret_input import needed_pin
+from ava_server.cli.service_client import LocalApprovals, open_service
 from ava_server.cli.terminal import YES
-from ava_server.config.pin import PinFile
 from ava_server.core.errors import BadInput, Refused
 from ava_server.core.ids import label
-from ava_server.runs.extension_answer import PendingExtension, waiting_extension
+from ava_server.runs.extension_answer import waiting_extension
 from ava_server.runs.lifecycle import awaited
-from ava_server.runs.questions import WaitingQuestion, waiting_question
+from ava_server.runs.questions import waiting_question
+from ava_server.service.decide import decide
 
 if TYPE_CHECKING:
     from ava_audit.rows import RunRow
     from ava_audit.view import View
     from ava_server.config.settings import Settings
-    from ava_server.service.runtime import Runtime
-    from ava_server.service.service import Service
 
 Kind = Literal["approve", "reject", "cancel", "send"]
 
@@ -45,8 +45,8 @@ class Decision:
         title: What it is about.
         text: Everything that the answer is about.
         question: The question.
+        shown: What is decided on.
         declined: What holds if the answer is not yes.
-        shown: What is decided on; None for the run itself.
         pin: The answer takes the approval PIN too.
     """
 
@@ -55,8 +55,8 @@ class Decision:
     title: str
     text: str
     question: str
+    shown: Shown
     declined: str = ""
-    shown: Pending | PendingExtension | WaitingQuestion | None = None
     pin: bool = False
 
     @property
@@ -95,37 +95,27 @@ def ask_about(kind: Kind, run_id: str, settings: Settings, user: str, view: View
 
 def _approval(kind: Kind, run: RunRow, settings: Settings, user: str, view: View) -> Decision:
     """Return the question whether a proposal starts, or a run near a cap gets more; or whether neither happens."""
-    shown, approves = _waiting(run, view, settings), kind == "approve"
-    pin = approves and policy_in_force(settings, user)[0] == "human"
-    if pin:
-        PinFile(settings.paths.approval_file).ready()
-    if isinstance(shown, Pending):
-        title, text = f"{kind.capitalize()} {shown.pending_id}", f"{shown.message}\n\n{shown.approval_line}"
-        question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
-    else:
-        title, text = f"{shown.extension_id}: {label(run)} asks for more", shown.message
-        declines = "Decline it, so that the run hands in what it has?"
-        question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
-    return Decision(kind, run, title, text, question, f"Nothing was {done}; it still waits.", shown, pin)
-
-
-def _waiting(run: RunRow, view: View, settings: Settings) -> Pending | PendingExtension:
-    """Return the proposal or the request for more that waits.
-
-    Raises:
-        Refused: None does; says why.
-    """
-    now = now_us()
+    now, approves = now_us(), kind == "approve"
     if run.state == WAITING:
-        proposal = pending_proposal(view, run, spawn_limits(settings, run.user_id), now)
+        proposal = waiting_proposal(view, run, spawn_limits(settings, run.user_id), now)
         if isinstance(proposal, str):
             raise Refused(proposal)
-        return unexpired(proposal, now)
-    extension = waiting_extension(view, run, now)
-    if isinstance(extension, str):
-        hint = "; it asks a question; press s to answer" if waiting_question(view, run, now) is not None else ""
-        raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now) or run.state}{hint}.")
-    return extension.pending
+        shown, text = proposal.shown, f"{proposal.message}\n\n{proposal.approval_line}"
+        title = f"{kind.capitalize()} {proposal.pending_id}"
+        question, done = ("Start it?", "approved") if approves else ("Reject it?", "rejected")
+    else:
+        extension = waiting_extension(view, run, now)
+        if isinstance(extension, str):
+            hint = "; it asks a question; press s to answer" if waiting_question(view, run, now) is not None else ""
+            raise Refused(f"{label(run)} waits for no approval: it is {awaited(run, now) or run.state}{hint}.")
+        shown, text = extension.pending.shown, extension.message
+        title = f"{extension.id}: {label(run)} asks for more"
+        declines = "Decline it, so that the run hands in what it has?"
+        question, done = ("Raise the cap?", "raised") if approves else (declines, "declined")
+    pin = needed_pin(settings.paths, policy_in_force(settings, user)[0]) if approves else None
+    if pin is not None:
+        pin.ready()
+    return Decision(kind, run, title, text, question, shown, f"Nothing was {done}; it still waits.", pin is not None)
 
 
 def _cancellation(run: RunRow, view: View) -> Decision:
@@ -134,10 +124,9 @@ def _cancellation(run: RunRow, view: View) -> Decision:
     proposal = run.state == WAITING
     text = f"{label(run)}: {run.state}, {format_usd(run.cost_micros)} so far\n{task}"
     end = "It was never approved, and costs nothing." if proposal else "What it has so far is kept as its result."
-    return Decision(
-        "cancel", run, f"Cancel {label(run)}", f"{text}\n{end}",
-        "Withdraw it?" if proposal else "Cancel it?", "Nothing was cancelled.",
-    )  # fmt: skip
+    question = "Withdraw it?" if proposal else "Cancel it?"
+    shown = Shown("cancel", run.id)
+    return Decision("cancel", run, f"Cancel {label(run)}", f"{text}\n{end}", question, shown, "Nothing was cancelled.")
 
 
 def _message(run: RunRow, view: View) -> Decision:
@@ -149,13 +138,9 @@ def _message(run: RunRow, view: View) -> Decision:
             f"{label(run)} reads the message before its next turn. It may steer the work, and changes no limit. It goes"
             f" to the model {run.model}: give no passwords or keys."
         )
-        return Decision("send", run, f"Send a message to {label(run)}", text, "Message:")
-    text = (
-        f"{label(run)} asks you, in its own words:\n{add_bars(asked.untrusted)}\nYour answer goes to the model"
-        f" {run.model}: give no passwords or keys. It changes no limit. Without an answer, the"
-        f" subagent continues at {local_second(asked.asked.expires_us)}."
-    )
-    return Decision("send", run, f"{label(run)} asks you a question", text, "Answer:", shown=asked)
+        return Decision("send", run, f"Send a message to {label(run)}", text, "Message:", Shown("send", run.id))
+    shown = Shown("answer", run.id, run.question or "", text=asked.message)
+    return Decision("send", run, f"{label(run)} asks you a question", asked.message, "Answer:", shown)
 
 
 async def carry_out(decision: Decision, settings: Settings, answer: str, pin: str) -> str:
@@ -166,11 +151,6 @@ async def carry_out(decision: Decision, settings: Settings, answer: str, pin: st
         settings: The settings.
         answer: What they have written, for a message.
         pin: The approval PIN, where they were asked for it.
-
-    Raises:
-        AvaError: It was not accepted.
-        AuditError: The log cannot be written.
-        RolesError: It was not accepted.
     """
 
     async def read() -> str:
@@ -179,40 +159,17 @@ async def carry_out(decision: Decision, settings: Settings, answer: str, pin: st
         return pin
 
     refuse_in_subagent(f"ava {decision.kind}")
+    shown, approves = decision.shown, decision.kind == "approve"
     async with open_service(settings, "ava status") as (runtime, service):
         client = LocalApprovals(runtime, service.session, read)
-        match decision.kind, decision.shown:
-            case "approve" | "reject", Pending() as shown:
-                return await _decide_proposal(client, shown, approve=decision.kind == "approve")
-            case "approve" | "reject", PendingExtension() as asked:
-                return await client.decide_extension(asked, approve=decision.kind == "approve")
-            case "cancel", _:
-                return await _cancel(service, decision.run)
-            case _:
-                return await _send(runtime, service, decision, answer)
-
-
-async def _decide_proposal(client: LocalApprovals, shown: Pending, *, approve: bool) -> str:
-    [now] = await client.waiting([shown.pending_id])
-    if (now.digest, now.message, now.approval_line) != (shown.digest, shown.message, shown.approval_line):
-        raise Refused(f"{shown.pending_id} has changed since it was shown; look at it again.")
-    if not approve:
-        return await reject_proposal(client, shown)
-    approved = await approve_proposals(client, [shown], {})
-    return f"{approved} {await client.describe_start([shown], then='')}"
-
-
-async def _cancel(service: Service, run: RunRow) -> str:
-    answer: Any = await service.call("cancel_subagent", {"subagent_id": run.id}, ignore_progress, raises=True)
-    return str(answer.message or f"{label(run)} has ended: {answer.status}.")
-
-
-async def _send(runtime: Runtime, service: Service, decision: Decision, message: str) -> str:
-    run, shown = decision.run, decision.shown
-    if isinstance(shown, WaitingQuestion):
-        current = await runtime.store.read(lambda view: view.run(run.id))
-        if current is None or current.question != shown.run.question:
-            raise Refused(f"{label(run)} no longer waits for this answer; nothing was sent.")
-    given = {"subagent_id": run.id, "message": message}
-    answer: Any = await service.call("message_subagent", given, ignore_progress, raises=True)
-    return str(answer.message or answer.status)
+        if shown.kind == "start":
+            [now] = await client.waiting([shown.id])
+            if now.shown != shown:
+                raise Refused(f"{shown.id} has changed since it was shown; look at it again.")
+            if not approves:
+                return await reject_proposal(client, now)
+            return f"{await approve_proposals(client, [now], {})} {await client.describe_start([now], then='')}"
+        if shown.kind == "extend":
+            return (await client.decide([shown], PersonAnswer(approves))).text
+        decided = await decide(service, [shown], PersonAnswer(True, answer if decision.words else None))
+    return decided.text or f"{label(decision.run)} has ended: {decided.status}."

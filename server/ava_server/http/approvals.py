@@ -15,13 +15,15 @@ from starlette.responses import JSONResponse, Response
 
 from ava_audit.errors import AuditError
 from ava_audit.units import now_us
-from ava_server.approval.proposals import changed_since, pending_proposals
+from ava_server.approval.decide import PersonAnswer, Shown, approval_needs
+from ava_server.approval.proposals import pending_proposals
 from ava_server.config.passkeys import Passkeys, passkey_host
 from ava_server.core.errors import AvaError, BadInput, Refused
 from ava_server.core.ids import parse_id
 from ava_server.http.limits import forbidden, invalid_body, refusal
 from ava_server.mcp_server.app import OF_REQUEST, App, session_over_http
 from ava_server.runs.extension_answer import waiting_extensions
+from ava_server.service.decide import decide
 from ava_server.web.requests import read_body
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 BODY_BYTES = 256 * 1024
 CLIENT = "approvals"
+_FIELDS = ("status", "decisions", "group_id", "approval_lines")
+"""What is sent of a decision on proposals."""
 
 
 class Decision(BaseModel):
@@ -103,79 +107,60 @@ async def approvals(app: App, scope: Scope, receive: Receive, send: Send) -> Non
 async def _waiting(app: App, token: Token) -> Response:
     at_us, limits = now_us(), app.runtime.spawn_limits_of(token.user)
     found = await app.runtime.store.read(lambda view: pending_proposals(view, token.user, limits, at_us))
-    asked = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
-    extensions = [one.pending.model_dump() for one in asked]
+    asking = await app.runtime.store.read(lambda view: waiting_extensions(view, token.user, at_us))
+    extensions = [one.pending.model_dump() for one in asking]
     return _json({"user": token.user, "proposals": [one.model_dump() for one in found], "extensions": extensions})
 
 
 async def _decided(app: App, token: Token, request: Request) -> Response:
     try:
         wanted = _BODY.validate_json(await read_body(request, BODY_BYTES, "; decide on fewer proposals at once"))
-        if wanted.decision == "approve":
-            await _refuse_token_alone(app, token)
-        if isinstance(wanted, ExtensionDecision):
-            return await _extension_decided(app, token, wanted)
-        ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
     except ValidationError as wrong:
         raise invalid_body(wrong, "see docs/http.md for the format") from None
+    approves = wanted.decision == "approve"
+    if approves:
+        await _refuse_token_alone(app, token)
+    shown, answer = _shown(wanted), PersonAnswer(approves)
+    if isinstance(wanted, Decision):
+        limits = wanted.model_dump(include={"group_max_cost_cents", "group_timeout"}, exclude_none=True)
+        answer = PersonAnswer(approves, lines=wanted.approving, limits=limits)
     service = app.service_for((token, None), lambda: _session(token))
     app.begin(service.session)
-    if wanted.decision == "approve":
-        await _refuse_another(app, token, ids, wanted.digests)
-    given = wanted.model_dump(exclude={"digests"}, exclude_none=True)
-    answer = await service.call("confirm_spawn", {**given, "pending_ids": ids}, _silent, raises=True)
-    said = answer.structured()
-    kept: dict[str, Any] = {
-        name: said[name] for name in ("status", "decisions", "group_id", "approval_lines") if name in said
-    }
-    decided = any(made.get("refused_because") is None for made in kept.get("decisions", ()))
-    return _json(kept, 200 if decided else 409)
+    decided = await decide(service, shown, answer)
+    if isinstance(wanted, ExtensionDecision):
+        return _json(dict(decided.fields))
+    kept = {name: decided.fields[name] for name in _FIELDS if name in decided.fields}
+    refused = all(made.get("refused_because") is not None for made in kept.get("decisions", ()))
+    return _json(kept, 409 if refused else 200)
 
 
-async def _extension_decided(app: App, token: Token, wanted: ExtensionDecision) -> Response:
-    service = app.service_for((token, None), lambda: _session(token))
-    app.begin(service.session)
-    run_id = parse_id("subagent_id", wanted.subagent_id)
-    answer = await service.extensions.decide(run_id, wanted.digest, approve=wanted.decision == "approve")
-    return _json({"status": answer.status, "subagent_id": run_id, "message": answer.text})
+def _shown(wanted: Decision | ExtensionDecision) -> list[Shown]:
+    """Return what a decision says that it was shown; an approval names the digest of each."""
+    if isinstance(wanted, ExtensionDecision):
+        return [Shown("extend", parse_id("subagent_id", wanted.subagent_id), wanted.digest)]
+    ids = [parse_id("pending_id", given, "pending_ids") for given in wanted.pending_ids]
+    if wanted.decision == "reject":
+        return [Shown("start", pending_id) for pending_id in ids]
+    digests = {parse_id("pending_id", given, "digests"): digest for given, digest in wanted.digests.items()}
+    if missing := [pending_id for pending_id in ids if pending_id not in digests]:
+        raise BadInput(f"digests: the digest of {missing[0]} is missing; send the one from GET /approvals")
+    return [Shown("start", pending_id, digests[pending_id]) for pending_id in ids]
 
 
 async def _refuse_token_alone(app: App, token: Token) -> None:
-    """Refuse an approval by a user who has a passkey for this server: the token alone is then not enough.
-
-    Raises:
-        Refused: The user has one.
-        ConfigError: The passkeys cannot be read.
-    """
+    """Refuse an approval that takes more than this token: its user has a passkey for this server."""
     url, passkeys = app.url or "", Passkeys(app.runtime.settings.paths.passkeys)
-    if await anyio.to_thread.run_sync(passkeys.of, token.user, passkey_host(url)):
-        raise Refused(f"{token.user} has a passkey for this server, and approves with it in the browser: {url}")
-
-
-async def _refuse_another(app: App, token: Token, ids: list[str], digests: dict[str, str]) -> None:
-    """Refuse an approval of anything but what was shown.
-
-    Raises:
-        BadInput: A digest is missing.
-        Refused: A digest differs.
-    """
-    shown = {parse_id("pending_id", given, "digests"): digest for given, digest in digests.items()}
-    if missing := [pending_id for pending_id in ids if pending_id not in shown]:
-        raise BadInput(f"digests: the digest of {missing[0]} is missing; send the one from GET /approvals")
-
-    why = await app.runtime.store.read(lambda view: changed_since(view, token.user, shown))
-    if why is not None:
-        raise Refused(why)
+    own = await anyio.to_thread.run_sync(passkeys.of, token.user, passkey_host(url))
+    policy = await app.runtime.policy(token.user)
+    needs = approval_needs("token", policy, passkey=bool(own), scope="approve" in token.scopes)
+    if needs.refusal is not None:
+        raise Refused(needs.refusal.format(user=token.user, url=url))
 
 
 def _session(token: Token) -> Session:
     session = session_over_http(token, CLIENT)
     session.channel, session.pin_given, session.by = "http", True, "person"
     return session
-
-
-async def _silent(_line: str) -> None:
-    """Ignore progress."""
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from ava_server.approval.decisions import NotAgreed
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
+    from ava_server.hosts.known import Host
     from ava_server.mcp_server.app import App
     from ava_server.render.responses import Answer
 
@@ -55,19 +56,29 @@ _ANSWER = "approval"
 _STATE, _RESPONSES = "requestState", "inputResponses"
 
 
+def _elicitation(ctx: ServerRequestContext[App, Any]) -> types.ElicitationCapability | None:
+    capabilities = ctx.session.client_capabilities
+    return capabilities.elicitation if capabilities is not None else None
+
+
+def _host(ctx: ServerRequestContext[App, Any]) -> Host | None:
+    from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
+
+    client = ctx.session.client_params
+    return host_of(client.client_info.name if client is not None else None)
+
+
 def can_ask(ctx: ServerRequestContext[App, Any]) -> bool:
     """Tell whether the client says that it can show a form to a person."""
-    capabilities = ctx.session.client_capabilities
-    elicitation = capabilities.elicitation if capabilities is not None else None
+    kinds = _elicitation(ctx)
     # A client of before 2025-11-25 names no kinds, and means forms.
-    return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
+    return kinds is not None and (kinds.form is not None or kinds.url is None)
 
 
 def can_open(ctx: ServerRequestContext[App, Any]) -> bool:
     """Tell whether the client says that it can open a page for a person."""
-    capabilities = ctx.session.client_capabilities
-    elicitation = capabilities.elicitation if capabilities is not None else None
-    return elicitation is not None and elicitation.url is not None
+    kinds = _elicitation(ctx)
+    return kinds is not None and kinds.url is not None
 
 
 def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
@@ -76,34 +87,21 @@ def asks_alone(ctx: ServerRequestContext[App, Any]) -> bool:
     Only in the handshake era over stdio, where the connection that lists the tools also calls them. Elsewhere, a client
     that cannot ask may use the list of another.
     """
-    from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
     from ava_server.mcp_server.app import HTTP
 
-    client = ctx.session.client_params
-    host = host_of(client.client_info.name if client is not None else None)
+    host = _host(ctx)
     connected = ctx.session.can_send_request and ctx.lifespan_context.transport != HTTP
     return host is not None and host.asks_by_hints and connected and can_ask(ctx)
 
 
 class ClientPerson:
-    """The person behind one call: a `Person` for a client that shows forms, a `PageOpener` for one that opens pages.
-
-    Args:
-        ctx: The call.
-        params: Its parameters, with the answer where the client has asked already.
-
-    Attributes:
-        fills_forms: The client shows the fields of a question, not only yes and no.
-    """
+    """The person behind one call: a `Person` for a client that shows forms, a `PageOpener` for one that opens pages."""
 
     def __init__(self, ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> None:
-        from ava_server.hosts.known import host_of  # not needed before `initialize` was answered
-
         self._ctx = ctx
         self._params = params
         self._began = anyio.current_time()
-        client = ctx.session.client_params
-        self._host = host_of(client.client_info.name if client is not None else None)
+        self._host = _host(ctx)
         self.fills_forms = self._host is None or self._host.shows_forms
 
     @property
@@ -112,11 +110,7 @@ class ClientPerson:
         return (self._params.request_state or "").partition(" ")[2] or None
 
     async def ask(self, question: Question, use: Callable[[Reply], object]) -> Reply:
-        """Ask, and again where the form cannot be used; see `Person`.
-
-        Raises:
-            AnsweredLater: The answer comes with another call.
-        """
+        """Ask, and again where the form cannot be used; see `Person`."""
         from ava_server.approval.questions import CHOICE, YES, Reply
 
         asked = question if self.fills_forms else question.as_yes_or_no()
@@ -295,19 +289,8 @@ def reply_of(answer: types.ElicitResult) -> Reply:
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
 
-def _asks(tool: Any) -> bool:
-    """Tell whether a person may be asked in a tool."""
-    from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
-
-    return tool in TOOLS and TOOLS[tool].asks
-
-
 class QuestionSeal:
-    """Middleware that seals what a client keeps with a question, and opens it when the answer comes.
-
-    Args:
-        result_of: Turns an answer into a tool result.
-    """
+    """Middleware that seals what a client keeps with a question, and opens it when the answer comes."""
 
     def __init__(self, result_of: Callable[[Answer], types.CallToolResult]) -> None:
         self._result_of = result_of
@@ -316,7 +299,12 @@ class QuestionSeal:
 
     async def __call__(self, ctx: ServerRequestContext[App, Any], call_next: CallNext) -> HandlerResult:
         """Be the server's middleware."""
-        if ctx.method != "tools/call" or ctx.params is None or not _asks(ctx.params.get("name")):
+        if ctx.method != "tools/call" or ctx.params is None:
+            return await call_next(ctx)
+        from ava_server.service.tools import TOOLS  # not needed before `initialize` was answered
+
+        tool = TOOLS.get(ctx.params.get("name", ""))
+        if tool is None or not tool.asks:
             return await call_next(ctx)
         if ctx.session.can_send_request or not (can_ask(ctx) or can_open(ctx)):  # the client has nothing to keep
             return await call_next(_without_answer(ctx, ctx.params))
@@ -331,16 +319,18 @@ class QuestionSeal:
         except MCPError as error:
             if error.error.data != {"reason": "invalid_request_state"}:
                 raise
-        return await boundary(
-            _without_answer(ctx, ctx.params), call_next
-        )  # the person is asked again, and nothing starts
+        return await boundary(_without_answer(ctx, ctx.params), call_next)  # they are asked again, and nothing starts
 
     async def _open(self, ctx: ServerRequestContext[App, Any]) -> RequestStateBoundary:
+        from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+
         async with self._opening:
             if self._boundary is None:
                 await ctx.lifespan_context.service(ctx)
                 path = ctx.lifespan_context.runtime.settings.paths.question_key
-                self._boundary = await anyio.to_thread.run_sync(_boundary, path)
+                key = await anyio.to_thread.run_sync(question_key, path)
+                security = RequestStateSecurity(keys=[key], ttl=ANSWER_S)
+                self._boundary = RequestStateBoundary(security, default_audience="ava")
             return self._boundary
 
     def _not_asked(self, why: AvaError) -> types.CallToolResult:
@@ -350,23 +340,13 @@ class QuestionSeal:
         return self._result_of(Answer(status=FAILED, message=message))
 
 
-def _boundary(path: Path) -> RequestStateBoundary:
-    from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
-
-    return RequestStateBoundary(RequestStateSecurity(keys=[question_key(path)], ttl=ANSWER_S), default_audience="ava")
-
-
 def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, Any]) -> ServerRequestContext[App, Any]:
     left = {name: value for name, value in params.items() if name not in (_STATE, _RESPONSES)}
     return replace(ctx, params=left)
 
 
 def question_key(path: Path) -> str:
-    """Return the key of a data root's questions; the first call makes it. Blocking.
-
-    Raises:
-        ConfigError: The file is not safe to use, or cannot be read or written.
-    """
+    """Return the key of a data root's questions; the first call makes it. Blocking."""
     from ava_server.core.files import PrivateFile
 
     file = PrivateFile(path, "key of open questions", "ava serve", "ava serve")

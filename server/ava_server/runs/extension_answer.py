@@ -16,6 +16,7 @@ from ava_audit.events import Channel, Event, ExtendedCap, ExtensionAsked, Extens
 from ava_audit.rows import RunRow
 from ava_audit.units import MICROS_PER_CENT, MICROS_PER_USD, local_second
 from ava_audit.view import Command, Outcome, View
+from ava_server.approval.decide import Shown
 from ava_server.approval.decisions import PERSON_CHANNELS
 from ava_server.approval.proposals import texts_of
 from ava_server.approval.questions import COST, TIME, LimitField, Question, Reply, number_in
@@ -48,13 +49,7 @@ _FORM: Mapping[ExtendedCap, tuple[str, str, float]] = {
 class PendingExtension(BaseModel):
     """A request that waits, for commands and programs.
 
-    Attributes:
-        extension_id: Its id.
-        subagent_id: The run that asks.
-        pending_id: The run's proposal.
-        message: The text that is shown.
-        digest: The hash of the configuration that an approval makes.
-        expires_us: Until when it waits, in microseconds since 1970.
+    The digest is that of the configuration which an approval makes. It waits until `expires_us`, since 1970.
     """
 
     extension_id: str
@@ -64,17 +59,15 @@ class PendingExtension(BaseModel):
     digest: str
     expires_us: int
 
+    @property
+    def shown(self) -> Shown:
+        """What a person decides on."""
+        return Shown("extend", self.subagent_id, self.digest, text=self.message)
+
 
 @dataclass(frozen=True)
 class WaitingExtension:
-    """A request that waits, as a person is shown it.
-
-    Attributes:
-        run: The run.
-        asked: What it asks for.
-        config: The configuration that an approval would make.
-        texts: The run's texts.
-    """
+    """A request that waits, as a person is shown it; `config` is what an approval would make."""
 
     run: RunRow
     asked: ExtensionAsked
@@ -213,44 +206,34 @@ def decide_extension(
         asked = found.asked
         if shown != asked.digest:
             return _refused(f"{asked.extension_id} has changed since it was shown (its digest differs); look again")
-        if allow is None:
-            decided = ExtensionDecided(
-                extension_id=asked.extension_id, decision="declined", channel=channel, digest=asked.digest,
-                decision_digest=digest(config_of(run.config), found.texts),
-            )  # fmt: skip
-            text = f"{label(run)} wraps up; nothing was raised."
-            return Outcome(ExtensionAnswer("declined", text), _events(run, who, decided, f"declined {_named(asked)}"))
-        if not asked.limit < allow <= asked.proposed:
-            return _refused("an answer raises the cap to what was proposed, or to less")
-        most, why = most_now(view, run, found.config, asked.cap, run.active_us / 1e6, limits, now_us)
-        if allow > most:
-            return _refused(f"{why} does not allow that; at most {cap_amount(asked.cap, max(most, 0))} fits")
-        config = with_cap(found.config, asked.cap, allow)
+        name, changes = cap_name(asked.cap), dict[str, int | float]()
+        if allow is not None:
+            if not asked.limit < allow <= asked.proposed:
+                return _refused("an answer raises the cap to what was proposed, or to less")
+            most, why = most_now(view, run, found.config, asked.cap, run.active_us / 1e6, limits, now_us)
+            if allow > most:
+                return _refused(f"{why} does not allow that; at most {cap_amount(asked.cap, max(most, 0))} fits")
+            changes[CAP_OF_ARGUMENT[asked.cap].field] = allow
+        config = config_of(run.config).model_copy(update=changes)
         decided = ExtensionDecided(
-            extension_id=asked.extension_id, decision="approved", channel=channel, digest=asked.digest,
-            decision_digest=digest(config, found.texts), changes={CAP_OF_ARGUMENT[asked.cap].field: allow},
-        )  # fmt: skip
-        text = (
-            f"The {cap_name(asked.cap)} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it"
-            " continues."
+            extension_id=asked.extension_id,
+            decision="declined" if allow is None else "approved",
+            channel=channel,
+            digest=asked.digest,
+            decision_digest=digest(config, found.texts),
+            changes=changes,
         )
-        line = f"approved {_named(asked)}: {approval_line(config, found.texts)}"
-        return Outcome(ExtensionAnswer("approved", text), _events(run, who, decided, line))
+        said = f"{decided.decision} {asked.extension_id}, {name}"
+        if allow is None:
+            text = f"{label(run)} wraps up; nothing was raised."
+        else:
+            said = f"{said}: {approval_line(config, found.texts)}"
+            text = f"The {name} of {label(run)} is {cap_amount(asked.cap, allow, exact=True)} now; it continues."
+        told = Event(who, UserMessage(text=said, kind="decision"), run_id=run.id)
+        return Outcome(ExtensionAnswer(decided.decision, text), (told, Event(who, decided, run_id=run.id)))
 
     return command
 
 
-def _named(asked: ExtensionAsked) -> str:
-    """Return a request as a decision names it."""
-    return f"{asked.extension_id}, {cap_name(asked.cap)}"
-
-
 def _refused(why: str) -> Outcome[ExtensionAnswer]:
     return Outcome(ExtensionAnswer("refused", why))
-
-
-def _events(run: RunRow, who: Who, decided: ExtensionDecided, said: str) -> tuple[Event, ...]:
-    return (
-        Event(who, UserMessage(text=said, kind="decision"), run_id=run.id),
-        Event(who, decided, run_id=run.id),
-    )

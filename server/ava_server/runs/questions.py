@@ -138,18 +138,22 @@ class WaitingQuestion:
         """The question and its options, as one text."""
         return "\n".join((self.text, *(f"- {option}" for option in self.options)))
 
-    def question(self) -> Question:
-        """Return the question for a host's form."""
-        from ava_server.approval.questions import Question, TextField  # screens import this module, and ask nothing
-
-        text = (
+    @property
+    def message(self) -> str:
+        """The question as a person is asked it, and what their answer does."""
+        return (
             f"{label(self.run)} asks you, in its own words:\n{add_bars(self.untrusted)}\n"
             f"Your answer goes to the model {self.run.model}: give no passwords or keys. It changes no limit. Without"
             f" an answer, the subagent continues at {local_second(self.asked.expires_us)}."
         )
+
+    def question(self) -> Question:
+        """Return the question for a host's form."""
+        from ava_server.approval.questions import Question, TextField  # screens import this module, and ask nothing
+
         own = TextField(_ANSWER, "Or in your own words" if self.options else "Your answer")
         fields = (TextField(_CHOICE, "Your answer", self.options), own) if self.options else (own,)
-        return Question(" \n".join(text.split("\n")), fields)
+        return Question(" \n".join(self.message.split("\n")), fields)
 
     def answer_in(self, reply: Reply) -> str:
         """Return the answer that a form has.

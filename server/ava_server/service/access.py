@@ -15,6 +15,7 @@ from ava_audit.events import CancelledBy, Channel, Who
 from ava_audit.rows import QUEUED, RUNNING, RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View, loads
+from ava_server.approval.decide import approval_needs
 from ava_server.approval.requests import WAIT_LIMIT_S
 from ava_server.config.tokens import Scope
 from ava_server.core.errors import AvaError, BadInput, Refused
@@ -148,7 +149,8 @@ class Access:
             ConfigError: It is not known whether there is a PIN.
         """
         users = self.session.user, of or self.session.user
-        return await self.runtime.policy(*users) == "human" and not self.session.pin_given
+        policy = await self.runtime.policy(*users)  # an unreadable PIN blocks also where it was given before
+        return not (approval_needs("host", policy).nothing or self.session.pin_given)
 
     def refuse_without(self, scope: Scope, *, admin: bool = False) -> None:
         """Refuse a call whose scope the session's token lacks; an auditor may read.
@@ -375,6 +377,10 @@ class News:
 
 Progress = Callable[[str], Awaitable[None]]
 """Tells the host that a call still waits, with a status line."""
+
+
+async def ignore_progress(_line: str) -> None:
+    """Take a line of progress and show nothing: screens watch the log."""
 
 
 Answerer = Literal["host", "client", "page", "terminal"]

@@ -16,6 +16,7 @@ from ava_audit.events import SpawnDecided, SpawnProposed
 from ava_audit.rows import WAITING, ProposalRow
 from ava_audit.units import now_us
 from ava_audit.view import Outcome, View
+from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.decisions import (
     Approval,
     CheckedApproval,
@@ -29,11 +30,11 @@ from ava_server.approval.decisions import (
     lowered_words,
     refuse,
 )
-from ava_server.approval.questions import NOT_AGREED, PageOpener, PageQuestion, Person, apply_reply, question
+from ava_server.approval.questions import NOT_AGREED, PageQuestion, Person, apply_reply, question
 from ava_server.budget.run_caps import CAP_OF_FIELD, COST
 from ava_server.budget.run_config import RunConfig
 from ava_server.core.errors import BadInput, Refused
-from ava_server.service.access import Access, Operations, Progress
+from ava_server.service.access import Operations, Progress
 from ava_server.service.check import LOOK_EVERY_S, PROGRESS_EVERY_S
 from ava_server.service.record import CallContext
 
@@ -48,10 +49,6 @@ NEXT_STEPS: Mapping[NotAgreed, str] = {
 }
 """What a caller does after a person was asked and did not agree; `{again}` says how they are asked again."""
 CONFIRM_AGAIN = "call confirm_spawn again with the same arguments"
-ONLY_PIN = (
-    'approval = "human": only the approval PIN approves: in a terminal with `ava approve {ids}`, or in a browser with'
-    " `ava ui`. No tool can; show the person both"
-)
 REJECTED = "the person rejected it"
 WHY: Mapping[NotAgreed, str] = {
     "decline": "the person, or a host without a person, declined to open the page; the proposal still waits",
@@ -73,10 +70,6 @@ _ELSE = "If the person said no, ask what they want instead."
 class ClientApprovals(Operations):
     """Has the person at the client decide on proposals."""
 
-    def __init__(self, access: Access) -> None:
-        super().__init__(access)
-        self._pages = PageApprovals(access)
-
     async def decide(self, asked: Approval, caller: CallContext) -> ConfirmOutcome | None:
         """Approve what the person agrees to; None where this client can ask nobody.
 
@@ -93,12 +86,6 @@ class ClientApprovals(Operations):
             return None
         await caller.record.begin()
         return await self._ask(asked, caller.asking.person, caller)
-
-    async def _on_page(self, asked: Approval, caller: CallContext) -> ConfirmOutcome:
-        if caller.asking.pages is None:
-            raise Refused(ONLY_PIN.format(ids=" ".join(asked.pending_ids)))
-        await caller.record.begin()
-        return await self._pages.decide(asked, caller.asking.pages, caller.progress)
 
     async def _ask(self, asked: Approval, person: Person, caller: CallContext) -> ConfirmOutcome:
         """Ask the person and approve what they agree to; what cannot start is refused without a question."""
@@ -126,46 +113,21 @@ class ClientApprovals(Operations):
             return await self._store.do(refuse(asked, who, "elicitation", limits))
         return checked
 
-
-def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
-    """Return what a caller does after a decision that started nothing.
-
-    Args:
-        decided: The decision.
-        again: How the person is asked again.
-    """
-    if decided.page is not None:
-        return after_page(decided, again)
-    if decided.not_agreed:
-        ids = " ".join(made.pending_id for made in decided.decisions)
-        waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
-        then = NEXT_STEPS[decided.not_agreed].format(again=again)
-        return f"Nothing was started, and {waits}. {then}. {NOT_ASKED.format(ids=ids)}."
-    if any(made.running for made in decided.decisions):
-        return "Nothing new was started; what was approved before continues."
-    return "Nothing was started."
-
-
-class PageApprovals(Operations):
-    """Sends the person to the page of proposals, and waits until the log has their decision."""
-
-    async def decide(self, asked: Approval, pages: PageOpener, progress: Progress) -> ConfirmOutcome:
-        """Return what the person has decided, or that it still waits.
-
-        Raises:
-            BadInput: The call would lower limits, which the page does not know of.
-            Refused: No page can be served.
-            AnsweredLater: The client opens the page and calls again.
-        """
+    async def _on_page(self, asked: Approval, caller: CallContext) -> ConfirmOutcome:
+        """Send the person to the page of the proposals, and wait until the log has their decision."""
+        ids, who, pages = asked.pending_ids, self._session.who, caller.asking.pages
+        only_person = ONLY_PERSON["start"].format(ids=" ".join(ids))
+        if pages is None:
+            raise Refused(only_person)
+        await caller.record.begin()
         if asked.changes or asked.group_max_micros is not None or asked.group_timeout_s is not None:
             raise BadInput(
                 'changes: approval = "human": the person lowers limits on the page; leave changes, group_max_cost_cents'
                 " and group_timeout out, or propose it again with lower caps"
             )
-        ids, who = asked.pending_ids, self._session.who
         address = await pages.address()
         if address is None:
-            raise Refused(ONLY_PIN.format(ids=" ".join(ids)))
+            raise Refused(only_person)
         question = PageQuestion("\n".join((_ASKED, *(asked.approving or ()))), page_of(address, ids))
         limits, at_us = self._runtime.spawn_limits_of(self._session.user), now_us()
         # A person decides there, so the hourly limit on starts without one does not apply.
@@ -177,7 +139,7 @@ class PageApprovals(Operations):
             return await self._outcome(ids, "silent", question)  # decided since the page was opened
 
         async def decided() -> None:
-            await self._decided(ids, progress, question.url)
+            await self._decided(ids, caller.progress, question.url)
 
         ended = await pages.open(question, decided, self._session.opened)
         return await self._outcome(ids, ended or "silent", question)
@@ -226,23 +188,30 @@ class PageApprovals(Operations):
         return outcome
 
 
+def not_started_next(decided: ConfirmOutcome, again: str = CONFIRM_AGAIN) -> str:
+    """Return what a caller does after a decision that started nothing; `again` says how the person is asked again."""
+    if decided.page is not None:
+        if decided.not_agreed is None:
+            rejected = any(made.status == "rejected" for made in decided.decisions)
+            return "Nothing was started." + (" Ask the person what they want instead." if rejected else "")
+        ids = " ".join(made.pending_id for made in decided.decisions if made.refused_because == WHY[decided.not_agreed])
+        later = _LATER.format(page=decided.page, ids=ids, again=again[0].upper() + again[1:])
+        return f"Nothing was started. {'' if decided.not_agreed == 'silent' else f'{_ELSE} '}{later}"
+    if decided.not_agreed:
+        ids = " ".join(made.pending_id for made in decided.decisions)
+        waits = "the proposal still waits" if len(decided.decisions) == 1 else "the proposals still wait"
+        then = NEXT_STEPS[decided.not_agreed].format(again=again)
+        return f"Nothing was started, and {waits}. {then}. {NOT_ASKED.format(ids=ids)}."
+    if any(made.running for made in decided.decisions):
+        return "Nothing new was started; what was approved before continues."
+    return "Nothing was started."
+
+
 def page_of(address: str, ids: Sequence[str]) -> str:
     """Return the address of the page on which proposals are decided."""
     if len(ids) == 1:
         return f"{address}/proposals/{quote(ids[0])}"
     return f"{address}/proposals?{urlencode([('id', pending_id) for pending_id in ids])}"
-
-
-def after_page(decided: ConfirmOutcome, again: str) -> str:
-    """Return what a caller does after its person was sent to a page and nothing was started; see `not_started_next`."""
-    if decided.not_agreed is None:
-        rejected = any(made.status == "rejected" for made in decided.decisions)
-        return "Nothing was started." + (" Ask the person what they want instead." if rejected else "")
-    ids = " ".join(made.pending_id for made in decided.decisions if made.refused_because == WHY[decided.not_agreed])
-    later = _LATER.format(page=decided.page, ids=ids, again=again[0].upper() + again[1:])
-    return (
-        f"Nothing was started. {later}" if decided.not_agreed == "silent" else f"Nothing was started. {_ELSE} {later}"
-    )
 
 
 def _decision(view: View, pending_id: str, user: str, now_us: int, ended: NotAgreed) -> Decision:

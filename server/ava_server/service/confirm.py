@@ -11,6 +11,7 @@ import anyio.to_thread
 from ava_audit.errors import AuditError
 from ava_audit.rows import RUNNING, RunRow
 from ava_audit.units import cap_micros, format_ts
+from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.decisions import Approval, ConfirmOutcome, approve, reject
 from ava_server.approval.questions import NOT_AGREED, Person, Question
 from ava_server.approval.requests import Changes, ConfirmArgs, parse
@@ -67,13 +68,7 @@ class Confirmations(Operations):
         return await self._answer(args, decided, _left(args, began, self._session.wait_s), caller)
 
     async def _approve(self, args: ConfirmArgs, ids: tuple[str, ...], caller: CallContext) -> ConfirmOutcome:
-        """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval.
-
-        Raises:
-            BadInput: An argument is invalid.
-            Refused: Only a person's own channel may approve.
-            AnsweredLater: The client asks the person and calls again.
-        """
+        """Approve, once the person at the client has agreed; where it can ask nobody, its call is the approval."""
         changes = {parse_id("pending_id", key): _caps_of(value) for key, value in (args.changes or {}).items()}
         _refuse_ineffective(args, ids, changes)
         asked = Approval(
@@ -108,11 +103,9 @@ class Confirmations(Operations):
             if row := rows.get(made.subagent_id or ""):
                 decision.name, decision.task_id = row.name, row.task_id
             if made.expired and made.subagent_id and args.decision == "approve":
-                at_desk = self._session.transport in ("terminal", "browser") or self._session.channel in (
-                    "http",
-                    "browser",
-                )
-                if at_desk:  # its folders are not the proposer's
+                transport, channel = self._session.transport, self._session.channel
+                if transport in ("terminal", "browser") or channel in ("http", "browser"):
+                    # A person's own session: its folders are not the proposer's.
                     decision.refused_because = "it expired before it was approved; propose it again"
                 else:
                     await self._spawns.renew(decision, made.subagent_id, caller)
@@ -125,7 +118,9 @@ class Confirmations(Operations):
             group_id=decided.group_id,
             approval_lines=list(decided.approval_lines) or None,
             message=" ".join(decided.lowered) or None,
-            next=self._access.adapt_text(_next(started, decided)),
+            next=self._access.adapt_text(
+                started_next(started[0], decided.group_id) if started else not_started_next(decided)
+            ),
         )
         if started:
             await self._wait_for(answer, started, wait_s, caller.progress)
@@ -133,15 +128,11 @@ class Confirmations(Operations):
 
     async def _wait_for(self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress) -> None:
         try:
-            await self._after_approval(answer, started, wait_s, progress)
+            rows = await self._checks.wait(started, wait_s, progress)
+            shown_runs = await self._checks.answers(rows)
         except AuditError as error:  # it is approved: it must not be proposed and paid for again
             _add_message(answer, f"Approved; its state cannot be read at the moment: {error}")
-
-    async def _after_approval(
-        self, answer: ConfirmAnswer, started: list[str], wait_s: float, progress: Progress
-    ) -> None:
-        rows = await self._checks.wait(started, wait_s, progress)
-        shown_runs = await self._checks.answers(rows)
+            return
         for decision in answer.decisions:
             run = next((run for run in shown_runs if run.subagent_id == decision.subagent_id), None)
             if run is not None:
@@ -173,11 +164,7 @@ def _caps_of(changes: Changes) -> dict[str, Any]:
 
 
 def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[str, Any]) -> None:
-    """Refuse limits that would be ignored.
-
-    Raises:
-        BadInput: A change is for another proposal, or a group's limit is given for a single one.
-    """
+    """Refuse limits that would be ignored."""
     for pending_id in changes:
         if pending_id not in ids:
             raise BadInput(f"changes: {pending_id} is not among pending_ids; give it there too, or leave it out")
@@ -189,24 +176,11 @@ def _refuse_ineffective(args: ConfirmArgs, ids: tuple[str, ...], changes: dict[s
             )
 
 
-def _next(started: list[str], decided: ConfirmOutcome) -> str:
-    if started:
-        return started_next(started[0], decided.group_id)
-    return not_started_next(decided)
-
-
-ONLY_THERE = 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {run_id}`'
-
-
 class Resumptions(Operations):
     """Resumes interrupted and held runs."""
 
     async def interrupted(self, args: ConfirmArgs) -> RunRow | None:
-        """Return the interrupted or held run that the ids name, or None where they name proposals.
-
-        Raises:
-            BadInput: Such a run is among several ids, or there is no such run.
-        """
+        """Return the interrupted or held run that the ids name, or None where they name proposals."""
         for given in args.pending_ids:
             if not given.strip().lower().startswith("s-"):
                 continue
@@ -236,29 +210,32 @@ class Resumptions(Operations):
                 raise BadInput(f"{field}: {label(run)} has started and continues as it was approved; leave it out")
         if not settings.enabled:
             raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was resumed")
-        only_there = ONLY_THERE.format(run_id=run.id)
+        only_there = ONLY_PERSON["resume"].format(ids=run.id)
         await self._access.refuse_without_pin(only_there, of=run.user_id)
         decision = OneDecision(
             pending_id=run.pending_id, subagent_id=run.id, name=run.name, task_id=run.task_id, status="resumed"
         )
+
+        def refused(why: str, following: str, lines: list[str] | None = None) -> ConfirmAnswer:
+            decision.status, decision.refused_because = "refused", why
+            return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=following)
+
         approving, channel = "\n".join(args.approving or [""]), self._session.channel
         line = await self._store.read(lambda view: resume_line(view, run))
         right = line is not None and normalize_typography(approving) == normalize_typography(line)
         if person is not None and right:  # a wrong line is refused without a question
             # The time, not how long ago: an answer counts for exactly the text that was shown.
             at = format_ts(run.last_us or run.created_us)
-            restored = "is held because it was restored or imported"
-            what = restored if is_held(run) else f"was interrupted at {at}"
+            what = "is held because it was restored or imported" if is_held(run) else f"was interrupted at {at}"
             text = f"{label(run)} {what}. Resume it? \n{line}"
             reply = await person.ask(Question(text, ()), lambda _reply: None)
             if reply.action != "accept":
-                decision.status, decision.refused_because = "refused", NOT_AGREED[reply.action]
                 then = NEXT_STEPS[reply.action].format(again=CONFIRM_AGAIN)
-                hint = self._access.adapt_text(
+                following = (
                     f"Nothing was resumed. {then}. A person can also resume it in a terminal, with"
                     f" `ava resume {run.id}`."
                 )
-                return ConfirmAnswer(status="refused", decisions=[decision], next=hint)
+                return refused(NOT_AGREED[reply.action], self._access.adapt_text(following))
             channel = "elicitation"
             # A PIN may have been set while the question was open.
             await self._access.refuse_without_pin(only_there, of=run.user_id)
@@ -271,10 +248,9 @@ class Resumptions(Operations):
             anyones=self._session.administers,
         )
         if isinstance(found, NotResumed):
-            decision.status, decision.refused_because = "refused", found.why
-            lines = [found.line] if found.line is not None else None
-            hint = "Show the person approval_lines and give exactly that." if lines else "Nothing was resumed."
-            return ConfirmAnswer(status="refused", decisions=[decision], approval_lines=lines, next=hint)
+            if found.line is None:
+                return refused(found.why, "Nothing was resumed.")
+            return refused(found.why, "Show the person approval_lines and give exactly that.", [found.line])
         self._runtime.manager.adopt_run(run.id)
         self._runtime.manager.wake()
         return ConfirmAnswer(

@@ -2,7 +2,6 @@
 
 The client asks within a call, or as the question of a task. A question that its person has closed or not seen is not
 asked again in the session; the run still waits. Where only the PIN allows more, the person is sent to the run's page.
-`Extensions` carries out what a person has decided about a run near a cap, here or on a screen.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from ava_audit.events import Channel
 from ava_audit.rows import RunRow
 from ava_audit.units import now_us
 from ava_audit.view import View
+from ava_server.approval.decide import ONLY_PERSON
 from ava_server.approval.questions import PageOpener, PageQuestion, Person, Question, Reply
 from ava_server.approval.requests import MessageArgs, parse
 from ava_server.core.errors import Refused
@@ -30,26 +30,19 @@ from ava_server.runs.extension_answer import (
     waiting_extensions,
 )
 from ava_server.runs.questions import WaitingQuestion, answer_question, waiting_question
-from ava_server.service.access import Access, Operations
+from ava_server.service.access import Operations
 
-ONLY_PIN = (
-    'approval = "human": only the approval PIN allows a run more: in a terminal with `ava approve {run_id}`, or in a'
-    " browser with `ava ui`. No tool can"
+Waiting = WaitingExtension | WaitingQuestion
+LOOK_S = 1.0
+_UNANSWERED = "The person has not answered; {run_id} still waits: {how} in a terminal."
+_UNDECIDED = "The person has not decided; {run_id} still waits: at {page}, or {how} in a terminal."
+_ASKED = (
+    "Ava asks for your decision. Allow it on the page with your approval PIN, or decline there; then continue here."
 )
 
 
-class Extensions(Operations):
-    """Decides on what a user's runs ask for; a model never does."""
-
-    async def carry_out(self, one: WaitingExtension, reply: Reply) -> str:
-        """Carry out a person's reply to the client's question, and return what came of it.
-
-        Raises:
-            BadInput: The form's value cannot be used.
-            Refused: It cannot be allowed any more.
-        """
-        allow = one.allowed(reply) if reply.action == "accept" else None
-        return (await self._decide(one.run.id, one.asked.digest, allow, "elicitation")).text
+class PersonQuestions(Operations):
+    """Asks the person of a session what runs wait for, and carries out the replies; no model raises a cap."""
 
     async def waiting(self) -> list[PendingExtension]:
         """Return what this user's runs ask for, oldest first."""
@@ -73,53 +66,34 @@ class Extensions(Operations):
         found = await self._store.read(lambda view: waiting_extension(view, run, at_us))
         if isinstance(found, str):
             raise Refused(found)
-        return await self._decide(run_id, shown, found.asked.proposed if approve else None, self._session.channel)
+        return await self._extend(found, shown, found.asked.proposed if approve else None, self._session.channel)
 
-    async def _decide(self, run_id: str, shown: str, allow: float | None, channel: Channel) -> ExtensionAnswer:
-        settings, user = self._runtime.settings, self._session.user
+    async def _extend(
+        self, one: WaitingExtension, shown: str, allow: float | None, channel: Channel
+    ) -> ExtensionAnswer:
+        """Raise a cap to what a person allows, or have the run wrap up (None); see `decide_extension`."""
+        settings, run_id = self._runtime.settings, one.run.id
         if allow is not None:
             self._runtime.closing.refuse_new()
             if not settings.enabled:
                 raise Refused("subagents are switched off here (enabled = false in config.toml); nothing was raised")
-            await self._access.refuse_without_pin(ONLY_PIN.format(run_id=run_id))
-        limits = extension_limits(settings, user)
-        command = decide_extension(run_id, shown, self._session.who, channel, limits, allow=allow)
-        answer = await self._store.do(command)
+            await self._access.refuse_without_pin(ONLY_PERSON["extend"].format(ids=run_id))
+        limits = extension_limits(settings, self._session.user)
+        answer = await self._store.do(decide_extension(run_id, shown, self._session.who, channel, limits, allow=allow))
         if answer.status == "refused":
             raise Refused(answer.text)
         self._access.wake(run_id)
         return answer
 
-
-Waiting = WaitingExtension | WaitingQuestion
-LOOK_S = 1.0
-_UNANSWERED = "The person has not answered; {run_id} still waits: {how} in a terminal."
-_UNDECIDED = "The person has not decided; {run_id} still waits: at {page}, or {how} in a terminal."
-_ASKED = (
-    "Ava asks for your decision. Allow it on the page with your approval PIN, or decline there; then continue here."
-)
-
-
-class PersonQuestions(Operations):
-    """Asks the person of a session what runs wait for, and carries out the replies."""
-
-    def __init__(self, access: Access) -> None:
-        super().__init__(access)
-        self._extensions = Extensions(access)
-
     async def ask(self, rows: Sequence[RunRow], person: Person | None) -> str | None:
         """Ask the person about the first of these runs that waits for them, and return what came of it.
 
         A client that shows only yes and no cannot return an answer in words: there, the model passes it on.
-
-        Raises:
-            BadInput: What is in the form cannot be used.
-            AnsweredLater: The client asks the person and calls again.
         """
-        found = await self._waiting(rows) if person is not None else []
-        if person is not None and not person.fills_forms:
-            found = [one for one in found if isinstance(one, WaitingExtension)]
-        if person is None or not found:
+        if person is None:
+            return None
+        found = [one for one in await self._waiting(rows) if person.fills_forms or isinstance(one, WaitingExtension)]
+        if not found:
             return None
         first = found[0]
         use = first.allowed if isinstance(first, WaitingExtension) else first.answer_in
@@ -132,11 +106,7 @@ class PersonQuestions(Operations):
         return decided or self._access.adapt_text(left)
 
     async def send(self, rows: Sequence[RunRow], pages: PageOpener | None) -> str | None:
-        """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that.
-
-        Raises:
-            AnsweredLater: The client opens the page and calls again.
-        """
+        """Send the person to the page of the first of these runs that only the PIN allows more, and wait for that."""
         if pages is None or not await self._access.needs_pin():
             return None
         found = [one for one in await self._waiting(rows, by_pin=True) if isinstance(one, WaitingExtension)]
@@ -197,7 +167,8 @@ class PersonQuestions(Operations):
             self._session.unanswered.add(one.id)
             return None
         if isinstance(one, WaitingExtension):
-            return await self._extensions.carry_out(one, reply)
+            allow = one.allowed(reply) if reply.action == "accept" else None
+            return (await self._extend(one, one.asked.digest, allow, "elicitation")).text
         return await self._answer(one, reply, channel)
 
     async def _answer(self, one: WaitingQuestion, reply: Reply, channel: Channel) -> str:
@@ -216,9 +187,7 @@ class PersonQuestions(Operations):
     async def _waiting(self, rows: Sequence[RunRow], *, by_pin: bool = False) -> list[Waiting]:
         """Return what these runs wait with, as far as this session's person may answer it and has not closed it.
 
-        Args:
-            rows: The runs.
-            by_pin: The person can give the approval PIN.
+        With `by_pin`, they can give the approval PIN.
         """
         owned = [row for row in rows if self._access.owns(row) and (row.extension or row.question)]
         if not owned or not self._session.may("spawn"):

@@ -19,7 +19,7 @@ from ava_server.service.access import NOBODY, Access, Asking, Progress, Session
 from ava_server.service.check import RunChecks, RunSteering
 from ava_server.service.confirm import Confirmations
 from ava_server.service.logs import LogReader
-from ava_server.service.questions import Extensions
+from ava_server.service.questions import PersonQuestions
 from ava_server.service.record import CallContext, CallRecord
 from ava_server.service.run_tasks import RunTasks
 from ava_server.service.runtime import Runtime
@@ -43,7 +43,7 @@ class Service:
         self.store = runtime.store
         self.session = session
         self._access = access = Access(runtime, session)
-        self.extensions, self.tasks = Extensions(access), RunTasks(access)
+        self.extensions, self.tasks = PersonQuestions(access), RunTasks(access)
         checks, spawns = RunChecks(access), Spawns(access)
         steering = RunSteering(access, checks)
         self._handlers: Mapping[str, Callable[[dict[str, Any], CallContext], Awaitable[Answer]]] = {

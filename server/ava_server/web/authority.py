@@ -1,24 +1,16 @@
-"""What a visitor has to give for an approval: something that only a person has.
+"""Checks what a visitor has given for an approval: something that only a person has; see `approval_needs`.
 
-| policy | on this machine (`ava ui`) | over HTTP |
-|---|---|---|
-| ask, auto | a session opened from a terminal | a token with the scope `approve` |
-| human, with a PIN | the approval PIN | such a token, and the PIN |
-| human, without a PIN | nothing is enough | such a token |
-| any, for a user with a passkey for this site | the passkey, or the PIN | such a token, and the passkey or the PIN |
-
-The PIN counts only where one is set; then the policy is `human`. A passkey counts only for the form that it was used
-for. To remove a passkey takes a passkey or the PIN as well, so that nobody gets around one by removing it. To reject,
-to cancel and to answer a question takes only the session: a model may do so too.
+A passkey counts only for the form that it was used for. To remove a passkey takes a passkey or the PIN as well, so that
+nobody gets around one by removing it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio.to_thread
 
+from ava_server.approval.decide import Needs, approval_needs
 from ava_server.config.pin import PinFile
 from ava_server.core.errors import Refused
 from ava_server.web.webauthn import RelyingParty
@@ -29,139 +21,73 @@ if TYPE_CHECKING:
     from ava_server.web.site import Site, Visitor
     from ava_server.web.webauthn import Subject
 
-NOT_FROM_TERMINAL = (
-    "This page was not opened from a terminal, so it may be a program that looks at it. To approve here, run `ava ui`"
-    " in a terminal, add a passkey with `ava passkey add NAME`, or set a PIN with `ava pin set`."
-)
-NO_SCOPE = "Your token lacks the scope approve, so you can look, but not approve."
-NO_MEANS = (
-    'approval = "human" is set, but there is no approval PIN and no passkey, so nothing can be approved. The person who'
-    " runs the server can set a PIN with `ava pin set`, or add a passkey with `ava passkey add NAME`."
-)
 GIVE_PIN = "Enter the approval PIN."
 GIVE_PASSKEY = "Use your passkey. The page needs JavaScript for that."
 GIVE_EITHER = "Use your passkey, or enter the approval PIN."
 
 
-@dataclass(frozen=True)
-class Means:
-    """How a visitor can prove that they may approve.
-
-    Attributes:
-        pin: With the approval PIN.
-        passkey: With a passkey.
-        refusal: Why they cannot; None where they can.
-    """
-
-    pin: bool = False
-    passkey: bool = False
-    refusal: str | None = None
-
-    @property
-    def nothing(self) -> bool:
-        """Whether the session itself is enough."""
-        return not (self.pin or self.passkey or self.refusal)
-
-
 class Authority:
-    """Decides what an approval takes, and checks it.
-
-    Args:
-        app: The server.
-        site: For whom the pages are.
-
-    Attributes:
-        passkeys: Asks browsers for passkeys, and checks them.
-    """
+    """Decides what an approval takes, and checks it; `passkeys` asks browsers for passkeys."""
 
     def __init__(self, app: App, site: Site) -> None:
         self._app = app
         self.passkeys = RelyingParty(site)
 
-    async def means(self, visitor: Visitor, of: str | None = None) -> Means:
-        """Return what an approval by a visitor takes now.
-
-        Args:
-            visitor: Who approves.
-            of: The user of the run, where that may be another one, whose policy counts too.
+    async def needs(self, visitor: Visitor, of: str | None = None) -> Needs:
+        """Return what an approval by a visitor takes now, of a run of theirs or `of` another user.
 
         Raises:
             ConfigError: It is not known, so nothing can be approved.
         """
-        if not visitor.may("approve"):
-            return Means(refusal=NO_SCOPE)
         proof = await self.proof(visitor)
-        if not proof.nothing:
-            return proof
-        if visitor.token is not None:
-            return Means()
-        if await self._app.runtime.policy(visitor.user, of or visitor.user) == "human":
-            return Means(refusal=NO_MEANS)
-        return Means() if visitor.session.terminal else Means(refusal=NOT_FROM_TERMINAL)
+        return approval_needs(
+            "browser",
+            await self._app.runtime.policy(visitor.user, of or visitor.user),
+            pin=proof.pin,
+            passkey=proof.passkey,
+            scope=None if visitor.token is None else visitor.may("approve"),
+            from_terminal=visitor.session.terminal,
+        )
 
-    async def proof(self, visitor: Visitor) -> Means:
-        """Return how a visitor can prove that they are the person whose session it is.
-
-        Raises:
-            ConfigError: It is not known.
-        """
-        return Means(pin=await self.pin_is_set(), passkey=bool(await self.passkeys.own(visitor.user)))
+    async def proof(self, visitor: Visitor) -> Needs:
+        """Return how a visitor can prove that they are the person whose session it is."""
+        return Needs(pin=await self.pin_is_set(), passkey=bool(await self.passkeys.own(visitor.user)))
 
     async def pin_is_set(self) -> bool:
-        """Tell whether there is an approval PIN.
-
-        Raises:
-            ConfigError: It is not known.
-        """
+        """Tell whether there is an approval PIN."""
         return await anyio.to_thread.run_sync(lambda: self._pin.is_set)
 
     async def check(self, visitor: Visitor, form: Form, subject: Subject, of: str | None = None) -> None:
-        """Check what a visitor has given for an approval.
-
-        Args:
-            visitor: Who approves.
-            form: What they have sent.
-            subject: What they approve; a passkey must have been used for exactly this.
-            of: The user of the run, where that may be another one.
+        """Check what a visitor has given for an approval; a passkey must have been used for exactly this subject.
 
         Raises:
             Refused: It is not enough; says why.
             ConfigError: It cannot be checked.
         """
-        means = await self.means(visitor, of)
-        if means.refusal is not None:
-            raise Refused(means.refusal)
-        if not means.nothing:
-            await self._check_proof(means, visitor, form, subject)
+        needs = await self.needs(visitor, of)
+        if needs.refusal is not None:
+            raise Refused(needs.refusal)
+        if not needs.nothing:
+            await self._check_proof(needs, visitor, form, subject)
 
     async def check_person(self, visitor: Visitor, form: Form, subject: Subject) -> None:
-        """Check that a visitor has given their passkey or the PIN, whatever the policy is.
-
-        Raises:
-            Refused: They have not, or there is neither.
-            ConfigError: It cannot be checked.
-        """
+        """Check that a visitor has given their passkey or the PIN, whatever the policy is."""
         await self._check_proof(await self.proof(visitor), visitor, form, subject)
 
     async def check_pin(self, pin: str) -> None:
-        """Check the approval PIN.
-
-        Raises:
-            Refused: It is missing or wrong, or locked.
-            ConfigError: It cannot be checked.
-        """
+        """Check the approval PIN."""
         if not pin:
             raise Refused(GIVE_PIN)
         await anyio.to_thread.run_sync(self._pin.check, pin)
 
-    async def _check_proof(self, means: Means, visitor: Visitor, form: Form, subject: Subject) -> None:
+    async def _check_proof(self, needs: Needs, visitor: Visitor, form: Form, subject: Subject) -> None:
         signed, pin = form.one("passkey"), form.one("pin")
         if signed and not pin:
             await self.passkeys.check_use(visitor.user, visitor.session.hash, subject, signed)
-        elif means.pin and (pin or not means.passkey):
+        elif needs.pin and (pin or not needs.passkey):
             await self.check_pin(pin)
         else:
-            raise Refused(GIVE_EITHER if means.pin else GIVE_PASSKEY)
+            raise Refused(GIVE_EITHER if needs.pin else GIVE_PASSKEY)
 
     @property
     def _pin(self) -> PinFile:

@@ -15,16 +15,19 @@ from ava_audit.errors import AuditError
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.errors import RolesError, ToolFailed
 from ava_roles.net.search_engines import Engine
+from ava_server.approval.decide import approval_needs
+from ava_server.approval.proposals import agreement
 from ava_server.budget.user_limits import policy_in_force
 from ava_server.cli.app import leaves_of
 from ava_server.cli.log_access import note_fetched
-from ava_server.cli.service_client import ignore_progress, open_session, propose, start
+from ava_server.cli.service_client import LocalApprovals, open_session, propose
 from ava_server.cli.terminal import ReaderGone, counted, someone_there
 from ava_server.config.search_engines import ask_engine, search_cost
 from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.clients import ClientPool
 from ava_server.models.selection import Choice, configured
 from ava_server.runs.mode import ASKING
+from ava_server.service.access import ignore_progress
 from ava_server.service.checks import REPORT, Finding, Setup, from_error
 from ava_server.service.checks.models import cheapest, models_of, search_engine
 from ava_server.service.records import run_record
@@ -105,7 +108,7 @@ def _refusal(setup: Setup) -> Finding | None:
         policy, why = policy_in_force(setup.settings, setup.user)
     except ConfigError as error:
         return Finding(name, "warning", f"{refused}: {error}", "Correct or remove that file.")
-    if policy == "human":
+    if approval_needs("terminal", policy).pin:
         text = f"{refused}: {why}, so only a person with the approval PIN approves"
         return Finding(name, "warning", text, 'Try a model with `ava run researcher "…"`, which asks for the PIN.')
     if setup.usable_root is None:
@@ -154,10 +157,12 @@ async def _ask(runtime: Runtime, service: Service, session: Session, choice: Cho
     }
     began = time.monotonic()
     proposal: SpawnAnswer | None = None
+    approvals = LocalApprovals(runtime, session)
     try:
         proposal = await propose(service, spawn)
         run_id = proposal.subagent_id or ""
-        await start(service, [proposal])
+        [shown] = await approvals.waiting([run_id])
+        (await approvals.decide([shown.shown], agreement([shown], {}))).expect("approved", "Not started")
     except (AvaError, RolesError, AuditError) as error:
         if proposal is not None:  # nobody else will approve it
             given = {"pending_ids": [proposal.pending_id], "decision": "reject"}

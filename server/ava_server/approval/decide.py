@@ -1,0 +1,199 @@
+"""Decide about exactly what was shown: the values of every decision, and what an approval takes.
+
+A surface (a host's form or page, a terminal, the dashboard, a browser, HTTP) draws what is `Shown` and returns a
+`PersonAnswer`. `service/decide.py` carries it out: that takes the service, which this layer does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from ava_server.core.errors import Refused
+
+if TYPE_CHECKING:
+    from ava_server.config.settings import Policy
+
+OTHER_REFUSED = "another of this group cannot start, so none does"
+Kind = Literal["start", "extend", "answer", "resume", "cancel", "send"]
+"""What a yes does; only the first, the second and `resume` are approvals."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a person decides on.
+
+    Attributes:
+        kind: What a yes does.
+        id: The proposal for `start`, else the run.
+        digest: What the decision covers: with another digest now, it is refused. A question has its stored text here;
+            what has no content that could change has nothing.
+        line: The approval line, which an approval repeats.
+        text: Everything else that they see, where it is the same on each surface.
+    """
+
+    kind: Kind
+    id: str
+    digest: str = ""
+    line: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class PersonAnswer:
+    """What the person has answered.
+
+    Attributes:
+        agrees: They said yes; else a proposal is rejected, and a run near a cap wraps up.
+        words: Their message, their answer, or the reason for a cancellation.
+        lines: The approval lines that they were shown; None where they sent none, which approves nothing.
+        limits: Lower limits, as `confirm_spawn` takes them.
+    """
+
+    agrees: bool
+    words: str | None = None
+    lines: Sequence[str] | None = None
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def tool_call(shown: Sequence[Shown], answer: PersonAnswer) -> tuple[str, dict[str, Any]]:
+    """Return the call that carries out a decision: the tool and its arguments. No tool raises a cap (`extend`).
+
+    Args:
+        shown: What the person was shown: one, or several proposals, which are approved as one group.
+        answer: What they have answered.
+    """
+    [one, *_others] = shown
+    match one.kind:
+        case "start":
+            given = {"pending_ids": [each.id for each in shown], "decision": "approve" if answer.agrees else "reject"}
+            lines = {} if answer.lines is None else {"approving": list(answer.lines)}
+            return "confirm_spawn", {**given, **lines, **answer.limits}
+        case "resume":
+            return "confirm_spawn", {"pending_ids": [one.id], "approving": [one.line]}
+        case "cancel":
+            reason = {} if answer.words is None else {"reason": answer.words}
+            return "cancel_subagent", {"subagent_id": one.id, **reason}
+        case "answer" | "send":
+            return "message_subagent", {"subagent_id": one.id, "message": answer.words}
+        case "extend":
+            raise ValueError("only a person's own channel raises a cap")
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What came of a decision: the answer of the call, for programs, and what people need of it."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def status(self) -> str:
+        """`approved`, `rejected`, `declined`, `resumed`, `refused`, or a run's state."""
+        return str(self.fields.get("status", ""))
+
+    @property
+    def text(self) -> str:
+        """The same in a sentence; empty without one."""
+        return str(self.fields.get("message") or "")
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why not, once each; that another of a group was refused only counts alone."""
+        refused = (one.get("refused_because") for one in self.fields.get("decisions", ()))
+        reasons = list(dict.fromkeys(why for why in refused if why is not None))
+        return [why for why in reasons if why != OTHER_REFUSED] or reasons
+
+    def expect(self, status: str, otherwise: str) -> None:
+        """Raise unless this came of it.
+
+        Raises:
+            Refused: Something else did; the text begins with `otherwise`, and has the reasons.
+        """
+        if self.status != status:
+            raise Refused(f"{otherwise}: {'; '.join(self.reasons) or self.status}.")
+
+
+# -- who may approve --------------------------------------------------------------------------------------------------
+
+ONLY_PERSON: Mapping[Kind, str] = {
+    "start": (
+        'approval = "human": only the approval PIN approves: in a terminal with `ava approve {ids}`, or in a browser'
+        " with `ava ui`. No tool can; show the person both"
+    ),
+    "extend": (
+        'approval = "human": only the approval PIN allows a run more: in a terminal with `ava approve {ids}`, or in a'
+        " browser with `ava ui`. No tool can"
+    ),
+    "resume": 'approval = "human" is set: a person resumes it in a terminal, with `ava resume {ids}`',
+}
+"""Why a host's call is refused where only a person may approve."""
+NOT_FROM_TERMINAL = (
+    "This page was not opened from a terminal, so it may be a program that looks at it. To approve here, run `ava ui`"
+    " in a terminal, add a passkey with `ava passkey add NAME`, or set a PIN with `ava pin set`."
+)
+NO_SCOPE = "Your token lacks the scope approve, so you can look, but not approve."
+NO_MEANS = (
+    'approval = "human" is set, but there is no approval PIN and no passkey, so nothing can be approved. The person who'
+    " runs the server can set a PIN with `ava pin set`, or add a passkey with `ava passkey add NAME`."
+)
+ONLY_IN_BROWSER = "{user} has a passkey for this server, and approves with it in the browser: {url}"
+Where = Literal["host", "terminal", "browser", "token"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a person has to give for an approval: the PIN, a passkey, either of them; or why they cannot give one."""
+
+    pin: bool = False
+    passkey: bool = False
+    refusal: str | None = None
+
+    @property
+    def nothing(self) -> bool:
+        """Whether an approval takes nothing more than the session."""
+        return not (self.pin or self.passkey or self.refusal)
+
+
+def approval_needs(
+    where: Where,
+    policy: Policy,
+    *,
+    pin: bool = False,
+    passkey: bool = False,
+    scope: bool | None = None,
+    from_terminal: bool = False,
+) -> Needs:
+    """Return what an approval takes. Nothing else says who may approve.
+
+    | policy | a host's call | terminal | `ava ui` | browser, over HTTP | a program with a token |
+    |---|---|---|---|---|---|
+    | ask, auto | nothing | nothing | a session opened from a terminal | scope | scope |
+    | human, with a PIN | refused | PIN | PIN | scope, and PIN | scope |
+    | human, without a PIN | refused | refused (`PinFile.ready`) | refused | scope | scope |
+    | any, for a user with a passkey for this site | | | passkey or PIN | scope, and passkey or PIN | refused |
+
+    Scope is a token's scope `approve`. While there is a PIN, the policy is `human`. To reject, to cancel and to answer
+    a question takes only the session: a model may do so too.
+
+    Args:
+        where: Over what the approval comes.
+        policy: The policy in force, of this user and of the run's.
+        pin: There is an approval PIN; a browser can send it.
+        passkey: The user has a passkey for this site.
+        scope: Whether the token has the scope `approve`; None for a user of this machine.
+        from_terminal: The browser's session was opened from a terminal.
+    """
+    if scope is False:
+        return Needs(refusal=NO_SCOPE)
+    if where == "terminal":
+        return Needs(pin=policy == "human")
+    if where == "token":
+        return Needs(refusal=ONLY_IN_BROWSER if passkey else None)
+    if where == "browser" and (pin or passkey):
+        return Needs(pin=pin, passkey=passkey)
+    if scope:
+        return Needs()
+    if policy == "human":
+        return Needs(refusal=NO_MEANS)
+    return Needs(refusal=NOT_FROM_TERMINAL if where == "browser" and not from_terminal else None)
