@@ -99,11 +99,6 @@ def resolve_coding(
 
 
 def _check_context(args: SpawnArgs, role: Role) -> None:
-    """Refuse a run that is not told what its work relates to.
-
-    Raises:
-        BadInput: There is no context.
-    """
     if not (args.context or "").strip():
         raise BadInput(
             f"context: {role.name} changes files and needs it; give related files, decisions and constraints"
@@ -111,11 +106,6 @@ def _check_context(args: SpawnArgs, role: Role) -> None:
 
 
 def _repository(role: Role, workspace: Workspace, *, files_open: bool) -> Path:
-    """Return the folder to work on.
-
-    Raises:
-        Refused: There is none, or the run may not read it.
-    """
     if workspace.path is not None and files_open:
         return workspace.path
     why = workspace.why if workspace.path is None else "a role that reaches the web sees only the folder given there"
@@ -123,11 +113,6 @@ def _repository(role: Role, workspace: Workspace, *, files_open: bool) -> Path:
 
 
 def _checkout(folder: Path, home: Path, accept: Accept) -> CheckoutState:
-    """Return the state of the repository.
-
-    Raises:
-        Refused: The folder is not the root of one, or cannot be worked on.
-    """
     try:
         return inspect_checkout(folder, home, accept)
     except RolesError as error:

@@ -168,7 +168,6 @@ def check_approval(
 
 
 def _group_cap(members: Sequence[ProposalChange], asked_micros: int | None, least: int) -> int | str:
-    """Return the cost cap of a group, or why the one that was asked for cannot be."""
     together = sum(member.config.max_cost_micros for member in members)
     if asked_micros is None:
         return together
@@ -214,7 +213,6 @@ def _lines_match(view: View, given: tuple[str, ...], lines: tuple[str, ...], che
 
 
 def _lowered(checked: CheckedApproval, limits: GroupLimits) -> CheckedApproval | None:
-    """Return a group's approval with lower limits, or None where one of them would be raised."""
     cap, clock = limits.max_micros, limits.timeout_s
     if cap is not None and (checked.group_cap is None or cap > checked.group_cap):
         return None
@@ -259,7 +257,6 @@ def check_proposal(view: View, pending_id: str, user: str, now_us: int) -> Propo
 
 
 def _refuse_all(view: View, found: list[ProposalChange | Decision], who: Who) -> Outcome[ConfirmOutcome]:
-    """Refuse all proposals because one cannot start; expired ones are closed."""
     events: list[Event] = []
     decisions: list[Decision] = []
     for item in found:

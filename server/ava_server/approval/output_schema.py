@@ -190,7 +190,6 @@ def _leads_to(path: _Path, part: Any) -> Iterator[_Path]:
 
 
 def _target(ref: Any) -> _Path | None:
-    """Return the target of a reference within this schema, or None."""
     if ref == "#":
         return ()
     if not isinstance(ref, str) or not ref.startswith("#/"):

@@ -133,14 +133,9 @@ def propose(
         )
         made = Proposal(pending_id, run_id, WAITING, config, line, message, now_us + limits.ttl_us)
         proposed = SpawnProposed(
-            pending_id=pending_id,
-            subagent_id=run_id,
-            digest=sha,
-            expires_us=made.expires_us,
-            config=config.model_dump(mode="json", exclude_none=True),
-            retry_of=retry_of,
-            supersedes=superseded,
-        )
+            pending_id=pending_id, subagent_id=run_id, digest=sha, expires_us=made.expires_us,
+            config=config.model_dump(mode="json", exclude_none=True), retry_of=retry_of, supersedes=superseded,
+        )  # fmt: skip
         return Outcome(made, (*ends, *_proposal_events(made, proposed, texts, who)))
 
     return command

@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, LiteralString, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -276,7 +276,6 @@ def _sentence(model: type[Arguments], error: Any) -> str:
     loc = [str(part) for part in error["loc"]]
     field, kind = ".".join(loc), str(error["type"])
     value: Any = error.get("input")
-    ctx: dict[str, Any] = error.get("ctx") or {}
     known = ", ".join(model.model_fields)
     if field.startswith("changes") and (len(loc) == 1 or not loc[1].lower().startswith("p-")):
         return f"{field}: {shown(value)} was given; use the pending_id as key: {CHANGES_FORM}."
@@ -288,36 +287,42 @@ def _sentence(model: type[Arguments], error: Any) -> str:
         return f"{field}: {tool} has no argument of that name (given {shown(value)}); {hint}"
     if kind == "missing":
         return f"{field}: missing, and {tool} needs it; give it. {tool} takes {known}."
-    if kind in ("string_too_short", "too_short"):
-        what = "an empty list" if isinstance(value, list) else "empty text" if value == "" else "blank text"
-        return f"{field}: {what} was given; {_advice(field)}"
-    if kind in ("string_too_long", "too_long"):
-        return f"{field}: {len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
-    if kind in ("greater_than", "greater_than_equal"):
-        if value == 0:
-            return f"{field}: 0 would allow nothing; leave it out for {_default(model, loc)}, or give more than 0."
-        return f"{field}: {shown(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
-    if kind in ("less_than", "less_than_equal"):
-        return f"{field}: {shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt'))}; give less."
+    if kind.startswith(("string_too_", "too_", "greater_than", "less_than")):
+        return f"{field}: {_beyond(model, loc, kind, value, error.get('ctx') or {})}"
     if kind == "literal_error":
-        return f"{field}: {shown(value)} is not one of {ctx.get('expected')}; give one of these."
+        return f"{field}: {shown(value)} is not one of {error['ctx']['expected']}; give one of these."
     if kind == "finite_number" or (isinstance(value, float) and not math.isfinite(value)):
         return f"{field}: {shown(value)} is not a finite number; give a plain one."
-    wanted = {
-        "int": "a whole number",
-        "float": "a number",
-        "string": "text",
-        "bool": "true or false",
-        "list": "a list",
-        "dict": "an object",
-        "model": "an object",
-    }
-    word = next((text for start, text in wanted.items() if kind.startswith(start)), "another kind of value")
+    word = next((text for start, text in _KINDS.items() if kind.startswith(start)), "another kind of value")
     return f"{field}: {shown(value)} was given where {word} belongs; give {word}."
 
 
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+    "dict": "an object",
+    "model": "an object",
+}
+"""What belongs somewhere, by the beginning of pydantic's error."""
+
+
+def _beyond(model: type[Arguments], loc: Sequence[str], kind: str, value: Any, ctx: Mapping[str, Any]) -> str:
+    if kind.endswith("too_short"):
+        what = "an empty list" if isinstance(value, list) else "empty text" if value == "" else "blank text"
+        return f"{what} was given; {_advice('.'.join(loc))}"
+    if kind.endswith("too_long"):
+        return f"{len(value):,} long, at most {ctx.get('max_length'):,} are allowed; shorten it."
+    if kind.startswith("less_than"):
+        return f"{shown(value)} is above the maximum of {ctx.get('le', ctx.get('lt'))}; give less."
+    if value == 0:
+        return f"0 would allow nothing; leave it out for {_default(model, loc)}, or give more than 0."
+    return f"{shown(value)} is too small; give a number above {ctx.get('gt', ctx.get('ge'))}."
+
+
 def _default(model: type[Arguments], loc: Sequence[str]) -> str:
-    """Return what applies if an argument is left out."""
     if model is SpawnArgs:
         return "the role's default"
     default = model.model_fields[loc[0]].default

@@ -299,26 +299,25 @@ class _Resolution:
         else:
             refuse_coding(self._args, role)
         names = self._usable(wanted, files_open=files_open, commands=not isinstance(sandbox, Unavailable))
-        reading = folder if files_open and self._has(names, "files", "commands") else None
-        runs = coding is not None or self._has(names, "commands", "program")
+        unavailable = tuple(name for name in wanted if name not in names)
+        return _FoundTools(names, unavailable, sandbox, coding, self._scope(names, coding, files_open=files_open))
+
+    def _scope(self, names: Sequence[str], coding: Coding | None, *, files_open: bool) -> RunReach:
+        reads = files_open and self._has(names, "files", "commands")
         commands = coding is not None or self._has(names, "commands")
-        scope = RunReach(
-            workspace=str(reading) if reading is not None else None,
-            git_folder=self._git_folder() if commands and reading is not None else "",
+        runs = commands or self._has(names, "program")
+        return RunReach(
+            workspace=str(self._workspace.path) if reads else None,
+            git_folder=self._git_folder() if commands and reads else "",
             earlier=len(self._earlier),
-            confinement=confinement_of(context.sandbox() if runs else None),
-            network=role.network and commands,
-            namespace=coding.namespace if coding else (),
-            hosts=role.hosts or context.settings.fetch.hosts,
+            confinement=confinement_of(self._context.sandbox() if runs else None),
+            network=self._role.network and commands,
+            namespace=coding.namespace if coding is not None else (),
+            hosts=self._role.hosts or self._context.settings.fetch.hosts,
         )
-        return _FoundTools(names, tuple(name for name in wanted if name not in names), sandbox, coding, scope)
 
     def _wanted(self) -> tuple[str, ...]:
-        """Return the wanted tools: the role's, reduced by the call's allow-list and block-list.
-
-        The tool for earlier results is included only where the call names some, memory only where there are notes, and
-        the tool for questions only where the role and the settings allow any.
-        """
+        """Return the wanted tools: the role's, reduced by the call's allow-list and block-list."""
         role, only, blocked = self._role, self._only, self._blocked
         for field, names in (("tools", only or ()), ("blocked_tools", blocked)):
             unknown = [name for name in names if name not in role.tools]
@@ -329,14 +328,19 @@ class _Resolution:
                 f"tools: an empty list leaves {role.name} nothing to work with; leave tools out to use all of the"
                 " role's tools, or name some"
             )
-        left_out = set(blocked)
-        if not self._args.context_from:
-            left_out |= {name for name, spec in tool_specs().items() if spec.results}
-        if not self._context.notes:
-            left_out |= self._memory.difference(only or ())
-        if role.questions == 0 or self._context.settings.limits.question_wait_s == 0:
-            left_out.add(ASK.name)
+        left_out = {*blocked, *self._pointless()}
         return tuple(name for name in role.tools if name not in left_out and (only is None or name in only))
+
+    def _pointless(self) -> set[str]:
+        """Return the tools that this run has no use for: for earlier results, memory or questions."""
+        found: set[str] = set()
+        if not self._args.context_from:
+            found |= {name for name, spec in tool_specs().items() if spec.results}
+        if not self._context.notes:
+            found |= self._memory.difference(self._only or ())
+        if self._role.questions == 0 or self._context.settings.limits.question_wait_s == 0:
+            found.add(ASK.name)
+        return found
 
     def _usable(self, wanted: Sequence[str], *, files_open: bool, commands: bool) -> tuple[str, ...]:
         """Return the tools that this run can have: file tools only where it may read files, commands in a sandbox."""
@@ -376,12 +380,6 @@ class _Resolution:
             raise Refused(f"workspace: the git folder of {folder} cannot be read ({error.strerror})") from error
 
     def _check_need(self, need: str, found: _FoundTools) -> None:
-        """Refuse a role without a tool that it needs.
-
-        Raises:
-            ToolMissing: The tool is not there; says what to do instead.
-            Refused: The call blocked it.
-        """
         role, known = self._role, self._tools
         if need in found.names:
             return
@@ -413,17 +411,11 @@ class _Resolution:
         return f"files, and sees none: {self._no_files()}" if tool.spec.files and own else None
 
     def _no_files(self) -> str:
-        """Return why a run may read no files, and what would help."""
         if (folder := self._workspace.path) is not None:
             return f"a role that reaches the web sees a folder only when the call names it (workspace: {folder})"
         return self._workspace.why
 
     def _refuse_idle(self, tools: Sequence[str]) -> None:
-        """Refuse a run that has nothing to work with.
-
-        Raises:
-            Refused: No tool of its work is available.
-        """
         if self._only == [RECALL] and RECALL not in tools:
             raise Refused("memory has no notes to work with; write one with `ava memory add NAME`, or give more tools")
         works = self._to_work_with()
@@ -436,12 +428,6 @@ class _Resolution:
             )
 
     def _refuse_offline(self, found: _FoundTools) -> None:
-        """Refuse what the offline reader cannot do.
-
-        Raises:
-            BadInput: The call names results of earlier runs, or a form of the answer.
-            Refused: The role needs a language model, or there is nothing to read.
-        """
         args, role, folder = self._args, self._role, self._workspace.path
         needs_key = None if is_configured(self._context.models) else "openrouter"
         if found.coding is not None or role.needs_model:
@@ -468,27 +454,14 @@ class _Resolution:
             )
 
     def _assemble(self, choice: Choice, found: _FoundTools, lacks: tuple[str, ...]) -> RunConfig:
-        """Return the configuration, with the caps and what the model is told to do before it works.
-
-        Raises:
-            BadInput: The model cannot be told to think, or too few turns are left beside the plan.
-        """
         args, role, context = self._args, self._role, self._context
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
         how = how_it_thinks(choice)
         thinking, thinking_note = extended_thinking(args, role, choice, how)
         plan = role.plan if args.plan is None else args.plan
-        if plan and choice.wire != "offline" and (turns := caps[TURNS.field]) < PLAN_TURNS + 2:
-            raise BadInput(
-                f"max_iterations: planning takes {PLAN_TURNS} turns, and {turns} leave none for the work;"
-                f" give {PLAN_TURNS + 2} or more, or plan: false"
-            )
+        if plan and choice.wire != "offline":
+            _refuse_short_plan(caps[TURNS.field])
         specs, scope, sandbox = specs_of(found.names, self._tools), found.scope, found.sandbox
-        search = self._search if any(spec.search for spec in specs) else None
-        secrets: dict[str, tuple[str, ...] | None] = {}
-        if role.secrets and self._has(found.names, "secrets"):
-            stored = context.secrets()
-            secrets = {name: stored[name].hosts if name in stored else None for name in role.secrets}
         return RunConfig(
             role=role.name,
             role_source=role.source,
@@ -499,7 +472,7 @@ class _Resolution:
             tier=choice.tier,
             base_url=choice.base_url,
             price=choice.price,
-            max_output=LONG_OUTPUT if thinking or found.coding is not None else OUTPUT,
+            max_output=LONG_OUTPUT if thinking or found.coding else OUTPUT,
             wrap_output=WRAP_OUTPUT_THINKING if how.always else WRAP_OUTPUT,
             tools=found.names,
             unavailable_tools=found.unavailable,
@@ -508,14 +481,11 @@ class _Resolution:
             workspace_identity=_identity(scope.workspace),
             git_folder=scope.git_folder,
             hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
-            secrets=secrets,
+            secrets=self._secrets(found.names),
             plan=plan,
             questions=role.questions if ASK.name in found.names else 0,
             extended_thinking=thinking,
             thinking_note=thinking_note,
-            search=search.name if search else "",
-            search_micros=search.cost_micros if search else 0,
-            search_call=SearchCall.of(search) if isinstance(search, ProviderSearch) else None,
             context_from=self._earlier,
             foreign=self._foreign.uses(found.names),
             foreign_notes=self._foreign.notes(found.unavailable),
@@ -539,7 +509,20 @@ class _Resolution:
                 mode="json", exclude_unset=True, exclude=set(Texts.model_fields) | {"retry_of", "ask"}
             ),
             **caps,
+            **(self._search_fields() if any(spec.search for spec in specs) else {}),
         )
+
+    def _secrets(self, tools: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
+        if not self._role.secrets or not self._has(tools, "secrets"):
+            return {}
+        stored = self._context.secrets()
+        return {name: stored[name].hosts if name in stored else None for name in self._role.secrets}
+
+    def _search_fields(self) -> dict[str, Any]:
+        if (search := self._search) is None:
+            return {}
+        call = SearchCall.of(search) if isinstance(search, ProviderSearch) else None
+        return {"search": search.name, "search_micros": search.cost_micros, "search_call": call}
 
 
 _TO_SEARCH = (
@@ -547,6 +530,14 @@ _TO_SEARCH = (
     " is set up with a key of Brave or Kagi, with a SearXNG ([search] searxng in config.toml), or with a model of"
     " Anthropic, OpenAI or OpenRouter, which search themselves."
 )
+
+
+def _refuse_short_plan(turns: int) -> None:
+    if turns < PLAN_TURNS + 2:
+        raise BadInput(
+            f"max_iterations: planning takes {PLAN_TURNS} turns, and {turns} leave none for the work;"
+            f" give {PLAN_TURNS + 2} or more, or plan: false"
+        )
 
 
 def _price_note(choice: Choice, context: ResolveContext) -> str:
@@ -558,11 +549,6 @@ def _price_note(choice: Choice, context: ResolveContext) -> str:
 
 
 def _texts(args: SpawnArgs, role: Role) -> Texts:
-    """Return the texts of the spawn.
-
-    Raises:
-        BadInput: A required text is missing.
-    """
     if not args.task.strip():
         raise BadInput("task: only white space was given; say what the subagent has to find out or do")
     if role.name == "custom" and not (args.system_prompt or "").strip():

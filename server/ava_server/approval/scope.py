@@ -287,8 +287,12 @@ def _found(
         return [], f"no MCP server {server} is configured here ([mcp_servers.{server}] in config.toml)"
     if listing.fault:
         return [], f"the MCP server {server} {listing.fault}"
-    matching = [tool for tool in listing.tools if covers(word, tool.name, tool.tool)]
-    matching = [tool for tool in matching if not any(covers(denied, tool.name, tool.tool) for denied in role.denied)]
+
+    def matches(tool: OfferedTool) -> bool:
+        denied = any(covers(each, tool.name, tool.tool) for each in role.denied)
+        return covers(word, tool.name, tool.tool) and not denied
+
+    matching = list(filter(matches, listing.tools))
     if is_wildcard(word):
         found = [tool for tool in matching if not tool.fault and not tool.changes]
         return found, "" if found else (

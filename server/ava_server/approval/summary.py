@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
 
 from ava_audit.units import format_usd, minutes
 from ava_roles import BUILT_IN_SOURCE
@@ -110,53 +109,61 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         specs: The tools, those of MCP servers included.
         run: The run that has them; None says what they could do in any run.
     """
-    edits = any(spec.edits for spec in specs)
     foreign = [spec for spec in specs if spec.foreign is not None]
-    web = any(spec.network for spec in specs if spec.foreign is None)
-    if run is None:
-        folder = "files of the workspace" if any(spec.files or spec.commands for spec in specs) else None
-        changed = "files" if edits else ""
-    else:
-        folder = named_path(run.workspace) if run.workspace is not None else None
-        if folder is not None and run.git_folder:
-            folder += f" (git folder {named_path(run.git_folder)})"
-        changed = _paths(run.namespace) if run.namespace else ""
-    hosts = ", ".join(run.hosts) if run is not None else ""
-    search = any(spec.search for spec in specs)
+    own = [spec for spec in specs if spec.foreign is None]
+    has, confinement = flags_of(specs), run.confinement if run is not None else None
+    folder, changed = _folder_reach(has, run)
+    web = _web_reach(", ".join(run.hosts) if run is not None else "", has) if "network" in flags_of(own) else ""
     parts: list[str] = []
-    if folder is not None:
+    if folder:
         changes = f", change {changed} on a new branch of it" if changed else ""
-        parts.append(f"read {folder}{changes}" + (f" and {_web_reach(hosts, search)}" if web else ""))
-    elif web and hosts:
-        parts.append(_web_reach(hosts, search))
+        parts.append(f"read {folder}{changes}" + (f" and {web}" if web else ""))
     elif web:
-        parts.append("search and read the web" if search else "read the web")
-    if changed or any(spec.commands for spec in specs):  # what was changed is verified by a command
-        parts.append(
-            _commands_reach(
-                specs,
-                run.confinement if run is not None else None,
-                copy="worktree" if changed else "copy" if folder is not None else None,
-                network=run is not None and run.network,
-            )
-        )
+        reads = "search and read the web" if "search" in has else "read the web"
+        parts.append(reads if web == _ANY_PAGE else web)
+    if changed or "commands" in has:  # what was changed is verified by a command
+        copy = "worktree" if changed else "copy" if folder else ""
+        parts.append(_commands_reach(specs, confinement, copy, network=run is not None and run.network))
     if foreign:
-        parts.append(_reach_of_servers(foreign, run.confinement if run is not None else None))
-    if others := [spec.name for spec in specs if spec.changes and spec.foreign is None]:
+        parts.append(_reach_of_servers(foreign, confinement))
+    if others := [spec.name for spec in own if spec.changes]:
         parts.append(f"change things with {' and '.join(others)}")
-    words: list[str] = []
-    if run is not None and run.earlier == 1:
-        words.append("the result of 1 earlier subagent")
-    elif run is not None and run.earlier:
-        words.append(f"the results of {run.earlier} earlier subagents")
-    elif any(spec.results for spec in specs):
-        words.append("the results of earlier subagents")
-    words += ["the notes in memory"] if any(spec.memory for spec in specs) else []
+    words = _words_reach(has, run)
     if not words:
         return f"can {', '.join(parts)}" if parts else "can reach neither files nor the web"
     if not parts:
         return f"can read {' and '.join(words)}, and reach neither files nor the web"
     return f"can {', '.join(parts)}, and read {' and '.join(words)}"
+
+
+_FLAGS = ("network", "search", "files", "edits", "commands", "memory", "results", "writes", "program")
+_ANY_PAGE = "reach the web"
+
+
+def flags_of(specs: Iterable[ToolSpec]) -> frozenset[str]:
+    """Return the flags that one of these tools has."""
+    return frozenset(flag for spec in specs for flag in _FLAGS if getattr(spec, flag))
+
+
+def _folder_reach(has: Collection[str], run: RunReach | None) -> tuple[str, str]:
+    """Return the folder that is read, and what of it is changed; empty for nothing."""
+    if run is None:
+        return "files of the workspace" if {"files", "commands"} & set(has) else "", "files" if "edits" in has else ""
+    folder = named_path(run.workspace) if run.workspace is not None else ""
+    if folder and run.git_folder:
+        folder += f" (git folder {named_path(run.git_folder)})"
+    return folder, _paths(run.namespace) if run.namespace else ""
+
+
+def _words_reach(has: Collection[str], run: RunReach | None) -> list[str]:
+    words: list[str] = []
+    if run is not None and run.earlier == 1:
+        words.append("the result of 1 earlier subagent")
+    elif run is not None and run.earlier:
+        words.append(f"the results of {run.earlier} earlier subagents")
+    elif "results" in has:
+        words.append("the results of earlier subagents")
+    return [*words, "the notes in memory"] if "memory" in has else words
 
 
 POWERS = (
@@ -175,15 +182,16 @@ SERIOUS = frozenset(POWERS[:5])
 
 def powers(config: RunConfig, specs: Collection[ToolSpec]) -> tuple[str, ...]:
     """Return what a run can do, in words that are the same for each: what sets one of several proposals apart."""
-    uses = config.foreign.values()
-    theirs = [tool for use in uses for name, tool in use.tools.items() if name in config.tools]
+    uses, has = config.foreign.values(), flags_of(specs)
+    changing = [tool.changes for use in uses for name, tool in use.tools.items() if name in config.tools]
+    changing += [spec.changes and not spec.edits for spec in specs]
     held = (
         config.confinement == "none",
         config.coding is not None or any(use.read_write for use in uses),
-        any(tool.changes for tool in theirs) or any(spec.changes and not spec.edits for spec in specs),
-        config.coding is not None or any(spec.commands for spec in specs),
+        any(changing),
+        config.coding is not None or "commands" in has,
         any(config.secrets.values()),
-        config.network or any(spec.network for spec in specs) or any(use.network or use.remote for use in uses),
+        config.network or "network" in has or any(use.network or use.remote for use in uses),
         config.workspace is not None,
     )
     return tuple(power for power, holds in zip(POWERS, held, strict=True) if holds)
@@ -195,35 +203,30 @@ def warnings(config: RunConfig, texts: Texts, day: DayLeft) -> tuple[str, ...]:
     return tuple(map(_line, lines))
 
 
-def _web_reach(hosts: str, search: bool) -> str:
-    """Return in a few words what a run can reach on the web."""
+def _web_reach(hosts: str, has: Collection[str]) -> str:
     if not hosts:
-        return "reach the web"
-    return f"{'search the web and ' if search else ''}reach only {hosts} on the web"
+        return _ANY_PAGE
+    return f"{'search the web and ' if 'search' in has else ''}reach only {hosts} on the web"
 
 
-def _commands_reach(
-    specs: Collection[ToolSpec], confinement: str | None, *, copy: Literal["copy", "worktree"] | None, network: bool
-) -> str:
-    """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace."""
+def _commands_reach(specs: Collection[ToolSpec], confinement: str | None, copy: str, *, network: bool) -> str:
+    """Return what a run's commands may do, in a few words; `copy` is what they have of the workspace, if anything."""
     what = "run Python"
     if copy == "worktree" or any(spec.commands and spec.files for spec in specs):  # the verify command is one
         what = "run commands"
     if confinement is None:  # it depends on the run
         return what
-    where = "on an empty folder" if copy is None else f"on a {copy} of it"
+    where = f"on a {copy} of it" if copy else "on an empty folder"
     if confinement == "none":
         return f"{what} WITHOUT A SANDBOX, with all that you may do yourself"
     return f"{what} in a sandbox that reaches the network, {where}" if network else f"{what} in a sandbox {where}"
 
 
 def _reach_of_servers(specs: Sequence[ToolSpec], confinement: str | None) -> str:
-    """Return which MCP servers a run may use, and what the worst of their tools may do."""
-    names = sorted({server_of(spec.name) or "" for spec in specs})
-    loose = confinement == "none" and any(spec.program for spec in specs)
-    may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if loose else []
-    may += ["reaches the network"] if any(spec.network for spec in specs) else []
-    may += ["can change things"] if any(spec.writes for spec in specs) else []
+    names, has = sorted({server_of(spec.name) or "" for spec in specs}), flags_of(specs)
+    may = ["WITHOUT A SANDBOX, with all that you may do yourself"] if confinement == "none" and "program" in has else []
+    may += ["reaches the network"] if "network" in has else []
+    may += ["can change things"] if "writes" in has else []
     may += [f"each proposal says what {'it' if len(names) == 1 else 'they'} can do"] if confinement is None else []
     which = f"the MCP server {names[0]}" if len(names) == 1 else f"the MCP servers {' and '.join(names)}"
     return f"use {which}" + (f" ({', '.join(may)})" if may else "")
@@ -296,7 +299,6 @@ def proposal_message(config: RunConfig, texts: Texts, day: DayLeft) -> str:
 
 
 def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
-    """Return the task, the reach, and the time and cost."""
     low, high = config.estimated_minutes
     free = config.free
     label = f"{config.role} ({config.name.translate(_QUOTES | _BRACKETS)})" if config.name else config.role
@@ -312,7 +314,6 @@ def _first_lines(config: RunConfig, texts: Texts) -> list[str]:
 
 
 def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
-    """Return what the run works with, reads and is told."""
     lines: list[str] = []
     if config.lacks:
         which = "which is not there" if len(config.lacks) == 1 else "which are not there"
@@ -347,7 +348,6 @@ def _reach_lines(config: RunConfig, texts: Texts) -> list[str]:
 
 
 def _limit_lines(config: RunConfig, day: DayLeft) -> list[str]:
-    """Return the model, the limits, and what is missing."""
     lines: list[str] = []
     if config.model.startswith("offline/"):
         lines.append(
@@ -413,7 +413,6 @@ def group_note(sum_micros: int, cap_micros: int, day: DayLeft) -> str:
 
 
 def _clamped_lines(config: RunConfig) -> list[str]:
-    """Return what was asked above a hard cap, and which prices may be meant for its model."""
     return [
         *(f"{note[0].upper()}{note[1:]}." for note in config.clamped),
         *((config.price_note,) if config.price_note else ()),
@@ -464,7 +463,6 @@ def _coding_lines(coding: Coding) -> list[str]:
 
 
 def _travel_lines(config: RunConfig) -> list[str]:
-    """Return what of a person's files goes to other machines, or why nothing does."""
     lines: list[str] = []
     for what, stored in (
         ("that commit", config.coding.snapshot if config.coding is not None else None),
@@ -485,27 +483,25 @@ def _plan_line(config: RunConfig) -> str:
 
 
 def _server_line(name: str, use: ForeignUse, config: RunConfig) -> str:
-    """Return what the person must know about an MCP server: its place, its rights, and tools that change things."""
-    may: list[str] = []
-    if not use.remote and config.confinement == "none":
-        may.append("not confined at all")
-    elif not use.remote:
-        may.append("with this machine's network" if use.network else "without a network")
-        may.append(
-            f"may write to {', '.join(map(named_path, use.read_write))}"
-            if use.read_write
-            else "sees none of your folders"
-        )
-        may.append(f"confined by {config.confinement}")
-    had = {full.removeprefix(f"mcp__{name}__"): tool for full, tool in use.tools.items() if full in config.tools}
-    reads = [own for own, tool in had.items() if not tool.changes]
-    changes = [own for own, tool in had.items() if tool.changes]
+    reads: list[str] = []
+    changes: list[str] = []
+    for full, tool in use.tools.items():
+        if full in config.tools:
+            (changes if tool.changes else reads).append(full.removeprefix(f"mcp__{name}__"))
     more = f" and {len(reads) - READS_SHOWN} more" if len(reads) > READS_SHOWN else ""
     has = [f"it says that these only read: {', '.join(reads[:READS_SHOWN])}{more}"] if reads else []
     has += [f"can change things: {', '.join(changes)}"] if changes else []
-    if not had:
+    if not has:
         return f"MCP server {name}: none of its tools is left."
-    return f"MCP server {name} ({'; '.join([use.where, *may])}): {'; '.join(has)}."
+    may = [use.where]
+    if not use.remote and config.confinement == "none":
+        may.append("not confined at all")
+    elif not use.remote:
+        folders = ", ".join(map(named_path, use.read_write))
+        may.append("with this machine's network" if use.network else "without a network")
+        may.append(f"may write to {folders}" if folders else "sees none of your folders")
+        may.append(f"confined by {config.confinement}")
+    return f"MCP server {name} ({'; '.join(may)}): {'; '.join(has)}."
 
 
 def _secret_lines(config: RunConfig) -> list[str]:

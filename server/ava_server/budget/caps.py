@@ -257,7 +257,6 @@ def settlement_event(
 def _booked(
     price: Price, held: HeldCall, settlement: Settlement, usage: Usage | None, reported_micros: int | None
 ) -> tuple[int, int, dict[str, int]]:
-    """Return the cost in micro-USD, the tokens, and what the cost is for."""
     if settlement == "not_billed":
         return 0, 0, {}
     if usage is None:

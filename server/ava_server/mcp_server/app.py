@@ -16,8 +16,6 @@ from ava_server.core.data_root import NOWHERE, home_folder, working_folder
 from ava_server.mcp_server.subscriptions import Subscriptions
 
 if TYPE_CHECKING:
-    from ava_audit.rows import RunRow
-    from ava_audit.store.backend import Announcement
     from ava_roles.catalog import Catalog
     from ava_server.config.role_folders import RolePlaces
     from ava_server.config.settings import Settings
@@ -106,14 +104,21 @@ class App:
             await self.updates.follow(self.runtime)
 
     async def _enter(self, stack: AsyncExitStack) -> Runtime:
-        open_runtime = await anyio.to_thread.run_sync(_import_runtime)
-        from ava_server.runs.mode import DRIVING, serving
+        def import_modules() -> None:
+            from importlib import import_module
 
-        settings = self._load()
-        in_memory = self.transport == "memory"  # host and server are one
+            import_module("ava_server.service.runtime")
+            import_module("ava_server.service.service")  # the first call needs it too
+
+        await anyio.to_thread.run_sync(import_modules)  # it is slow
+        from ava_audit.store.backend import Announcement
+        from ava_server.runs.mode import DRIVING, serving
+        from ava_server.service.runtime import open_runtime
+
+        settings, in_memory = self._load(), self.transport == "memory"  # there, host and server are one
         mode = DRIVING if in_memory else serving(settings, everybody=self.transport == HTTP)
-        runtime: Runtime = await stack.enter_async_context(open_runtime(settings, mode, announce=_told))
-        return runtime
+        opening = open_runtime(settings, mode, announce=lambda _runtime: Announcement("server"))
+        return await stack.enter_async_context(opening)
 
     def start(self) -> None:
         """Begin to open the data root; a second call changes nothing."""
@@ -147,7 +152,8 @@ class App:
         if service.session.started and service.session.remote:
             return service
         async with self._starting:  # a second call that comes meanwhile waits for what the first one asks the client
-            await self._start_session(ctx, service.session)
+            if not service.session.started:
+                await self._start_session(ctx, service.session)
         return service
 
     async def opened(self) -> Runtime:
@@ -171,7 +177,6 @@ class App:
         return self._runtime
 
     def _service_of(self, ctx: ServerRequestContext[App, Any], runtime: Runtime) -> Service:
-        """Return the service of the only session, or over HTTP that of the token and the client's name."""
         from ava_server.service.access import Session
 
         if self.transport != HTTP:
@@ -236,9 +241,6 @@ class App:
         return self._runtime
 
     async def _start_session(self, ctx: ServerRequestContext[App, Any], session: Session) -> None:
-        """Write the session's first entry, with the client's name and version."""
-        if session.started:
-            return
         client = ctx.session.client_params
         if client is not None:
             session.client = client.client_info.name[:CLIENT_CHARS]
@@ -299,12 +301,7 @@ def token_of(ctx: ServerRequestContext[App, Any]) -> Token:
     return token
 
 
-def _any_run(_run: RunRow) -> bool:
-    return True
-
-
 async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
-    """Return the folders that the client names, where it can be asked."""
     capabilities = ctx.session.client_capabilities
     if capabilities is None or capabilities.roots is None or not ctx.session.can_send_request:
         return ()
@@ -321,25 +318,7 @@ async def _roots(ctx: ServerRequestContext[App, Any]) -> tuple[str, ...]:
     return ()
 
 
-def _told(_runtime: Runtime) -> Announcement:
-    """Return what this process tells others on its log about itself."""
-    from ava_audit.store.backend import Announcement
-
-    return Announcement("server")
-
-
 def _reason(error: Exception) -> str:
-    """Return why the data root could not be opened."""
     from ava_server.core.shortage import shortage_in
 
     return shortage_in(error) or str(error)
-
-
-def _import_runtime() -> Any:
-    """Import the slow modules; called in a thread."""
-    from importlib import import_module
-
-    from ava_server.service.runtime import open_runtime
-
-    import_module("ava_server.service.service")  # the first call needs it too
-    return open_runtime

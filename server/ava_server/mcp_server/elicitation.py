@@ -29,6 +29,7 @@ from mcp_types.methods import is_input_required
 from pydantic import ValidationError
 
 from ava_server.core.errors import AvaError, BadInput, ConfigError
+from ava_server.render.responses import FAILED, Answer
 
 if TYPE_CHECKING:
     from anyio import CancelScope
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from ava_server.approval.questions import AnsweredLater, PageQuestion, Question, Reply
     from ava_server.hosts.known import Host
     from ava_server.mcp_server.app import App
-    from ava_server.render.responses import Answer
 
 log = logging.getLogger("ava.eliciting")
 ASK_S = 45.0
@@ -289,11 +289,21 @@ def reply_of(answer: types.ElicitResult) -> Reply:
     return Reply(answer.action, dict(answer.content or {}) if answer.action == "accept" else {})
 
 
+def result_of(answer: Answer) -> types.CallToolResult:
+    """Return an answer as hosts get it, in both forms."""
+    from ava_server.render.host_text import text_of
+
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=text_of(answer))],
+        structured_content=answer.structured(),
+        is_error=answer.status == FAILED,
+    )
+
+
 class QuestionSeal:
     """Middleware that seals what a client keeps with a question, and opens it when the answer comes."""
 
-    def __init__(self, result_of: Callable[[Answer], types.CallToolResult]) -> None:
-        self._result_of = result_of
+    def __init__(self) -> None:
         self._boundary: RequestStateBoundary | None = None
         self._opening = anyio.Lock()
 
@@ -313,7 +323,10 @@ class QuestionSeal:
         except AvaError as error:
             result = await call_next(_without_answer(ctx, ctx.params))
             # Without the key no answer could be recognized, and the person would be asked again and again.
-            return self._not_asked(error) if is_input_required(result) else result
+            if not is_input_required(result):
+                return result
+            message = f"the person cannot be asked, so nothing was decided: {error}"
+            return result_of(Answer(status=FAILED, message=message))
         try:
             return await boundary(ctx, call_next)
         except MCPError as error:
@@ -332,12 +345,6 @@ class QuestionSeal:
                 security = RequestStateSecurity(keys=[key], ttl=ANSWER_S)
                 self._boundary = RequestStateBoundary(security, default_audience="ava")
             return self._boundary
-
-    def _not_asked(self, why: AvaError) -> types.CallToolResult:
-        from ava_server.render.responses import FAILED, Answer
-
-        message = f"the person cannot be asked, so nothing was decided: {why}"
-        return self._result_of(Answer(status=FAILED, message=message))
 
 
 def _without_answer(ctx: ServerRequestContext[App, Any], params: Mapping[str, Any]) -> ServerRequestContext[App, Any]:

@@ -21,8 +21,8 @@ from pydantic import ValidationError
 from ava_server.core.errors import BadInput
 from ava_server.mcp_server import card
 from ava_server.mcp_server.app import App
+from ava_server.mcp_server.elicitation import QuestionSeal
 from ava_server.mcp_server.resources import access_of
-from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.subscriptions import MOST_URIS, ROLES
 from ava_server.mcp_server.tasks import followed_tasks, serve_tasks, task_now
 
@@ -59,7 +59,6 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
         app: The state of the server; made from the other two where it is not given.
     """
     from ava_server.mcp_server import prompts, resources, tools
-    from ava_server.mcp_server.elicitation import QuestionSeal
     from ava_server.render.host_text import INSTRUCTIONS
 
     @asynccontextmanager
@@ -99,7 +98,7 @@ def build_server(load: Callable[[], Settings], *, transport: str = "stdio", app:
     server.extensions[card.EXTENSION] = {}
     hide_error_texts(server)
     server.middleware.append(_open_after_answer)
-    server.middleware.append(QuestionSeal(result_of))
+    server.middleware.append(QuestionSeal())
     return server
 
 

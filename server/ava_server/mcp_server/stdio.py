@@ -88,7 +88,6 @@ async def _read(
     answers: MemoryObjectSendStream[SessionMessage],
     ending: Shutdown,
 ) -> None:
-    """Pass on the host's messages until stdin ends; answer lines that are not messages."""
     async with incoming, answers:
         try:
             async for line in lines:
@@ -105,7 +104,6 @@ async def _read(
 
 
 def _message(line: bytes | TooLong) -> Any:
-    """Return a line as a message, or the error that answers it."""
     if isinstance(line, TooLong):
         return _refusal(types.INVALID_REQUEST, f"the message is longer than {LINE_BYTES:,} bytes; send less", line.id)
     try:
@@ -195,7 +193,6 @@ async def _streamed(reader: asyncio.StreamReader) -> AsyncIterator[bytes | TooLo
 
 
 async def _skip(reader: asyncio.StreamReader, consumed: int) -> TooLong:
-    """Read past a line that is too long."""
     head = tail = b""
     while True:
         piece = await reader.readexactly(consumed)

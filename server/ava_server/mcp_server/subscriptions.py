@@ -306,7 +306,6 @@ class Subscriptions:
             await anyio.sleep(RUNS_EVERY_S)
 
     def _followed(self) -> set[str]:
-        """Return the runs that somebody follows."""
         runs = {run_id for one in self._listeners for run_id in one.uris.values() if run_id is not None}
         return runs.union(*(run_ids for one in self._listeners for run_ids in one.tasks.values()))
 

@@ -18,8 +18,7 @@ from mcp.shared.inbound import MCP_NAME_HEADER, decode_header_value
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import Field, ValidationError
 
-from ava_server.mcp_server.elicitation import can_ask, reply_of, request_of
-from ava_server.mcp_server.results import result_of
+from ava_server.mcp_server.elicitation import can_ask, reply_of, request_of, result_of
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -162,11 +161,6 @@ async def cancel_task(ctx: Ctx, params: TaskParams) -> dict[str, Any]:
 
 
 async def _service(ctx: Ctx) -> Service:
-    """Return the service of the session.
-
-    Raises:
-        MCPError: The protocol version has no tasks of this form.
-    """
     if ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS:
         raise MCPError(code=types.METHOD_NOT_FOUND, message=f"{ctx.method} needs protocol 2026-07-28 or later")
     return await ctx.lifespan_context.service(ctx)
@@ -219,7 +213,6 @@ def _fields(task: Task, status: str, *, before: str | None = None) -> dict[str, 
 
 
 def _reply(given: object) -> Reply | None:
-    """Return a person's answer; None for what is none."""
     try:
         return reply_of(types.ElicitResult.model_validate(given))
     except ValidationError:

@@ -19,8 +19,8 @@ from mcp.shared.inbound import X_MCP_HEADER_KEY
 
 from ava_server.core.errors import AvaError, Refused
 from ava_server.mcp_server.card import declares_apps, with_card
+from ava_server.mcp_server.elicitation import ClientPerson, asked_back, asks_alone, can_ask, can_open, result_of
 from ava_server.mcp_server.resources import refuse_cursor
-from ava_server.mcp_server.results import result_of
 from ava_server.mcp_server.tasks import as_task, declares_tasks
 from ava_server.render.responses import FAILED, Answer
 
@@ -51,8 +51,6 @@ async def list_tools(
     ctx: ServerRequestContext[App, Any], params: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
     """List the six tools; the roles stand in the description of `spawn_subagent`."""
-    from ava_server.mcp_server.elicitation import asks_alone, can_ask
-
     refuse_cursor(params)
     catalog = await roles_now(ctx)
     listed = await anyio.to_thread.run_sync(tools_now, catalog)
@@ -78,7 +76,6 @@ async def call_tool(
     """
     from ava_server.approval.questions import AnsweredLater
     from ava_server.approval.requests import shown
-    from ava_server.mcp_server.elicitation import asked_back
     from ava_server.service.tools import TOOLS
 
     if params.name not in TOOLS:
@@ -114,7 +111,6 @@ async def call_tool(
 
 def asking_of(ctx: ServerRequestContext[App, Any], params: types.CallToolRequestParams) -> Asking:
     """Return who can answer a proposal through the client of a call."""
-    from ava_server.mcp_server.elicitation import ClientPerson, can_ask, can_open
     from ava_server.service.access import Asking
 
     asks, opens = can_ask(ctx), can_open(ctx)
@@ -151,7 +147,6 @@ def _fixed_tools() -> tuple[types.Tool, ...]:
 
 
 def _listed(tool: ServiceTool) -> types.Tool:
-    """Return a tool as hosts list it."""
     return types.Tool(
         name=tool.name,
         title=tool.title,
@@ -230,7 +225,6 @@ def _limits_of(catalog: Catalog) -> str:
 
 
 def _searches() -> bool:
-    """Tell whether a web search is set up now."""
     from ava_server.config.credentials import model_settings
     from ava_server.config.keys import read_keys
     from ava_server.config.search_engines import searches_by_default
@@ -273,18 +267,22 @@ def small(schema: Any, *, output: bool = False) -> Any:
         return schema
     less: dict[str, Any] = {}
     for key, value in cast("dict[str, Any]", schema).items():
-        if (key == "title" and isinstance(value, str)) or (key == "default" and value in (None, [], {}, "", 0)):
-            continue
-        if output and key == "additionalProperties" and value is not False:
-            continue
-        less[key] = (
-            {name: small(item, output=output) for name, item in cast("dict[str, Any]", value).items()}
-            if key in ("properties", "$defs")
-            else small(value, output=output)
-        )
+        if key in ("properties", "$defs"):
+            members = cast("dict[str, Any]", value).items()
+            less[key] = {name: small(item, output=output) for name, item in members}
+        elif not _says_nothing(key, value, output=output):
+            less[key] = small(value, output=output)
     options: list[Any] = less.get("anyOf", [])
     kept = [option for option in options if option != {"type": "null"}]
     if len(kept) == 1 and len(kept) < len(options):
         del less["anyOf"]
         less = {**kept[0], **less}
     return less
+
+
+def _says_nothing(key: str, value: Any, *, output: bool) -> bool:
+    if key == "default":
+        return value in (None, [], {}, "", 0)
+    if key == "title":
+        return isinstance(value, str)
+    return output and key == "additionalProperties" and value is not False

@@ -80,6 +80,11 @@ class Session:
         return self.transport == "http"
 
     @property
+    def folders(self) -> tuple[str, ...] | None:
+        """The folders that the client named; None on another machine."""
+        return None if self.remote else self.roots
+
+    @property
     def audits(self) -> bool:
         """Whether it may read what belongs to other users."""
         return self.administers or (self.token is not None and self.token.reads_all)

@@ -98,11 +98,6 @@ def read_artifact(root: Root, file: Mapping[str, Any]) -> bytes:
 
 
 def _check_name(file: Mapping[str, Any]) -> str:
-    """Return the name of a file.
-
-    Raises:
-        Refused: It could lead elsewhere.
-    """
     from ava_roles.tools.records import is_artifact_name
 
     name = str(file.get("name"))

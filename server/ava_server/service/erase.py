@@ -26,8 +26,6 @@ _NOTICE = re.compile(r"^Notice: .*$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class _Wanted:
-    """What identifies entries about a run."""
-
     ids: frozenset[str]
     spoken: re.Pattern[str]
     task: str | None
@@ -115,7 +113,6 @@ def _made(view: View, call: Entry, run: RunRow) -> str | None:
 
 
 def _fits(view: View, call: Entry, run: RunRow) -> bool:
-    """Tell whether a call may have proposed a run: it gave the run's task, or none."""
     assert isinstance(call.fact, ToolCall)
     texts = texts_of(view, run)
     return texts is not None and _arguments(call.fact).get("task") in (None, texts.task)

@@ -78,8 +78,6 @@ async def _run_hook(store: Store, program: Sequence[str], began: int) -> None:
 
 
 def _events(after: int, upto: int) -> Query[list[dict[str, Any]]]:
-    """Return the query for the events of a span of entries."""
-
     def query(view: View) -> list[dict[str, Any]]:
         old_us = now_us() - OLD_US
         found: list[dict[str, Any]] = []
@@ -128,7 +126,6 @@ def _fields(view: View, run: RunRow, event: str) -> dict[str, Any]:
 
 
 def _request(view: View, run: RunRow) -> dict[str, Any]:
-    """Return what a run asks a person, or asks a person for."""
     if (found := waiting_question(view, run, now_us())) is not None:
         return {
             "question_id": found.asked.question_id,
@@ -147,7 +144,6 @@ def _request(view: View, run: RunRow) -> dict[str, Any]:
 
 
 async def _run(program: Sequence[str], event: dict[str, Any]) -> None:
-    """Run the program with an event; an error is only logged."""
     secret = {*key_variables(os.environ), "AVA_MODEL_API_KEY", "AVA_DATABASE_URL"}
     env = {name: value for name, value in os.environ.items() if name not in secret}
     line = json.dumps(event, ensure_ascii=False) + "\n"
@@ -183,7 +179,6 @@ async def _write_event(process: Process, line: bytes) -> None:
 
 
 def _kill_session(process: Process) -> None:
-    """Kill the program and its session."""
     if sys.platform == "win32":
         if process.returncode is None:
             process.kill()

@@ -87,7 +87,6 @@ async def fetch_branch(store: Store, travel: Travel, run: RunRow, into: Path | N
 
 
 def _changes_of(view: View, run: RunRow) -> dict[str, Any] | None:
-    """Return what the result of a run tells of its branch; None without a result."""
     entry = view.entry(run.result_seq) if run.result_seq is not None else None
     if entry is None or not isinstance(entry.fact, SubagentComplete):
         return None

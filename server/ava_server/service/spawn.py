@@ -18,7 +18,7 @@ from ava_audit.units import iso_utc, micros_from_cents, now_us
 from ava_audit.view import Outcome, View
 from ava_roles.errors import RolesError
 from ava_roles.mcp_client.tools import server_of
-from ava_roles.tool import Tool
+from ava_roles.tool import Tool, ToolSpec
 from ava_server.approval.decisions import (
     PERSON_CHANNELS,
     Approval,
@@ -91,13 +91,13 @@ class Spawns(Operations):
             Refused: It may not be proposed, or cannot be run here.
             AnsweredLater: The client asks the person and calls again.
         """
-        retried: RunRow | None = None
+        retry_of: str | None = None
         if isinstance(given.get("retry_of"), str):
-            retried, given = await self._retry(given)
+            retry_of, given = await self._retry(given)
         args = parse(SpawnArgs, given)
         if args.ask and caller.asking.proposal is not None:
             return await self._answered_now(caller.asking.proposal, caller)
-        return await self._propose(args, caller, retried)
+        return await self._propose(args, caller, retry_of)
 
     async def _answered_now(self, pending_id: str, caller: CallContext) -> SpawnAnswer:
         """Go on with the proposal that this call made before it ended with a question.
@@ -161,7 +161,6 @@ class Spawns(Operations):
         return answer
 
     async def _started(self, answer: SpawnAnswer, decided: ConfirmOutcome) -> SpawnAnswer:
-        """Return the answer of a proposal that the person has approved."""
         self._runtime.manager.wake()
         _settle(answer, "approved")
         answer.asked = True
@@ -173,21 +172,19 @@ class Spawns(Operations):
         return answer
 
     async def _propose(
-        self, args: SpawnArgs, caller: CallContext, retried: RunRow | None = None, *, fresh: bool = False
+        self, args: SpawnArgs, caller: CallContext, retry_of: str | None = None, *, fresh: bool = False
     ) -> SpawnAnswer:
         """Make a proposal, and have it answered at once where the policy or the call says so.
 
         Args:
             args: The arguments of the spawn.
             caller: Whose call it is.
-            retried: The ended run that it repeats.
+            retry_of: The ended run that it repeats.
             fresh: It replaces an expired one in the answer of another call: nobody answers it now.
         """
         self._runtime.closing.refuse_new()
         session, record = self._session, caller.record
-        context = await self._runtime.resolve_context(
-            args, session.user, None if session.remote else session.roots, record.begin
-        )
+        context = await self._runtime.resolve_context(args, session.user, session.folders, record.begin)
         config, texts = await self._resolved(args, context, caller.degraded)
         candidates = tuple((new_id("pending_id"), new_id("subagent_id")) for _ in range(CANDIDATES))
         if self._store.blobs is not None:
@@ -199,7 +196,6 @@ class Spawns(Operations):
         # A terminal asks anyway.
         starts = context.policy == "auto" and session.transport != "terminal" and not fresh
         limits = self._runtime.limits_under(context.policy, session.user)
-        retry_of = retried.id if retried is not None else None
         proposing = propose(config, texts, session.who, candidates, limits, retry_of=retry_of)
         needs_key = config.model == OFFLINE and not is_configured(context.models)
 
@@ -233,12 +229,6 @@ class Spawns(Operations):
         return await self._ask(answer, caller) if asks_now and answer.status == WAITING else answer
 
     async def _resolved(self, args: SpawnArgs, context: ResolveContext, degraded: bool) -> tuple[RunConfig, Texts]:
-        """Return the configuration and the texts of a proposal.
-
-        Raises:
-            BadInput: An argument is invalid.
-            Refused: It may not be proposed, or cannot be run here.
-        """
         earlier = await self._earlier(args.context_from) if args.context_from else ()
 
         def resolve() -> tuple[RunConfig, Texts]:
@@ -322,12 +312,10 @@ class Spawns(Operations):
         return why and self._access.adapt_text(why)
 
     async def _earlier(self, given: Sequence[str]) -> tuple[EarlierRun, ...]:
-        """Return the ended runs of this user whose results are named."""
         rows = {row.id: row for row in [await self._access.run(each, "context_from") for each in given]}
         return await self._store.read(lambda view: check_context_from(view, tuple(rows.values())))
 
-    async def _retry(self, given: dict[str, Any]) -> tuple[RunRow, dict[str, Any]]:
-        """Return the run that is repeated, and its arguments, overridden by the given ones."""
+    async def _retry(self, given: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         run = await self._access.run(str(given["retry_of"]), "retry_of")
         if not run.ended:
             raise BadInput(f"retry_of: {label(run)} has not ended; wait for it, or cancel it first")
@@ -336,7 +324,7 @@ class Spawns(Operations):
             raise BadInput(f"retry_of: the task of {label(run)} was erased; propose it again")
         before = _arguments(run, texts)
         before.pop("task_id", None)
-        return run, {**before, **given}
+        return run.id, {**before, **given}
 
     async def renew(self, decision: OneDecision, run_id: str, caller: CallContext) -> None:
         """Add a new proposal to the refusal of an expired one, or why none can be made."""
@@ -348,7 +336,6 @@ class Spawns(Operations):
             decision.fresh = fresh.structured() if fresh is not None else None
 
     async def _fresh(self, run_id: str, caller: CallContext) -> SpawnAnswer | None:
-        """Make a new proposal, with new figures, from an expired one."""
         run = await self._store.read(lambda view: view.run(run_id))
         texts = await self._store.read(lambda view: texts_of(view, run)) if run else None
         if run is None or texts is None:
@@ -389,13 +376,11 @@ def _settle(answer: SpawnAnswer, status: str) -> None:
 
 
 def _show_limits(answer: SpawnAnswer, config: RunConfig) -> None:
-    """Write a configuration's limits into an answer."""
     answer.limits = config.limits
     answer.max_cost_cents = config.limits.get(COST.argument)
 
 
 def _arguments(run: RunRow, texts: Texts) -> dict[str, Any]:
-    """Return the arguments with which a run was proposed."""
     config = config_of(run.config)
     return {**config.asked, **texts.model_dump(exclude_none=True)}
 
@@ -414,35 +399,44 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
 
     It may have no effect beyond its own result, and nothing private that it reads may leave this machine.
     """
-    if foreign := sorted({server_of(name) or "" for name in config.tools if server_of(name)}):
-        return f"only the MCP server {foreign[0]} itself says what its tools do"
     unknown = [name for name in config.tools if name not in tools and name not in RUN_TOOLS]
+    specs = [tools[name].spec for name in config.tools if name in tools]
+    if foreign := sorted(filter(None, map(server_of, config.tools))):
+        return f"only the MCP server {foreign[0]} itself says what its tools do"
     if unknown:
         return f"what {', '.join(unknown)} may do is not known here"
     if config.confinement == "none":
         return 'nothing confines its commands (sandbox.mode = "none")'
     if config.coding is not None:
         return f"it changes files of {config.coding.repository}, on a branch"
-    specs = [tools[name].spec for name in config.tools if name in tools]
-    if running := [spec.name for spec in specs if spec.commands]:
+    if running := _with(specs, "commands"):
         return f"it may run commands; with blocked_tools {running} it goes without"
-    changing = [spec.name for spec in specs if not spec.read_only and not spec.artifacts]
-    if changing:
+    if changing := [spec.name for spec in specs if not spec.read_only and not spec.artifacts]:
         return f"{', '.join(changing)} may change something"
     if config.search_micros and config.search_call is None:
         return "its web searches cost money, which the ceilings do not count"
-    network = any(spec.network for spec in specs)
+    return _leak(config, specs)
+
+
+def _leak(config: RunConfig, specs: Sequence[ToolSpec]) -> str | None:
+    """Return why something private that a run reads could leave this machine, or None."""
+    network, memory = _with(specs, "network"), _with(specs, "memory")
     if network and (config.workspace or config.context_from):
         return "it reads what is yours and reaches the web"
-    if network and (memory := [spec.name for spec in specs if spec.memory]):
+    if network and memory:
         return f"it reads the notes in memory and reaches the web (blocked_tools: {', '.join(memory)})"
-    if any(hosts for hosts in config.secrets.values()):
+    if any(config.secrets.values()):
         return "it may send a secret"
-    if not config.hosts and (web := [spec.name for spec in specs if spec.network and not spec.search]):
+    searches = _with(specs, "search")
+    if (pages := [name for name in network if name not in searches]) and not config.hosts:
         return (
-            f"{', '.join(web)} could send what the task says to any address; name the allowed hosts (`hosts` in the"
+            f"{', '.join(pages)} could send what the task says to any address; name the allowed hosts (`hosts` in the"
             " role file, or [fetch] hosts in config.toml)"
         )
     if config.workspace and not config.workspace_named:  # then a person who sees the path has to decide
         return f"only the call says that it may read {config.workspace} ([workspace] roots in config.toml)"
     return None
+
+
+def _with(specs: Sequence[ToolSpec], flag: str) -> list[str]:
+    return [spec.name for spec in specs if getattr(spec, flag)]
