@@ -1,4 +1,4 @@
-"""docs/architecture.md and the trees of errors in docstrings agree with the code. Layers are lint-imports' business."""
+"""docs/architecture.md, the rooms' docstrings and the trees of errors agree with the code; layers are lint-imports'."""
 
 from __future__ import annotations
 
@@ -19,6 +19,9 @@ ERRORS = {
 }
 """Where each package draws the tree of its errors."""
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+ROOMS = sorted(path for folder in PACKAGES.values() for path in (REPOSITORY / folder).rglob("__init__.py"))
+_FILE = re.compile(r"`([\w./-]+(?:\.(?:py|md|toml|sql)|/))`")
+_NAME = re.compile(r"`(_?[A-Z][A-Za-z_]+)`")
 
 
 def sources(package: str) -> Iterator[Path]:
@@ -47,27 +50,49 @@ def test_the_launcher_imports_only_the_standard_library_and_itself() -> None:
 
 
 def test_every_file_named_on_the_page_exists() -> None:
-    places = [REPOSITORY, *(REPOSITORY / folder for folder in PACKAGES.values())]
-    places.append(REPOSITORY / "tests")
-    everywhere = {path.name for folder in PACKAGES.values() for path in (REPOSITORY / folder).rglob("*")}
-    named = set(re.findall(r"`([\w./-]+(?:\.(?:py|md|toml|sql)|/))`", PAGE)) - {"config.toml"}
-    missing = [
-        name
-        for name in named
-        if not any((place / name).exists() for place in places) and ("/" in name or name not in everywhere)
-    ]
-    assert missing == []
-    assert len(named) > 120
+    named = _FILE.findall(PAGE)
+    assert missing_files(PAGE, REPOSITORY) == []
+    assert len(set(named)) > 120
     tests = {name for name in named if name.startswith("tests/") and name.endswith(".py")}
     assert len(tests) > 40
 
 
 def test_every_code_name_on_the_page_exists() -> None:
+    assert missing_names(PAGE) == []
+    assert len(set(_NAME.findall(PAGE))) > 20
+
+
+def test_the_page_names_every_room() -> None:
+    rooms = {path.parent for path in ROOMS} - {REPOSITORY / folder for folder in PACKAGES.values()}
+    small = {"card", "checks", "doctor", "launcher", "status", "wires"}  # their room's docstring names them
+    assert [room.name for room in sorted(rooms) if room.name not in small and f"/{room.name}/`" not in PAGE] == []
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda path: str(path.parent.relative_to(REPOSITORY)))
+def test_the_docstring_of_a_room_names_only_what_exists(room: Path) -> None:
+    text = ast.get_docstring(ast.parse(room.read_text("utf-8"))) or ""
+    assert text, "a room says what it does"
+    assert missing_files(text, room.parent) == []
+    assert missing_names(text) == []
+
+
+def missing_files(text: str, place: Path) -> list[str]:
+    """The files that a text names and that are neither there nor below one of the packages."""
+    places = [place, REPOSITORY, *(REPOSITORY / folder for folder in PACKAGES.values()), REPOSITORY / "tests"]
+    everywhere = {path.name for folder in PACKAGES.values() for path in (REPOSITORY / folder).rglob("*")}
+    named = set(_FILE.findall(text)) - {"config.toml"}
+    return [
+        name
+        for name in sorted(named)
+        if not any((each / name).exists() for each in places) and ("/" in name or name not in everywhere)
+    ]
+
+
+def missing_names(text: str) -> list[str]:
+    """The names of classes and constants in a text that no package defines."""
     code = "\n".join(path.read_text("utf-8") for package in PACKAGES for path in sources(package))
-    named = set(re.findall(r"`(_?[A-Z][A-Za-z_]+)`", PAGE))
-    lost = [name for name in named if not re.search(rf"^(?:class )?{name}\b(?:\(| =|:|\[)", code, re.MULTILINE)]
-    assert lost == []
-    assert len(named) > 30
+    named = sorted(set(_NAME.findall(text)))
+    return [name for name in named if not re.search(rf"^(?:class )?{name}\b(?:\(| =|:|\[)", code, re.MULTILINE)]
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,12 @@
-"""The built-in tools of subagents.
+"""The built-in tools of subagents, a file for each family.
 
 The seam is `ava_roles.tool`: each tool is a `Tool` with a `ToolSpec`, and `registry` lists them all. A call uses its
 `ToolContext` and nothing else: a tool knows no run, no log and no model. The flags of the spec are the only source of
-what a tool can reach. A failure is a `ToolFailed` whose text says what the model can do; blocking work runs in threads;
-a tool hides secrets in a text before it cuts the text.
+what a tool can reach: they decide what the proposal shows, whether calls run in parallel, and whether a run may start
+without a question.
+
+What must hold: a failure is a `ToolFailed` whose text says what the model can do; any other exception is a fault.
+Blocking work runs in threads. A tool hides secrets in a whole file or page before it takes part of it. A parser that a
+stranger's file could break runs in a process of its own (`parser_process.py`), with limits on time and memory that also
+hold in C code, so such a file is only one that cannot be read.
 """

@@ -1,9 +1,20 @@
 """Runs: the manager that claims them, the loop that drives one, and the life cycle that says what may happen to one.
 
+`loop.py` is the middle: reserve, call the model, run tools. `history.py` collects a run's entries, and requests are
+built only from it, so a resumed run works like a new one. `reservation.py` makes a call fit its caps step by step, and
+`model_call.py` makes calls and settles them; `first_call.py` refuses a proposal whose caps buy no work. `extension.py`
+and `questions.py` have what a run asks a person, and pause it. `manager.py` claims runs and owns their tasks;
+`activities.py` shows what they are doing, for display only.
+
 The seams are `setup.RunSetup`, which makes what a run works with from the `RunResources` of a process, and the log: all
-state of a run follows from its entries, so any process can go on with it. What must hold:
-`lifecycle.TRANSITIONS` has every way in which a run may move; one instance owns a run at a time; a request can be
-rebuilt from the log byte for byte; a run ends once, with a result, whatever ended it.
+state of a run follows from its entries, so any process can go on with it. Under `background`, a server leaves runs to a
+worker (`worker_process.py`): hosts kill servers within 10 to 100 ms, so a server that handed a run over at its end
+would lose the call in progress, and a fault in a run would end the server.
+
+What must hold: `lifecycle.TRANSITIONS` has every way in which a run may move. One instance owns a run at a time; a
+process that was stopped may have lost its runs without knowing it, so it checks that others see its lock or lease
+before it claims, and that it owns the run right before a request leaves. A request can be rebuilt from the log byte for
+byte. A run ends once, with a result, whatever ended it. Only a person's own answer raises a cap.
 """
 
 from __future__ import annotations
