@@ -1,8 +1,8 @@
 """The words of a question: which ones count, and where a text has them in any form.
 
 Words are compared by their stems (Snowball), in the language that the question's filler words tell; English forms that
-have other stems, by their first one. Chinese, Japanese and Thai have no spaces: ICU cuts the question into words, and
-they are looked for anywhere in a text.
+have other stems, by their first one. Chinese, Japanese and Thai have no spaces: ICU (extra `languages`) cuts a question
+into words, or without it each two characters count as one. They are looked for anywhere in a text.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any, NamedTuple
+
+from ava_extras import has_extra, load
 
 _MAX_WORDS = 30
 _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u3005"
 _UNSPACED_RUN = re.compile(f"[{_UNSPACED}]+")
+_UNSPACED_OR_NOT = re.compile(rf"[{_UNSPACED}]+|[^{_UNSPACED}\s]+")
 _HIRAGANA = re.compile(r"[\u3040-\u309f\u30fc]+")
 _BROKEN = re.compile(f"(?<=[{_UNSPACED}])\\s+(?=[{_UNSPACED}])")
 """White space inside text without spaces: lines are broken anywhere there."""
@@ -174,9 +178,29 @@ def _split(text: str) -> Iterable[str]:
         if _UNSPACED_RUN.search(token) is None:
             yield token
             continue
-        from icu4py.breakers import WordBreaker
+        if has_extra("languages"):
+            breaker: Iterable[str] = load("languages").WordBreaker(token, "ja" if _HIRAGANA.search(text) else "zh")
+            yield from (word for word in breaker if word.isalnum())
+        else:
+            yield from _pairs(token)
 
-        yield from (word for word in WordBreaker(token, "ja" if _HIRAGANA.search(text) else "zh") if word.isalnum())
+
+def _pairs(token: str) -> Iterable[str]:
+    """Yield each two neighbours of the characters without spaces, as search engines without dictionaries do.
+
+    Filler words and hiragana, which ends a Japanese word, are left out first.
+    """
+    for part in _UNSPACED_OR_NOT.findall(_unspaced_fillers().sub(" ", token)):
+        if _UNSPACED_RUN.match(part) is None or len(part) == 1:
+            yield part
+        else:
+            yield from map("".join, pairwise(part))
+
+
+@cache
+def _unspaced_fillers() -> re.Pattern[str]:
+    fillers = sorted((word for word in filler_words() if _UNSPACED_RUN.match(word)), key=len, reverse=True)
+    return re.compile("|".join((*fillers, _HIRAGANA.pattern)))
 
 
 def _is_telling(word: str) -> bool:

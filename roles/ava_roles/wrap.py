@@ -5,7 +5,8 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 
 TAGS = ("tool_output", "subagent_result")
 """Names of the tags that mark untrusted text; nothing inside may look like one of them."""
@@ -46,7 +47,7 @@ _SKINS = "\U0001f3fb\U0001f3fc\U0001f3fd\U0001f3fe\U0001f3ff"
 _MOST_MARKS = 5  # between a joiner and the letter that it is about
 _KNOWN = 65_536  # neighbours of a joiner
 _VIRAMA = 9  # its combining class
-_DUAL_JOINING, _PICTURE = "\u0628", "\u2764"  # an Arabic letter that joins both ways; a heart
+_DUAL_JOINING = "\u0628"  # an Arabic letter that joins both ways
 
 _ENDLESS_NUMBER = re.compile(r"&#\d{100,}+;?")
 """A reference to a character that does not exist, and whose number Python may refuse to read."""
@@ -179,9 +180,14 @@ def _is_joined(three: str) -> bool:
 
 def _is_picture(char: str) -> bool:
     """Tell whether a character and another one can be one emoji."""
-    from icu4py.breakers import CharacterBreaker
+    return char != "" and any(first <= ord(char) <= last for first, last in _pictographs())
 
-    return char != "" and sum(1 for _ in CharacterBreaker(f"{char}{_JOINER}{_PICTURE}", "en")) == 1
+
+@cache
+def _pictographs() -> list[tuple[int, int]]:
+    text = files("ava_roles").joinpath("pictographs.txt").read_text(encoding="utf-8")
+    ranges = [each.split("-") for line in text.splitlines() if not line.startswith("#") for each in line.split()]
+    return [(int(each[0], 16), int(each[-1], 16)) for each in ranges]
 
 
 def one_line(text: str, most: int | None = None) -> str:

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ava_roles.net.search_engines import plain
-from ava_roles.wrap import clean, escape_result, show_controls, shown_offsets, unescape_html, wrap_tool_output
+from ava_roles.wrap import (
+    _is_picture,
+    clean,
+    escape_result,
+    show_controls,
+    shown_offsets,
+    unescape_html,
+    wrap_tool_output,
+)
 
 NONCE = "5f0c9a17b2d4e688"
 OPENING = f'<tool_output_{NONCE} tool="read_webpages">\n'
@@ -210,6 +218,14 @@ def test_keeps_joiners_where_a_script_or_an_emoji_needs_them(text: str) -> None:
 def test_removes_joiners_that_show_nothing(text: str) -> None:
     shown = text.replace("\u200c", "").replace("\u200d", "")
     assert clean(text) == (shown, len(text) - len(shown))
+
+
+def test_the_list_of_pictographs_is_that_of_icu() -> None:
+    from icu4py.breakers import CharacterBreaker
+
+    chars = [chr(code) for code in range(0x20000) if not 0xD800 <= code < 0xE000]
+    joined = [char for char in chars if sum(1 for _ in CharacterBreaker(f"{char}\u200d\u2764", "en")) == 1]
+    assert [char for char in chars if _is_picture(char)] == joined
 
 
 TEXTS = st.text(st.sampled_from("a[0m;]\\ \n\x1b\x07\x9b\x9d\x9c\u200b\u200c\u200dبम्👩❤\ufe0f\U0001f3fd"), max_size=30)

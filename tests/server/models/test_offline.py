@@ -317,6 +317,14 @@ async def test_finds_words_in_other_forms_and_scripts(tmp_path: Path, question: 
     assert "No answer found" not in result["summary"]
 
 
+@pytest.mark.parametrize(("question", "answer", "other"), FORMS[3:5], ids=["zh", "ja"])
+async def test_finds_pairs_of_characters_without_the_extra_for_languages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str, answer: str, other: str
+) -> None:
+    monkeypatch.setattr("ava_roles.words.has_extra", lambda _name: False)
+    await test_finds_words_in_other_forms_and_scripts(tmp_path, question, answer, other)
+
+
 async def test_words_found_nowhere_are_named_beside_what_was_found(tmp_path: Path) -> None:
     task = "When does the ferry to the northern island leave the harbour with the xylophone?"
     text = "The ferry to the northern island leaves the harbour at noon."
