@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mcp import Client
 from support.commands import jq as jq_program
 from support.repository import REPOSITORY, script
 
+import ava_extras
 from ava_audit.events import FACTS
 from ava_roles.catalog import Catalog
 from ava_roles.tools.registry import tool_specs
@@ -31,7 +33,17 @@ from ava_server.models.providers import PROVIDERS
 DOCS = REPOSITORY / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md"])
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS = [name for extra in PROJECT["optional-dependencies"].values() for name in extra]
+_OWN = f"{PROJECT['name']}["
+BY_EXTRA: dict[str, list[str]] = PROJECT["optional-dependencies"]
+EXTRAS = [name for extra in BY_EXTRA.values() for name in extra if not name.startswith(_OWN)]
+FOLDERS = {
+    "audit/ava_audit/postgres": "postgres",
+    "roles/ava_roles/documents": "documents",
+    "server/ava_server/dashboard": "dashboard",
+    "server/ava_server/http": "team",
+    "server/ava_server/web": "web",
+}
+"""The folders of extras."""
 _IMPORT = re.compile(r"^\s*(?:from|import) ([a-z_][a-z0-9_]*)", re.MULTILINE | re.IGNORECASE)
 
 
@@ -137,15 +149,28 @@ def test_every_dependency_is_listed_with_its_reason() -> None:
     assert sorted(normal(name) for name in named) == sorted({normal(name) for name in wanted})
 
 
-def test_every_imported_package_is_declared() -> None:
-    declared = {normal(name) for name in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["postgres"])}
+def test_the_core_imports_only_its_own_packages_and_an_extra_those_two() -> None:
     known = packages_distributions()
     for folder in ("server", "roles", "audit"):
         for path in (REPOSITORY / folder).rglob("*.py"):
+            within = [extra for place, extra in FOLDERS.items() if path.is_relative_to(REPOSITORY / place)]
+            declared = {
+                normal(name) for names in (PROJECT["dependencies"], *map(BY_EXTRA.get, within)) for name in names
+            }
             for name in set(_IMPORT.findall(path.read_text("utf-8"))) - set(sys.stdlib_module_names):
                 if name.startswith("ava_") or name not in known:
                     continue  # ours, or a word in a docstring
                 assert {normal(found) for found in known[name]} & declared, f"{path.name} imports {name}"
+
+
+def test_the_table_of_extras_is_that_of_the_project() -> None:
+    known = packages_distributions()
+    assert set(BY_EXTRA) - {"all", "dev"} == set(ava_extras.EXTRAS)
+    assert BY_EXTRA["all"] == [f"{_OWN}{','.join(sorted(ava_extras.EXTRAS))}]"]
+    for extra, (_need, module, packages) in ava_extras.EXTRAS.items():
+        declared = {normal(name) for name in BY_EXTRA[extra]}
+        assert {normal(known[package][0]) for package in packages} <= declared, extra
+        assert find_spec(module) is not None, extra
 
 
 def test_lock_file_and_docs_contain_nothing_private() -> None:
@@ -163,7 +188,8 @@ def test_the_lock_file_matches_the_declared_dependencies() -> None:
     packages = tomllib.loads((REPOSITORY / "uv.lock").read_text("utf-8"))["package"]
     (own,) = [package for package in packages if package["name"] == PROJECT["name"]]
     wanted = {normal(name): name for name in (*PROJECT["dependencies"], *EXTRAS)}
-    locked = {entry["name"]: entry.get("specifier", "") for entry in own["metadata"]["requires-dist"]}
+    requires = [entry for entry in own["metadata"]["requires-dist"] if entry["name"] != PROJECT["name"]]
+    locked = {entry["name"]: entry.get("specifier", "") for entry in requires}
     assert set(locked) == set(wanted), "run `uv lock`"
     for name, specifier in locked.items():
         declared = re.sub(r"^[\w.-]+(?:\[[\w,]+\])?", "", wanted[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,10 +10,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from support.repository import REPOSITORY, SETUP_S, environment, from_nothing, run, script
+from support.stdio import serving
 
 README = REPOSITORY / "README.md"
 COMMAND_S = 60
@@ -66,10 +69,28 @@ def test_a_key_stored_as_documented_appears_in_the_list(tmp_path: Path) -> None:
     assert "a-key-that-opens-nothing" not in listed
 
 
+@dataclass(frozen=True)
+class CoreAlone:
+    """What the README's first command makes: a clone with an environment that has no extra, and what it showed."""
+
+    clone: Path
+    shown: str
+
+    @property
+    def python(self) -> str:
+        return str(self.clone / ".venv" / "bin" / "python")
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> CoreAlone:
+    folder = tmp_path_factory.mktemp("core")
+    clone = copy_of_the_tree(folder / "ava")
+    return CoreAlone(clone, run(f"({COMMANDS['demo']}) 2>&1", clone, environment(folder / "home"), SETUP_S))
+
+
 @from_nothing
-def test_the_first_command_sets_up_and_runs_the_demo(tmp_path: Path) -> None:
-    clone = copy_of_the_tree(tmp_path / "ava")
-    shown = run(f"({COMMANDS['demo']}) 2>&1", clone, environment(tmp_path / "home"), SETUP_S)
+def test_the_first_command_sets_up_and_runs_the_demo(core: CoreAlone, tmp_path: Path) -> None:
+    clone, shown = core.clone, core.shown
     assert re.search(r"\bS-[0-9a-f]{6}\b", shown) and "success" in shown
     assert re.search(r"docs/|\.md\b", shown), "the quotes come from the documentation"
     assert "does not provide the extra" not in shown, "pip before 23.3 takes html_clean and html-clean for two extras"
@@ -77,6 +98,56 @@ def test_the_first_command_sets_up_and_runs_the_demo(tmp_path: Path) -> None:
         ".venv/bin/python -c 'import ava_server; print(ava_server.__file__)'", clone, environment(tmp_path), 60
     )
     assert "site-packages" in installed, "the demo ran from the wheel, not from the folder"
+
+
+@from_nothing
+def test_the_core_alone_is_small_and_has_no_extra(core: CoreAlone) -> None:
+    kilobytes = run("du -sk .venv", core.clone, os.environ, 60)
+    assert int(kilobytes.split()[0]) < 130_000, "with pip itself and all compiled files"
+    lacking = "from ava_extras import EXTRAS, has_extra; print(sorted(filter(has_extra, EXTRAS)))"
+    assert run([core.python, "-c", lacking], core.clone, os.environ, 60).strip() == "[]"
+
+
+@from_nothing
+@pytest.mark.parametrize(
+    ("command", "extra"),
+    [
+        ("ui --no-browser", "web"),
+        ("passkey add phone", "web"),
+        ("serve --http", "team"),
+        ("connect", "team"),
+        ("status", "dashboard"),
+        ("doctor", "postgres"),
+    ],
+)
+def test_a_command_says_on_the_core_alone_which_extra_adds_what_it_needs(
+    core: CoreAlone, tmp_path: Path, command: str, extra: str
+) -> None:
+    env = environment(tmp_path, TERM="xterm")
+    if extra == "postgres":
+        env["AVA_DATABASE_URL"] = "postgresql://ava@localhost/ava"
+    ava = f"{core.python} -m ava_server {command}"
+    shown = run(f"script -qec {shlex.quote(ava)} /dev/null || true", tmp_path, env, COMMAND_S)  # on a terminal
+    words = "".join(shown.split())
+    assert f"theextra{extra};additwith:" in words
+    assert f"install'{core.clone}[{extra}]'" in words or f"install{core.clone}[{extra}]" in words
+
+
+@from_nothing
+async def test_a_host_starts_the_core_alone_and_its_researcher_reads_pages_and_files(
+    core: CoreAlone, tmp_path: Path
+) -> None:
+    papers = tmp_path / "papers"
+    papers.mkdir()
+    (papers / "harvest.md").write_text("The quinces of the lower orchard are picked in late October.\n")
+    (papers / "report.pdf").write_bytes(b"%PDF-1.7")
+    task = {"role": "researcher", "task": "When are the quinces of the lower orchard picked?", "workspace": str(papers)}
+    async with serving(tmp_path / "data", command=[core.python, "-m", "ava_server", "serve"]) as wire:
+        run_id = await wire.start_run(**task)
+        ended = await wire.tool("check_subagent", subagent_id=run_id, wait_seconds=30)
+        assert "late October" in json.dumps(ended), ended
+        await wire.close_stdin()
+        assert await wire.exited() == 0
 
 
 @from_nothing
@@ -106,8 +177,11 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
         "ava_server/web/templates/frame.html",
         "ava_roles/filler_words.txt",
         "ava_roles/irregular_words.txt",
+        "ava_roles/pictographs.txt",
         "ava_roles/researcher.md",
         "ava_audit/store/schema.sql",
+        "ava_audit/postgres/schema.sql",
+        "ava_extras/__init__.py",
         "ava_audit/py.typed",
     ):
         assert data in names

@@ -30,7 +30,7 @@ class Extra(NamedTuple):
 
 EXTRAS: Mapping[str, Extra] = {
     "web": Extra(
-        "Pages in a browser need", "ava_server.web.pages", ("starlette", "uvicorn", "jinja2", "markupsafe", "fido2")
+        "Pages in a browser need", "ava_server.http.server", ("starlette", "uvicorn", "jinja2", "markupsafe", "fido2")
     ),
     "team": Extra("A server over HTTP needs", "ava_server.http.server", ("starlette", "uvicorn", "prometheus_client")),
     "dashboard": Extra("The dashboard needs", "ava_server.dashboard.app", ("textual",)),
@@ -52,12 +52,13 @@ def load(name: str) -> ModuleType:
     Raises:
         ExtraMissing: A package is not installed, or cannot be loaded.
     """
+    require(name)
     try:
         return import_module(EXTRAS[name].module)
     except ImportError as error:
         if (error.name or "").startswith("ava_"):  # a fault of ours
             raise
-        raise ExtraMissing(f"{missing(name)} ({error})") from None
+        raise ExtraMissing(f"{missing(name)} (what is installed cannot be loaded: {error})") from None
 
 
 def require(name: str) -> None:

@@ -67,8 +67,7 @@ def serve_command(
         from ava_server.core.addresses import public_url as url_of
         from ava_server.core.local_server import pages_port
 
-        require("web" if pages else "team")
-        server = load("team")
+        server = load("web" if pages else "team")
         settings = load_settings()
         if port is None:
             port = pages_port(settings.paths) if pages else HTTP_PORT

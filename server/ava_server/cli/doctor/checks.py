@@ -15,6 +15,7 @@ from ava_server.service.checks import REPORT, Check, Finding, Setup, data, model
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", machine.python),
     ("command", machine.command),
+    ("extras", machine.extras),
     ("sqlite", machine.sqlite),
     ("git", machine.git),
     ("confinement", machine.confinement),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from ava_audit.store.schema import open_in_memory
+from ava_extras import EXTRAS, has_extra, install_command
 from ava_roles.sandbox.git import git_program
 from ava_roles.sandbox.linux import NotOnThisSystem, kernel_setting, landlock_abi
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
@@ -66,6 +67,13 @@ def command(_setup: Setup) -> Iterator[Finding]:
     else:
         step = f"Let hosts start {sys.executable} {' '.join(MODULE_ARGS)} serve"
         yield Finding("command", "warning", f"there is no ava command beside {sys.executable}", step)
+
+
+def extras(_setup: Setup) -> Iterator[Finding]:
+    """Report the extras that are not installed."""
+    if lacking := [name for name in EXTRAS if not has_extra(name)]:
+        step = f"If you need them: `{install_command(*lacking)}`"
+        yield Finding("extras", "note", f"without {', '.join(lacking)}; what needs one says so", step)
 
 
 def sqlite(_setup: Setup) -> Iterator[Finding]:
