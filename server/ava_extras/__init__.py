@@ -12,7 +12,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -89,6 +89,7 @@ def install_command(*names: str) -> str:
     from importlib.metadata import PackageNotFoundError, distribution
     from urllib.parse import unquote, urlsplit
 
+    origin: Any
     try:
         origin = json.loads(distribution(_PACKAGE).read_text("direct_url.json") or "{}")  # PEP 610
     except (PackageNotFoundError, ValueError):

@@ -20,6 +20,7 @@ from ava_roles.tools.passage_reader import PassageReader
 from ava_server.cli import app
 from ava_server.cli.doctor import machine
 from ava_server.http import server
+from ava_server.http.settings import Reach
 
 
 @pytest.fixture(autouse=True)
@@ -142,11 +143,11 @@ def test_this_installation_knows_where_it_comes_from() -> None:
 def test_doctor_names_the_missing_extras(monkeypatch: pytest.MonkeyPatch) -> None:
     from ava_server.service.checks import Setup
 
-    (found,) = machine.extras(Setup(None, None, {}))
+    (found,) = machine.extras(Setup({}))
     assert found.state == "note" and found.text.startswith(f"without {', '.join(EXTRAS)};")
     assert install_command(*EXTRAS) in found.what_to_do
     monkeypatch.setattr(machine, "has_extra", lambda _name: True)
-    assert list(machine.extras(Setup(None, None, {}))) == []
+    assert list(machine.extras(Setup({}))) == []
 
 
 # -- tools ------------------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ def test_a_search_names_documents_that_it_cannot_read(tmp_path: Path) -> None:
 
 
 def test_a_server_without_pages_says_what_would_add_them() -> None:
-    text = server._serving(server.Reach())
+    text = server._serving(Reach())
     assert "pages for people" not in text
     assert text.endswith(
         f"Press Ctrl-C to stop. Pages in a browser need the extra web; add it with: {install_command('web')}"
