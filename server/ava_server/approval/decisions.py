@@ -120,6 +120,11 @@ class CheckedApproval:
         """Whether all of them are free."""
         return all(member.config.free for member in self.members)
 
+    @property
+    def least_micros(self) -> int:
+        """The cost cap from which each of them can work."""
+        return max(member.config.least_micros for member in self.members)
+
 
 def check_approval(
     view: View, asked: Approval, who: Who, channel: Channel, limits: SpawnLimits, now_us: int
@@ -137,38 +142,34 @@ def check_approval(
         decisions = tuple(member.refused(why if of in (None, member) else None) for member in members)
         return Outcome(ConfirmOutcome(decisions, approval_lines=lines))
 
-    paid = sum(not member.config.free for member in members)
-    if channel not in PERSON_CHANNELS and (
-        why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us)
-    ):
+    paid = sum(not member.config.free for member in members) if channel not in PERSON_CHANNELS else 0
+    if why_not := hourly_refusal(view, who.user_id, asked.pending_ids, paid, limits, now_us):
         return refused(why_not)
-    least = max(member.config.least_micros for member in members)
-    group = len(members) > 1
-    cap = _group_cap(members, asked.group_max_micros, least) if group else None
-    if isinstance(cap, str):
-        return refused(cap)
-    day = day_left(view, who.user_id, limits, now_us)
-    checked = CheckedApproval(tuple(members), cap, asked.group_timeout_s if group else None, day)
+    checked = CheckedApproval(tuple(members), None, None, day_left(view, who.user_id, limits, now_us))
+    if len(members) > 1:
+        cap = _group_cap(checked, asked.group_max_micros)
+        if isinstance(cap, str):
+            return refused(cap)
+        checked = replace(checked, group_cap=cap, group_timeout_s=asked.group_timeout_s)
     lines = approval_lines(checked)
     if why_not := _wrong_lines(view, asked.approving, lines, checked):
         return refused(f"{why_not}; show the person approval_lines and give exactly these", lines=lines)
-    if not checked.free and (why_not := day_refusal(day, least)):
+    if not checked.free and (why_not := day_refusal(checked.day, checked.least_micros)):
         return refused(why_not)
     changed: list[ProposalChange] = []
     for member in members:
-        given = asked.changes.get(member.row.pending_id, {})
-        changes = _config_changes(member.config, given)
-        if why_not := _raised_cap(member.config, changes) or _unknown_tools(member.config, given):
-            return refused(why_not, of=member)
-        changed.append(replace(member, changes=changes))
+        one = _changed(member, asked.changes.get(member.row.pending_id, {}))
+        if isinstance(one, str):
+            return refused(one, of=member)
+        changed.append(one)
     checked = replace(checked, members=tuple(changed))
     if asked.group_lowered is None:
         return checked
     return _lowered(checked, asked.group_lowered) or refused("a limit of the group would be raised; it may be lowered")
 
 
-def _group_cap(members: Sequence[ProposalChange], asked_micros: int | None, least: int) -> int | str:
-    together = sum(member.config.max_cost_micros for member in members)
+def _group_cap(checked: CheckedApproval, asked_micros: int | None) -> int | str:
+    together, least = sum(member.config.max_cost_micros for member in checked.members), checked.least_micros
     if asked_micros is None:
         return together
     if asked_micros > together:
@@ -290,9 +291,11 @@ def hourly_refusal(
         limits: The user's limits.
         now_us: Now.
     """
+    if paid == 0:
+        return None
     most = limits.spawns_per_hour
     started = _counted_starts(view, user, now_us - HOUR_US)
-    if paid == 0 or len(started) + paid <= most:
+    if len(started) + paid <= most:
         return None
     if most == 0:
         why = f"no paid run may start without a person's answer ({limits.spawns_setting})"
@@ -324,15 +327,12 @@ def is_free(run: RunRow) -> bool:
         return False
 
 
-def _config_changes(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes as fields of the configuration: `blocked_tools` becomes the rest of `tools`."""
-    fields = {name: value for name, value in changes.items() if name != "blocked_tools"}
-    if blocked := changes.get("blocked_tools"):
-        fields["tools"] = [name for name in config.tools if name not in blocked]
-    return fields
-
-
-def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
+def _changed(member: ProposalChange, given: Mapping[str, Any]) -> ProposalChange | str:
+    """Return a proposal with what an approval changes, or why it cannot; `blocked_tools` becomes the other `tools`."""
+    config, blocked = member.config, given.get("blocked_tools") or ()
+    changes = {name: value for name, value in given.items() if name != "blocked_tools"}
+    if blocked:
+        changes["tools"] = [name for name in config.tools if name not in blocked]
     for cap in CAPS:
         if cap.field in changes and changes[cap.field] > cap.of(config):
             return (
@@ -344,14 +344,9 @@ def _raised_cap(config: RunConfig, changes: Mapping[str, Any]) -> str | None:
             f"changes: a cost cap of {COST.text(changes[COST.field])} buys no useful work with"
             f" {config.model}; give {format_usd(config.least_micros)} or more"
         )
-    return None
-
-
-def _unknown_tools(config: RunConfig, given: Mapping[str, Any]) -> str | None:
-    unknown = [name for name in given.get("blocked_tools") or () if name not in config.tools]
-    if not unknown:
-        return None
-    return f"changes: it has no tool {unknown[0][:60]!r} to block; it has {', '.join(config.tools)}"
+    if unknown := [name for name in blocked if name not in config.tools]:
+        return f"changes: it has no tool {unknown[0][:60]!r} to block; it has {', '.join(config.tools)}"
+    return replace(member, changes=changes)
 
 
 def approve(asked: Approval, who: Who, channel: Channel, limits: SpawnLimits) -> Command[ConfirmOutcome]:

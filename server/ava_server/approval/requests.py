@@ -276,17 +276,12 @@ def _sentence(model: type[Arguments], error: Any) -> str:
     loc = [str(part) for part in error["loc"]]
     field, kind = ".".join(loc), str(error["type"])
     value: Any = error.get("input")
-    known = ", ".join(model.model_fields)
     if field.startswith("changes") and (len(loc) == 1 or not loc[1].lower().startswith("p-")):
         return f"{field}: {shown(value)} was given; use the pending_id as key: {CHANGES_FORM}."
     if kind == "extra_forbidden":
-        if field == "confirmed":
-            return "confirmed: spawn_subagent never starts anything; call confirm_spawn with the pending_id it returns."
-        close = difflib.get_close_matches(loc[-1], list(model.model_fields), n=1)
-        hint = f"did you mean {close[0]}?" if close and len(loc) == 1 else f"{tool} takes {known}."
-        return f"{field}: {tool} has no argument of that name (given {shown(value)}); {hint}"
+        return f"{field}: {_unknown(model, loc, value)}"
     if kind == "missing":
-        return f"{field}: missing, and {tool} needs it; give it. {tool} takes {known}."
+        return f"{field}: missing, and {tool} needs it; give it. {tool} takes {', '.join(model.model_fields)}."
     if kind.startswith(("string_too_", "too_", "greater_than", "less_than")):
         return f"{field}: {_beyond(model, loc, kind, value, error.get('ctx') or {})}"
     if kind == "literal_error":
@@ -307,6 +302,18 @@ _KINDS = {
     "model": "an object",
 }
 """What belongs somewhere, by the beginning of pydantic's error."""
+
+
+def _unknown(model: type[Arguments], loc: Sequence[str], value: Any) -> str:
+    if loc == ["confirmed"]:
+        return "spawn_subagent never starts anything; call confirm_spawn with the pending_id it returns."
+    close = difflib.get_close_matches(loc[-1], list(model.model_fields), n=1)
+    hint = (
+        f"did you mean {close[0]}?"
+        if close and len(loc) == 1
+        else f"{model.tool} takes {', '.join(model.model_fields)}."
+    )
+    return f"{model.tool} has no argument of that name (given {shown(value)}); {hint}"
 
 
 def _beyond(model: type[Arguments], loc: Sequence[str], kind: str, value: Any, ctx: Mapping[str, Any]) -> str:

@@ -458,9 +458,6 @@ class _Resolution:
         caps, clamped = caps_of(args, role, choice, context.settings.limits)
         how = how_it_thinks(choice)
         thinking, thinking_note = extended_thinking(args, role, choice, how)
-        plan = role.plan if args.plan is None else args.plan
-        if plan and choice.wire != "offline":
-            _refuse_short_plan(caps[TURNS.field])
         specs, scope, sandbox = specs_of(found.names, self._tools), found.scope, found.sandbox
         return RunConfig(
             role=role.name,
@@ -482,7 +479,7 @@ class _Resolution:
             git_folder=scope.git_folder,
             hosts=tuple(scope.hosts) if any(spec.network and not spec.search for spec in specs) else (),
             secrets=self._secrets(found.names),
-            plan=plan,
+            plan=self._plans(choice, caps[TURNS.field]),
             questions=role.questions if ASK.name in found.names else 0,
             extended_thinking=thinking,
             thinking_note=thinking_note,
@@ -512,6 +509,15 @@ class _Resolution:
             **(self._search_fields() if any(spec.search for spec in specs) else {}),
         )
 
+    def _plans(self, choice: Choice, turns: int) -> bool:
+        plan = self._role.plan if self._args.plan is None else self._args.plan
+        if plan and choice.wire != "offline" and turns < PLAN_TURNS + 2:
+            raise BadInput(
+                f"max_iterations: planning takes {PLAN_TURNS} turns, and {turns} leave none for the work;"
+                f" give {PLAN_TURNS + 2} or more, or plan: false"
+            )
+        return plan
+
     def _secrets(self, tools: Sequence[str]) -> dict[str, tuple[str, ...] | None]:
         if not self._role.secrets or not self._has(tools, "secrets"):
             return {}
@@ -530,14 +536,6 @@ _TO_SEARCH = (
     " is set up with a key of Brave or Kagi, with a SearXNG ([search] searxng in config.toml), or with a model of"
     " Anthropic, OpenAI or OpenRouter, which search themselves."
 )
-
-
-def _refuse_short_plan(turns: int) -> None:
-    if turns < PLAN_TURNS + 2:
-        raise BadInput(
-            f"max_iterations: planning takes {PLAN_TURNS} turns, and {turns} leave none for the work;"
-            f" give {PLAN_TURNS + 2} or more, or plan: false"
-        )
 
 
 def _price_note(choice: Choice, context: ResolveContext) -> str:

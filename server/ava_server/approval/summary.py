@@ -109,18 +109,13 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         specs: The tools, those of MCP servers included.
         run: The run that has them; None says what they could do in any run.
     """
-    foreign = [spec for spec in specs if spec.foreign is not None]
     own = [spec for spec in specs if spec.foreign is None]
+    foreign = [spec for spec in specs if spec.foreign is not None]
     has, confinement = flags_of(specs), run.confinement if run is not None else None
     folder, changed = _folder_reach(has, run)
-    web = _web_reach(", ".join(run.hosts) if run is not None else "", has) if "network" in flags_of(own) else ""
     parts: list[str] = []
-    if folder:
-        changes = f", change {changed} on a new branch of it" if changed else ""
-        parts.append(f"read {folder}{changes}" + (f" and {web}" if web else ""))
-    elif web:
-        reads = "search and read the web" if "search" in has else "read the web"
-        parts.append(reads if web == _ANY_PAGE else web)
+    if reads := _reads(folder, changed, run.hosts if run is not None else (), flags_of(own)):
+        parts.append(reads)
     if changed or "commands" in has:  # what was changed is verified by a command
         copy = "worktree" if changed else "copy" if folder else ""
         parts.append(_commands_reach(specs, confinement, copy, network=run is not None and run.network))
@@ -128,16 +123,13 @@ def reach(specs: Collection[ToolSpec], run: RunReach | None = None) -> str:
         parts.append(_reach_of_servers(foreign, confinement))
     if others := [spec.name for spec in own if spec.changes]:
         parts.append(f"change things with {' and '.join(others)}")
-    words = _words_reach(has, run)
-    if not words:
-        return f"can {', '.join(parts)}" if parts else "can reach neither files nor the web"
+    words = " and ".join(_words_reach(has, run))
     if not parts:
-        return f"can read {' and '.join(words)}, and reach neither files nor the web"
-    return f"can {', '.join(parts)}, and read {' and '.join(words)}"
+        return f"can {f'read {words}, and ' if words else ''}reach neither files nor the web"
+    return f"can {', '.join(parts)}" + (f", and read {words}" if words else "")
 
 
 _FLAGS = ("network", "search", "files", "edits", "commands", "memory", "results", "writes", "program")
-_ANY_PAGE = "reach the web"
 
 
 def flags_of(specs: Iterable[ToolSpec]) -> frozenset[str]:
@@ -203,10 +195,17 @@ def warnings(config: RunConfig, texts: Texts, day: DayLeft) -> tuple[str, ...]:
     return tuple(map(_line, lines))
 
 
-def _web_reach(hosts: str, has: Collection[str]) -> str:
-    if not hosts:
-        return _ANY_PAGE
-    return f"{'search the web and ' if 'search' in has else ''}reach only {hosts} on the web"
+def _reads(folder: str, changed: str, hosts: Sequence[str], has: Collection[str]) -> str:
+    """Return what is read of files and the web, and changed of files; empty for nothing."""
+    searches, web = "search" in has, ""
+    if "network" in has and hosts:
+        web = f"{'search the web and ' if searches else ''}reach only {', '.join(hosts)} on the web"
+    elif "network" in has:
+        web = "reach the web" if folder else "search and read the web" if searches else "read the web"
+    if not folder:
+        return web
+    changes = f", change {changed} on a new branch of it" if changed else ""
+    return f"read {folder}{changes}" + (f" and {web}" if web else "")
 
 
 def _commands_reach(specs: Collection[ToolSpec], confinement: str | None, copy: str, *, network: bool) -> str:

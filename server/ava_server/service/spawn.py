@@ -206,25 +206,27 @@ class Spawns(Operations):
                 key = self._access.key_advice("openrouter")
                 answer.message = f"{answer.message}\nTo have a language model do it: {key}"
 
-        def command(view: View, at_us: int) -> Outcome[tuple[Proposal | str, SpawnAnswer | None]]:
+        def command(view: View, at_us: int) -> Outcome[tuple[Proposal, SpawnAnswer] | str]:
             outcome = proposing(view, at_us)
             made = outcome.value
             if isinstance(made, str):
-                return Outcome((made, None), outcome.events)
+                return Outcome(made, outcome.events)
             answer = _proposal(made)
             if not starts:
                 advise(view, at_us, made, answer)
             return Outcome((made, answer), outcome.events)
 
-        later = starts or asks_now or fresh
-        made, answer = await record.do(command, None if later else lambda value: value[1])
-        await self._release(config, candidates, made)
-        if isinstance(made, str) or answer is None:
-            raise Refused(str(made))
+        def whole(value: tuple[Proposal, SpawnAnswer] | str) -> SpawnAnswer | None:
+            return None if isinstance(value, str) else value[1]
+
+        value = await record.do(command, None if starts or asks_now or fresh else whole)
+        await self._release(config, candidates, "" if isinstance(value, str) else value[0].subagent_id)
+        if isinstance(value, str):
+            raise Refused(value)
+        made, answer = value
         self._runtime.proposed.set()
         if starts:
-            if made.state == WAITING:
-                await self._start_automatically(made, answer)
+            await self._start_automatically(made, answer)
             await self._store.look(lambda view: advise(view, now_us(), made, answer))
         return await self._ask(answer, caller) if asks_now and answer.status == WAITING else answer
 
@@ -269,15 +271,16 @@ class Spawns(Operations):
                 " in [travel] of config.toml (0: nothing is copied), or try again"
             ) from None
 
-    async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], made: Proposal | str) -> None:
+    async def _release(self, config: RunConfig, candidates: Sequence[tuple[str, str]], got: str) -> None:
         """Forget what was stored under ids that the proposal did not get."""
         if config.origin:
-            got = "" if isinstance(made, str) else made.subagent_id
             unused = [run_id for _pending_id, run_id in candidates if run_id != got]
             await anyio.to_thread.run_sync(self._runtime.run_setup.travel.release, unused)
 
     async def _start_automatically(self, made: Proposal, answer: SpawnAnswer) -> None:
         """Approve a proposal below the ceilings of `auto`; any other waits, and the answer says why."""
+        if made.state != WAITING:
+            return
         settings = self._runtime.settings
         ceilings = Ceilings(
             micros_from_cents(settings.auto_approve_cents), micros_from_cents(settings.auto_approve_daily_cents)
@@ -413,13 +416,13 @@ def auto_start_refusal(config: RunConfig, tools: Mapping[str, Tool]) -> str | No
         return f"it may run commands; with blocked_tools {running} it goes without"
     if changing := [spec.name for spec in specs if not spec.read_only and not spec.artifacts]:
         return f"{', '.join(changing)} may change something"
-    if config.search_micros and config.search_call is None:
-        return "its web searches cost money, which the ceilings do not count"
     return _leak(config, specs)
 
 
 def _leak(config: RunConfig, specs: Sequence[ToolSpec]) -> str | None:
-    """Return why something private that a run reads could leave this machine, or None."""
+    """Return why money that is not counted, or something private that a run reads, could leave this machine."""
+    if config.search_micros and config.search_call is None:
+        return "its web searches cost money, which the ceilings do not count"
     network, memory = _with(specs, "network"), _with(specs, "memory")
     if network and (config.workspace or config.context_from):
         return "it reads what is yours and reaches the web"
