@@ -191,7 +191,8 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
                     "Store it with `ava secret set NAME` and write {{secret:NAME}} instead."
                 )
         elif _SECRET_NAME.search(last) and path[0] != "prices":
-            provider = path[1] if path[0] == "providers" and len(path) > 2 else _provider_in(last)
+            provider = re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", last.lower()) or "PROVIDER"
+            provider = path[1] if path[0] == "providers" and len(path) > 2 else provider
             raise ConfigError(
                 f"{origin}: {name} is a key, which does not belong in settings. "
                 f"Remove it and use `ava key set {provider}`."
@@ -201,10 +202,6 @@ def refuse_secrets(data: Mapping[str, Any], origin: str) -> None:
                 f"{origin}: the value of {name} looks like a key or contains a password, which does not belong in"
                 f" settings. Use `ava key set PROVIDER` for a key, {variable(path)} for an address."
             )
-
-
-def _provider_in(name: str) -> str:
-    return re.sub(r"[_-]?(?:api)?[_-]?(?:key|token|secret)\Z", "", name.lower()) or "PROVIDER"
 
 
 def _is_key(value: object) -> bool:

@@ -218,23 +218,19 @@ def host_token(root: DataRoot) -> tuple[str, Token | None]:
     if held is None:
         raise ConfigError(f"another `ava connect` has held {root.local_token_lock} for {LOCK_S:.0f} s; try again")
     with held:
-        return _host_token(root)
-
-
-def _host_token(root: DataRoot) -> tuple[str, Token | None]:
-    try:
-        text = root.local_token.read_text("ascii").strip()
-    except FileNotFoundError:
-        text = ""
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{root.local_token} cannot be read: {error}") from error
-    if text and Tokens(root.tokens_file).find(text) is not None:
-        return text, None
-    name = f"{OF_THIS_MACHINE}{secrets.token_hex(3)}"
-    made, text = create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)
-    root.local_token.unlink(missing_ok=True)
-    create_file(root.local_token, f"{text}\n".encode(), 0o600)
-    return text, made
+        try:
+            text = root.local_token.read_text("ascii").strip()
+        except FileNotFoundError:
+            text = ""
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{root.local_token} cannot be read: {error}") from error
+        if text and Tokens(root.tokens_file).find(text) is not None:
+            return text, None
+        name = f"{OF_THIS_MACHINE}{secrets.token_hex(3)}"
+        made, text = create_token(root.tokens_file, name, os_user(), ("spawn", "read"), None)
+        root.local_token.unlink(missing_ok=True)
+        create_file(root.local_token, f"{text}\n".encode(), 0o600)
+        return text, made
 
 
 def revoke_token(path: Path, name: str) -> Token | None:

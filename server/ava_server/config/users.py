@@ -32,13 +32,16 @@ def read_users(root: DataRoot) -> dict[str, UserSettings]:
         ConfigError: `config.toml` or the document cannot be read, or is invalid.
     """
     values = read_config(root.config)
+    document = shared_document(root.shared_users)
     try:
         own = Configured.model_validate(values).users
-        shared = _shared_tables(root)
+        shared = {} if document is None else tomllib.loads(document.text)
         if not shared:
             return own
         both = merged({"users": values.get("users", {})}, shared)
         return Configured.model_validate(both).users
+    except tomllib.TOMLDecodeError as wrong:
+        raise ConfigError(f"the limits of users in the database are not valid TOML: {wrong}") from None
     except ValidationError as wrong:
         raise checks.explained(wrong, Configured, str(root.config)) from None
 
@@ -104,14 +107,6 @@ class WatchedUsers:
         for each in self._files:
             each.current()
         return read_users(self._root)
-
-
-def _shared_tables(root: DataRoot) -> dict[str, Any]:
-    shared = shared_document(root.shared_users)
-    try:
-        return {} if shared is None else tomllib.loads(shared.text)
-    except tomllib.TOMLDecodeError as wrong:
-        raise ConfigError(f"the limits of users in the database are not valid TOML: {wrong}") from None
 
 
 def _in(tables: Mapping[str, Any], place: Place) -> bool:

@@ -229,7 +229,6 @@ class PrivateFile:
             raise ConfigError(f"The folder {folder} is open to others. Correct it with: chmod 700 {folder}")
 
     def _text(self) -> str:
-        """Return the text, empty when there is none."""
         shared = self._shared
         return read_private(self.path, self.holds, self.remedy) if shared is None else shared.text
 

@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
 
 from ava_audit.store.locks import hold_within, is_held, try_hold
 from ava_server import MODULE_ARGS
@@ -68,7 +67,10 @@ def start_detached(
         OSError: It cannot be started.
     """
     launcher = (sys.executable, "-I", "-S", "-c", _KEEP if keep else _LAUNCH) if os.name == "posix" else ()
-    with _open_output(words) as output:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(words, flags, 0o600), "ab") as output:
+        if output.tell() > OUTPUT_BYTES:
+            output.truncate(0)
         started = subprocess.Popen(  # noqa: S603 - this very program
             (*launcher, *command),
             stdin=subprocess.DEVNULL,
@@ -82,14 +84,6 @@ def start_detached(
         )
     if launcher and (code := started.wait()):
         raise OSError(f"{command[0]} cannot be started (code {code}); see {words}")
-
-
-def _open_output(path: Path) -> IO[bytes]:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-    file = os.fdopen(os.open(path, flags, 0o600), "ab")
-    if file.tell() > OUTPUT_BYTES:
-        file.truncate(0)
-    return file
 
 
 READY_S = 8.0
@@ -276,7 +270,6 @@ def start_pages(root: DataRoot) -> str:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers of a version, to compare it."""
     return tuple(int(number) for number in re.findall(r"\d+", text))
 
 

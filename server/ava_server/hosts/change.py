@@ -89,7 +89,8 @@ def adding(host: Host, name: str, launch: Launch, path: Path) -> Change:
             " there with --name, or remove that server yourself."
         )
     asks = host.asking(name)
-    if asks is not None and not _is_told_to(file, *asks):
+    # It may be told at this place, or for a whole table above it.
+    if asks is not None and all(file.get(asks[0][:depth]) != asks[1] for depth in range(1, len(asks[0]) + 1)):
         notes.append(
             f'{host.title} may skip asking before confirm_spawn: {named(asks[0])} is not "{asks[1]}". It was left so.'
         )
@@ -300,11 +301,6 @@ def _moved(file: Configuration, where: Steps, entry: Mapping[str, Any]) -> list[
     return lines
 
 
-def _is_told_to(file: Configuration, path: Steps, value: str) -> bool:
-    """Tell whether a host is configured to ask, at this place or for a whole table above it."""
-    return any(file.get(path[:depth]) == value for depth in range(1, len(path) + 1))
-
-
 def _as_before(host: Host, name: str, entry: dict[str, Any], file: Configuration, before: str | None) -> str | None:
     """Return the text of a file after Ava was removed: the exact text from before it was added, if that is certain."""
 
@@ -373,7 +369,6 @@ def _back_up(target: Path, data: bytes, mode: int) -> Path:
 
 
 def _discard(backup: Path | None) -> None:
-    """Remove the backup of a change that was not made."""
     if backup is not None:
         backup.unlink(missing_ok=True)
 
@@ -427,7 +422,6 @@ def forgetting(host: Host, name: str, config: Path, place: UserPlace) -> Change 
 
 
 def _stands(file: Configuration, rule: Rule) -> bool:
-    """Tell whether a rule is in a file."""
     found = file.get(rule.place)
     return (isinstance(found, list) and rule.value in found) if rule.listed else found == rule.value
 
@@ -456,7 +450,6 @@ def _add(file: Configuration, rules: ToolRules, name: str) -> list[str]:
 
 
 def _shown(rules: ToolRules, some: Sequence[Rule]) -> list[str]:
-    """Return rules as they stand in a file."""
     values: dict[tuple[str, ...], list[Any]] = {}
     for rule in some:
         values.setdefault(rule.place, []).append(rule.value)

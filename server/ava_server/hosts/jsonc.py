@@ -204,7 +204,6 @@ class _Source:
         return joined
 
     def _spread(self, box: _Box) -> bool:
-        """Tell whether a box has each item on its own line."""
         return not box.items or "\n" in self.text[box.start : box.items[0].start]
 
     def _written(self, value: Any, indent: str, spread: bool) -> str:
@@ -213,13 +212,11 @@ class _Source:
         return json.dumps(value, ensure_ascii=False, indent=self._unit).replace("\n", self._newline + indent)
 
     def _indent(self, at: int) -> str:
-        """Return the indentation of a place's line."""
         found = re.match(r"[ \t]*", self.text[self.text.rfind("\n", 0, at) + 1 : at])
         return found[0] if found else ""
 
     @property
     def _unit(self) -> str:
-        """One step of the text's indentation."""
         found = re.search(r"\n([ \t]+)\S", self.text)
         return found[1] if found else "  "
 
@@ -229,7 +226,6 @@ class _Source:
 
 
 def _skip_blanks(plain: str, at: int) -> int:
-    """Return the first place from `at` on that is not blank."""
     found = _SPACE.match(plain, at)
     return found.end() if found else at
 

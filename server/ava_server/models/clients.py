@@ -50,9 +50,19 @@ class ClientPool:
             self._free.append(self._add(self._tls))
 
     def _add(self, tls: ssl.SSLContext) -> _Client:
-        made = _Client(_new_client(tls))
-        self._clients[id(made)] = made
-        return made
+        from ava_roles.net.connection import KeptTransport
+
+        # Deadlines belong to the caller: a read timeout would never end a stream that drips.
+        http = httpx2.AsyncClient(
+            transport=KeptTransport(tls, KEEP_ALIVE_S),
+            trust_env=False,
+            mounts=_proxy_transports(tls),
+            follow_redirects=False,
+            timeout=None,
+        )
+        client = _Client(http)
+        self._clients[id(client)] = client
+        return client
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[httpx2.AsyncClient]:
@@ -95,19 +105,6 @@ class ClientPool:
         with anyio.move_on_after(CLOSE_S, shield=True):
             for each in clients.values():
                 await each.http.aclose()
-
-
-def _new_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
-    from ava_roles.net.connection import KeptTransport
-
-    # Deadlines belong to the caller: a read timeout would never end a stream that drips.
-    return httpx2.AsyncClient(
-        transport=KeptTransport(tls, KEEP_ALIVE_S),
-        trust_env=False,
-        mounts=_proxy_transports(tls),
-        follow_redirects=False,
-        timeout=None,
-    )
 
 
 def _proxy_transports(tls: ssl.SSLContext) -> dict[str, httpx2.AsyncBaseTransport | None]:

@@ -136,10 +136,14 @@ def _from_words(words: str, now: datetime) -> Iterator[float | datetime]:
     """
     yield from (_seconds(found[1]) for found in _IN.finditer(words))
     moments = [_since_1970(float(found[1])) for found in _EPOCH.finditer(words)]
-    moments += [_iso(_as_iso(found)) for found in _ON.finditer(words)]
+    for found in _ON.finditer(words):  # `2026-12-01 at 5:00`
+        day, clock, zone = found.groups(default="")
+        hour, _, rest = (clock or "00:00").partition(":")
+        moments.append(_iso(f"{day}T{hour:0>2}:{rest}{zone}"))
     moments += [_next_time(found, now) for found in _AT.finditer(words)]
     if SPENT_FOR_THE_MONTH in words:
-        moments.append(_next_month(now))
+        here = now.astimezone(UTC)
+        moments.append(_attempt(lambda: datetime(here.year + here.month // 12, here.month % 12 + 1, 1, tzinfo=UTC)))
     yield from (moment for moment in moments if moment is not None)
 
 
@@ -147,13 +151,6 @@ def _seconds(span: str) -> float:
     """Add up `1h 2m3.5s`, `120ms`, `4 days, 10 hours and 3 minutes`."""
     return sum(float(number) * _SECONDS["ms" if unit[:3] in ("mil", "mse", "ms") else unit[0]]
                for number, unit in _PIECE.findall(span))  # fmt: skip
-
-
-def _as_iso(found: re.Match[str]) -> str:
-    """Write `2026-12-01 at 5:00` in ISO 8601."""
-    day, clock, zone = found.groups(default="")
-    hour, _, rest = (clock or "00:00").partition(":")
-    return f"{day}T{hour:0>2}:{rest}{zone}"
 
 
 def _next_time(found: re.Match[str], now: datetime) -> datetime | None:
@@ -172,11 +169,6 @@ def _next_time(found: re.Match[str], now: datetime) -> datetime | None:
         return when if year or when > there - timedelta(days=1) else when.replace(year=there.year + 1)
     except (ValueError, OverflowError, LookupError, OSError):
         return None  # no such day, hour or zone
-
-
-def _next_month(now: datetime) -> datetime | None:
-    here = now.astimezone(UTC)
-    return _attempt(lambda: datetime(here.year + here.month // 12, here.month % 12 + 1, 1, tzinfo=UTC))
 
 
 def _since_1970(number: float) -> datetime | None:

@@ -118,25 +118,21 @@ def resolve_tiers(models: ModelSettings, where: Where) -> list[ResolvedModel]:
 
 
 def _resolved(wanted: str, models: ModelSettings, where: Where) -> ResolvedModel:
-    said_by = ""
+    said_by = "its name"
     try:
-        said_by = _said_by(wanted, models, where)
+        if wanted in TIERS:
+            said_by = ""  # the configuration may name no model
+            texts = {
+                "AVA_MODEL_BASE_URL": "AVA_MODEL_BASE_URL and AVA_MODEL",
+                "AVA_MODEL": "AVA_MODEL",
+                "settings": where("models", wanted),
+                "tiers.toml": f"tiers.toml of {tiers_reviewed()}",
+                "nobody": NOBODY,
+            }
+            said_by = texts[meant_by(wanted, models, configured(models))[1]]
         return ResolvedModel(wanted, choose(None, wanted, models), said_by)
     except AvaError as error:
         return ResolvedModel(wanted, None, said_by, error)
-
-
-def _said_by(wanted: str, models: ModelSettings, where: Where) -> str:
-    if wanted not in TIERS:
-        return "its name"
-    texts = {
-        "AVA_MODEL_BASE_URL": "AVA_MODEL_BASE_URL and AVA_MODEL",
-        "AVA_MODEL": "AVA_MODEL",
-        "settings": where("models", wanted),
-        "tiers.toml": f"tiers.toml of {tiers_reviewed()}",
-        "nobody": NOBODY,
-    }
-    return texts[meant_by(wanted, models, configured(models))[1]]
 
 
 def model_json(meant: ResolvedModel, what_to_do: str = "") -> dict[str, Any]:

@@ -65,17 +65,13 @@ def answer(request: Request) -> Completion:
 
 
 def _query(task: str) -> Query:
-    """Return the words of a task, without the pages and files that it names."""
     return Query(_asked(task))
 
 
 def _asked(task: str) -> str:
     """Return a task without the pages and files that it names."""
-    return " ".join(_MATERIAL.sub(" ", _FILE.sub(_unnamed, _URL.sub(" ", task))).split())
-
-
-def _unnamed(path: re.Match[str]) -> str:
-    return path[0] if _NO_FILE.fullmatch(path[0]) else " "
+    without = _FILE.sub(lambda path: path[0] if _NO_FILE.fullmatch(path[0]) else " ", _URL.sub(" ", task))
+    return " ".join(_MATERIAL.sub(" ", without).split())
 
 
 def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, Any]]]:
@@ -100,7 +96,6 @@ def _first_calls(task: str, request: Request) -> list[tuple[str, Mapping[str, An
 
 
 def _result(task: str, results: list[ToolTurn]) -> dict[str, Any]:
-    """Return the arguments of `submit_result`."""
     query = _query(task)
     read: dict[str, list[Passage]] = {}
     for result in results:

@@ -155,7 +155,6 @@ def _found(body: str) -> Iterator[Passage]:
 
 
 def _read(body: str) -> Iterator[Passage]:
-    """Read the output of `read_file`."""
     head = _READ_HEAD.match(body)
     if head is None:
         return
@@ -166,7 +165,6 @@ def _read(body: str) -> Iterator[Passage]:
 
 
 def _pages(body: str) -> Iterator[Passage]:
-    """Read the output of `read_webpages`."""
     titles: dict[str, str] = {}
     for head, text in _headed(_WEB_HEAD, body):
         if head["failed"] is None:
@@ -177,10 +175,7 @@ def _pages(body: str) -> Iterator[Passage]:
 
 def _headed(head: re.Pattern[str], body: str) -> Iterator[tuple[re.Match[str], str]]:
     """Yield each heading, and the text below it."""
-    return _between(list(head.finditer(body)), body)
-
-
-def _between(heads: Sequence[re.Match[str]], body: str) -> Iterator[tuple[re.Match[str], str]]:
+    heads = list(head.finditer(body))
     ends = [found.start() for found in heads[1:]] + [len(body)]
     for found, end in zip(heads, ends, strict=False):
         yield found, body[found.end() : end]

@@ -360,7 +360,6 @@ def _quoted(calls: Sequence[TextToolCall], seen: Iterable[str]) -> bool:
 
 
 def _unescaped(text: str) -> str:
-    """Return a text without the escapes of HTML and JSON."""
     text = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), unescape_html(text))
     return _WHITE.sub(" ", text)
 
@@ -371,7 +370,6 @@ def _letters(text: str) -> str:
 
 
 def _leaves(value: Any) -> list[str]:
-    """Return the texts and numbers in arguments."""
     if isinstance(value, str):
         return [value] if value.strip() else []
     if (entries := as_object(value)) is not None:

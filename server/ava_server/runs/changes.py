@@ -182,7 +182,10 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
             f" {ours['head'][:12]} on {ours['base'][:12]}."
         )
     verify = ours["verify"]
-    before, after = (_outcome_words(verify[when]) for when in ("before", "after"))
+    before, after = (
+        "was not run" if (was := verify[when]) is None else describe_command(CommandRun(**was, took_s=was["seconds"]))
+        for when in ("before", "after")
+    )
     if ours["verified"]:
         lines.append(f"Verified: `{verify['command']}` {after}; before the work it {before}.")
     else:
@@ -207,25 +210,16 @@ def changes_lines(run_id: str, ours: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _outcome_words(outcome: Mapping[str, Any] | None) -> str:
-    if outcome is None:
-        return "was not run"
-    return describe_command(CommandRun(**{**outcome, "took_s": outcome["seconds"]}))
-
-
 def changed_lines(theirs: Mapping[str, Any]) -> list[str]:
     """Return the untrusted part about changes as lines; the caller wraps them as untrusted."""
     files: Sequence[Mapping[str, Any]] = theirs.get("files", ())
-    lines = [f"{str(each['kind']).capitalize()}: {each['path']} {_size_or_target(each)}" for each in files]
+    lines: list[str] = []
+    for each in files:
+        what = f"is a symbolic link to {each['link']}" if "link" in each else f"+{each['added']} −{each['removed']}"
+        lines.append(f"{str(each['kind']).capitalize()}: {each['path']} {what}")
     for kind in KINDS:
         if paths := theirs.get(f"tests_{kind}"):
             lines.append(f"Tests, and what decides on them, {kind}: {', '.join(paths)}")
     if failing := theirs.get("failing"):
         lines.append(f"What failed:\n{failing}")
     return lines
-
-
-def _size_or_target(file: Mapping[str, Any]) -> str:
-    if "link" in file:
-        return f"is a symbolic link to {file['link']}"
-    return f"+{file['added']} −{file['removed']}"

@@ -101,7 +101,7 @@ class RunControl:
         texts = await self._store.read(lambda view: texts_of(view, run))
         task = texts.task if texts is not None else ""
         try:
-            return RunFiles(artifacts, await _begin(until, self._setup.keep_changes, run, task), hide)
+            return RunFiles(artifacts, await _begin(until, self._setup.worktrees.keep_changes, run, task), hide)
         except TimeoutError:
             return RunFiles(artifacts, KeptChanges(fault=LATE), hide)
 

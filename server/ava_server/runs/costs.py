@@ -47,23 +47,21 @@ class CapNote:
 
 
 def cap_notes(run: RunRow, config: RunConfig, entries: Iterable[Entry], changed: Iterable[Entry]) -> list[CapNote]:
-    """Return who raised or lowered a cap of a run, oldest first.
-
-    Args:
-        run: The run.
-        config: Its configuration, as it was approved.
-        entries: Its entries.
-        changed: The changes of settings in the whole log.
-    """
+    """Return who raised or lowered a cap of a run, oldest first; `changed` are the changes of settings in the log."""
     notes: list[CapNote] = []
     for entry in entries:
         match entry.fact:
             case SpawnProposed() as proposed:
                 notes += _at_the_proposal(entry, RunConfig.model_validate(proposed.config))
             case SpawnDecided(decision="approved") as decided:
-                notes += _at_the_approval(entry, decided, free=config.free)
+                how = f"at the approval ({decided.channel})"
+                notes += _changes(entry, decided.changes, "lowered", how, free=config.free)
+                if decided.group_id is not None and decided.group_max_cost_micros is not None:
+                    clock = f" and {decided.group_timeout_s:g} s" if decided.group_timeout_s is not None else ""
+                    most = f"at most {format_usd(decided.group_max_cost_micros, exact=True)}{clock}"
+                    notes.append(CapNote(entry.ts_us, f"{decided.group_id} set {most} for all of its runs {how}"))
             case ExtensionDecided() as decided:
-                notes += _at_an_extension(entry, decided)
+                notes += _changes(entry, decided.changes, "raised", f"by a person near the cap ({decided.channel})")
             case _:
                 pass
     if not config.free:
@@ -89,26 +87,11 @@ def _at_the_proposal(entry: Entry, config: RunConfig) -> list[CapNote]:
     return notes
 
 
-def _at_the_approval(entry: Entry, fact: SpawnDecided, *, free: bool) -> list[CapNote]:
-    how = f"at the approval ({fact.channel})"
-    notes = [
-        CapNote(entry.ts_us, f"{cap.argument} lowered to {_changed(cap, fact.changes)} {how}")
-        for cap in CAPS
-        if cap.field in fact.changes and not (free and cap is COST)
-    ]
-    if fact.group_id is not None and fact.group_max_cost_micros is not None:
-        clock = f" and {fact.group_timeout_s:g} s" if fact.group_timeout_s is not None else ""
-        money = format_usd(fact.group_max_cost_micros, exact=True)
-        notes.append(CapNote(entry.ts_us, f"{fact.group_id} set at most {money}{clock} for all of its runs {how}"))
-    return notes
-
-
-def _at_an_extension(entry: Entry, fact: ExtensionDecided) -> list[CapNote]:
-    how = f"by a person near the cap ({fact.channel})"
+def _changes(entry: Entry, changes: Mapping[str, float], what: str, how: str, *, free: bool = False) -> list[CapNote]:
     return [
-        CapNote(entry.ts_us, f"{cap.argument} raised to {_changed(cap, fact.changes)} {how}")
+        CapNote(entry.ts_us, f"{cap.argument} {what} to {_changed(cap, changes)} {how}")
         for cap in CAPS
-        if cap.field in fact.changes
+        if cap.field in changes and not (free and cap is COST)
     ]
 
 
@@ -222,13 +205,7 @@ class Costs:
 
 
 def costs_of(run: RunRow, entries: Sequence[Entry], changed: Iterable[Entry] = ()) -> Costs:
-    """Return what a run has cost, and for what.
-
-    Args:
-        run: The run.
-        entries: Its entries.
-        changed: The changes of settings in the whole log.
-    """
+    """Return what a run has cost, and for what; `changed` are the changes of settings in the whole log."""
     config = config_of(run.config)
     price = config.price
     walk = _CostFold(run.id, price)

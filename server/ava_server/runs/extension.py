@@ -134,7 +134,8 @@ def extension_request(
         limit=limit,
         proposed=proposed,
         used=used,
-        needed=_estimate(short.cap, min(needed, proposed - used)),
+        # Tokens in hundreds: an estimate has no false precision.
+        needed=_whole(short.cap, min(needed, proposed - used), 100 if short.cap == "max_tokens" else 1),
         expires_us=now_us + wait_s * 1_000_000,
         digest=request_digest(extension_id, asked, texts),
     )
@@ -228,23 +229,12 @@ def _rounded(cap: ExtendedCap, wanted: float, most: float) -> int | float:
     return _whole(cap, value if value <= most else math.floor(most / unit) * unit)
 
 
-def _estimate(cap: ExtendedCap, needed: float) -> int | float:
-    """Return an estimate without a false precision."""
-    return math.ceil(needed / 100) * 100 if cap == "max_tokens" else _whole(cap, needed)
-
-
-def _whole(cap: ExtendedCap, value: float) -> int | float:
-    return round(value, 1) if cap == "timeout" else math.ceil(value)
+def _whole(cap: ExtendedCap, value: float, unit: int = 1) -> int | float:
+    return round(value, 1) if cap == "timeout" else math.ceil(value / unit) * unit
 
 
 class CapExtensions:
-    """Asks for more for one run, as its owner.
-
-    Args:
-        run_log: The run's log.
-        config: Its configuration.
-        limits: What it may ask for.
-    """
+    """Asks for more for one run, as its owner."""
 
     def __init__(self, run_log: RunLog, config: RunConfig, limits: ExtensionLimits) -> None:
         self._log = run_log
@@ -281,7 +271,13 @@ class CapExtensions:
         topic = "" if raised is None else f"raised:{raised.extension_id}"
         if raised is None or topic in self._log.history.notices_sent:
             return None
-        return raised_notice(raised, self._config, self._log.run, active_s), (topic,)
+        left = (
+            cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(self._config) - _used(self._log.run, cap, active_s), 0))
+            for cap in get_args(ExtendedCap)
+            if CAP_OF_ARGUMENT[cap].field in raised.changes
+        )
+        # It was told before that little is left.
+        return f"A person has raised your limit: {', '.join(left)} left now. Go on with the task.", (topic,)
 
 
 # -- in words ---------------------------------------------------------------------------------------------------------
@@ -328,13 +324,3 @@ def wait_words(run: RunRow, asked: ExtensionAsked) -> str:
         f"a person to {request_words(asked)}. Answer with `ava approve {run.id}` or `ava reject {run.id}`; a model"
         f" cannot answer. If nobody answers, the run wraps up at {local_second(asked.expires_us)}"
     )
-
-
-def raised_notice(fact: ExtensionDecided, config: RunConfig, run: RunRow, active_s: float) -> str:
-    """Return what the model is told after a cap was raised: it was told before that little is left."""
-    left = (
-        cap_amount(cap, max(CAP_OF_ARGUMENT[cap].of(config) - _used(run, cap, active_s), 0))
-        for cap in get_args(ExtendedCap)
-        if CAP_OF_ARGUMENT[cap].field in fact.changes
-    )
-    return f"A person has raised your limit: {', '.join(left)} left now. Go on with the task."

@@ -104,7 +104,7 @@ class PlanState:
 
     def next_phase(self) -> PlanPhase | None:
         """Return the step of the next call: the same one while it has no answer, else the one after it."""
-        if not self.on or self.phase is None:
+        if self.ready is not None or self.phase is None:
             return None
         return _THEN.get(self.phase) if self.has_answer else self.phase
 
@@ -390,7 +390,6 @@ class History:
                 pass
 
     def _add_own(self, seq: int, fact: Fact) -> None:
-        """Fold an entry that the run's owner wrote."""
         match fact:
             case AssistantMessage() if self.planning.on:
                 self._add_plan_answer(seq, fact)
@@ -642,7 +641,8 @@ class History:
         self.results[fact.call_id] = fact
         self._arrived[fact.call_id] = seq
         self.outputs.append((seq, fact))
-        counts = self.tool_counts.setdefault(self._tool_name(fact.tool), [0, 0])
+        known = self.prefix is not None and any(tool["name"] == fact.tool for tool in self.prefix.tools)
+        counts = self.tool_counts.setdefault(fact.tool if known else "no such tool", [0, 0])
         counts[0 if fact.success else 1] += 1
         call = next((call for call in self.calls if call.call_id == fact.call_id), None)
         if call is not None and call.name == SUBMIT and not fact.success:
@@ -664,10 +664,6 @@ class History:
             note = dict[str, Any](started.args or {}).get("note") if started is not None else None
             if note:
                 self.notes.append(str(note))
-
-    def _tool_name(self, spelled: str) -> str:
-        """Return a tool's name for the receipts, in place of a name that the model made up."""
-        return spelled if self.prefix and any(tool["name"] == spelled for tool in self.prefix.tools) else "no such tool"
 
 
 def call_key(call: ToolUse) -> str:

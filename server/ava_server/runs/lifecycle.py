@@ -50,7 +50,7 @@ from ava_audit.view import Command, Outcome, View, loads
 from ava_server.approval.proposals import SpawnLimits, close_proposal, day_left, day_refusal, texts_of
 from ava_server.approval.summary import approval_line, normalize_typography
 from ava_server.budget.caps import Slots, in_flight_purpose, settle_unknown
-from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.budget.run_config import config_of
 from ava_server.core.ids import AGENT, label
 from ava_server.runs.changes import KeptChanges
 from ava_server.runs.result import RunResult, build_result
@@ -456,14 +456,10 @@ def resume_line(view: View, run: RunRow) -> str | None:
         return None
     if texts is None:
         return None
+    held = loads(run.in_flight)  # a call in flight counts with its worst case
+    left = config.max_cost_micros - run.cost_micros - (int(held["micros"]) if held is not None else 0)
     line = f"{approval_line(config, texts)}, resumed"
-    return line if config.free else f"{line} with {format_usd(max(left_micros(run, config), 0))} left"
-
-
-def left_micros(run: RunRow, config: RunConfig) -> int:
-    """Return what is left of a run's own cap, in micro-USD; a call in flight counts with its worst case."""
-    held = loads(run.in_flight)
-    return config.max_cost_micros - run.cost_micros - (int(held["micros"]) if held is not None else 0)
+    return line if config.free else f"{line} with {format_usd(max(left, 0))} left"
 
 
 def resume(

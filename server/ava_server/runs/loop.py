@@ -111,23 +111,20 @@ class AgentRun:
             lambda: self._left_s,
             self._tool_calls.begun,
         )
-        self._coding = self._coding_work(context)
+        self._coding: CodingWork | None = None
+        if context.worktree is not None and self._config.coding is not None:
+            self._coding = CodingWork(
+                context.worktree,
+                context.worktrees,
+                self._config.coding,
+                self._log,
+                context.redactor,
+                self._tool_calls.nonce,
+                self.say,
+            )
         self._due: float | None = None  # of the monotonic clock
         self._cap = LastTurn(status="timeout", reason=f"timeout of {self._config.timeout_s:g} s")
         self._cancelled_at: float | None = None
-
-    def _coding_work(self, context: RunContext) -> CodingWork | None:
-        if context.worktree is None or self._config.coding is None:
-            return None
-        return CodingWork(
-            context.worktree,
-            context.worktrees,
-            self._config.coding,
-            self._log,
-            context.redactor,
-            self._tool_calls.nonce,
-            self.say,
-        )
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -184,7 +181,6 @@ class AgentRun:
 
     @property
     def _left_s(self) -> float:
-        """Seconds that its time cap leaves it."""
         return self._config.timeout_s - self.active_s
 
     def _work_s(self, left_s: float) -> float:
@@ -239,7 +235,6 @@ class AgentRun:
         )  # fmt: skip
 
     async def _work_within(self, work_s: float, left_s: float, cap: LastTurn) -> RunResult | Paused:
-        """Work for `work_s` seconds, then wrap up in the rest of `left_s`."""
         if self._history.prefix is None:
             self._log.keep(self._context.started)  # written with the first call's reservation
             if self._coding is not None:  # its worktree comes before that
@@ -378,7 +373,6 @@ class AgentRun:
         return await self._check_result(completion, SubmitArgs(summary=first, output=text, caveats=caveats))
 
     def _end_after_invalid(self) -> RunResult | None:
-        """Return the ending after too many invalid answers in a row, or None."""
         fault, kinds = self._history.invalid_answer, self._history.invalid_kinds
         if fault is None or len(kinds) <= REPAIRS or self._reservations.last_turn() is not None:
             return None
@@ -402,7 +396,6 @@ class AgentRun:
         return self._end_after_invalid()
 
     async def _refuse_open(self, why: str) -> None:
-        """Refuse the calls that have no result yet, so that the history is complete."""
         for call in self._history.open_calls():
             await self._tool_calls.refuse(call, why)
 
@@ -426,7 +419,6 @@ class AgentRun:
         return RunResult("cancelled", ON_REQUEST, reason=self._cancel_reason or on_record)
 
     async def _end(self, ended: RunResult) -> None:
-        """Record the ending and its result, under the claim."""
         await self._log.write_kept()
         run = await self._log.read(lambda view: view.run(self.id))
         assert run is not None

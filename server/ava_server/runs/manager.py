@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -155,8 +155,8 @@ class Manager:
         self._workers_seen_s = float("-inf")
         self._workers = True
         self._leaving = False
-        self._owned: dict[str, AgentRun | None] = {}
-        self._board = ActivityBoard(membership, self._activities)
+        self._owned: dict[str, AgentRun] = {}
+        self._board = ActivityBoard(membership, lambda: {run.id: run.activity for run in self._owned.values()})
         self._sessions: set[str] = set()
         self._adopted: set[str] = set()
         self._notes: defaultdict[str, _RunNotes] = defaultdict(_RunNotes)
@@ -192,8 +192,8 @@ class Manager:
         """
         self._leaving = True
         with anyio.move_on_after(within_s):
-            while running := [run for run in self._owned.values() if run is not None]:
-                for run in running:
+            while self._owned:
+                for run in self._owned.values():
                     run.leave()
                 await anyio.sleep(LEAVE_EVERY_S)
 
@@ -201,9 +201,6 @@ class Manager:
         """Return what an owned run is doing now, or None."""
         run = self._owned.get(run_id)
         return run.activity if run is not None else None
-
-    def _activities(self) -> dict[str, str]:
-        return {run.id: run.activity for run in self._owned.values() if run is not None}
 
     async def run(self) -> None:
         """Serve runs until cancelled; every run is a task of this call.
@@ -246,7 +243,6 @@ class Manager:
             log.error("the runs of this server are left to the newer program: %s", newer)
 
     async def _watch_for_news(self, seen: int) -> None:
-        """Have runs looked for when an entry after `seen` may concern one."""
         while True:
             await self._store.wait_for_entry_after(seen)
             await anyio.sleep_until(self._looked_s + SETTLE_S)
@@ -264,7 +260,10 @@ class Manager:
     async def _look(self, tasks: anyio.abc.TaskGroup) -> None:
         found = self._unended = await self._store.read(partial(read_unended, known=self._unended), short=True)
         rows, groups = [*found.runs.values()], found.groups
-        self._forget_ended(found.runs.keys())
+        for noted in (self.waiting_for, self._notes):
+            for run_id in noted.keys() - found.runs.keys():
+                del noted[run_id]
+        self._adopted &= found.runs.keys()
         for row in rows:
             await self._check_owned(row)
         others = [row for row in rows if row.id not in self._owned and self._serves(row)]
@@ -322,8 +321,7 @@ class Manager:
 
     async def _check_owned(self, row: RunRow) -> None:
         """Pass a cancel on to a run that this process owns, and end the run where it does not stop."""
-        owned = self._owned.get(row.id)
-        if owned is None:
+        if (owned := self._owned.get(row.id)) is None:
             return
         if row.cancel_seq is not None:
             owned.cancel(await self._store.look(lambda view: cancel_reason(view, row.id)))
@@ -406,18 +404,14 @@ class Manager:
         if now_s - notes.left_since >= WORKER_TAKES_S:
             log.warning("no worker has taken %s within %.0f s, so it runs in this process", run_id, WORKER_TAKES_S)
             return False
-        if why := await self._worker_lacks(run_id):
+        noted = await self._store.look(lambda view: view.live(run_id))
+        note = noted[0] if noted is not None else ""
+        worker, why = unable_in(note), blocker_in(note)
+        alive = await anyio.to_thread.run_sync(self._instances.alive, worker) if worker else False
+        if alive and why:
             log.warning("the worker cannot run %s, so it runs in this process; for the worker, %s", run_id, why)
             return False
         return True
-
-    async def _worker_lacks(self, run_id: str) -> str:
-        """Return why a live worker cannot run a run, as it says; empty if none says so."""
-        noted = await self._store.look(lambda view: view.live(run_id))
-        if noted is None or not (name := unable_in(noted[0])):
-            return ""
-        alive = await anyio.to_thread.run_sync(self._instances.alive, name)
-        return blocker_in(noted[0]) or "" if alive else ""
 
     def _retry_later(self, run_id: str) -> None:
         notes = self._notes[run_id]
@@ -452,13 +446,6 @@ class Manager:
             raise
         except Exception:  # not even what was approved can be read: it is left to a program that can read it
             log.exception("%s cannot be ended", run_id)
-
-    def _forget_ended(self, ids: Set[str]) -> None:
-        """Forget all runs but those that have not ended."""
-        for noted in (self.waiting_for, self._notes):
-            for run_id in noted.keys() - ids:
-                del noted[run_id]
-        self._adopted &= ids
 
     async def _may_take(self, row: RunRow, gone: frozenset[str]) -> bool:
         now = now_us()
@@ -505,9 +492,7 @@ class Manager:
         if noted is not None:
             self._store.set_live(row.id, "")  # it waits no more
         claimed = (RUNNING, self.instance, got.generation + 1)
-        if (
-            run is None or (run.state, run.instance, run.generation) != claimed
-        ):  # another instance has taken it meanwhile
+        if run is None or (run.state, run.instance, run.generation) != claimed:  # another instance has taken it
             return False
         history = History(run.id)
         history.add_all(entries)
@@ -531,7 +516,9 @@ class Manager:
             elif run.cancel_seq is not None:
                 owned.cancel(await self._store.look(lambda view: cancel_reason(view, run.id)))
             with telemetry.invoke_agent(run):
-                await owned.drive(await self._group_time(run))
+                group_id = run.group_id
+                group = None if group_id is None else await self._store.look(lambda view: view.group(group_id))
+                await owned.drive(group_time(group, now_us()))
         except StoreUnavailable as error:  # the log is out of reach: the run stays for the next look or another owner
             log.error("%s: %s", run.id, error)
         except SchemaNewer as error:
@@ -553,13 +540,6 @@ class Manager:
                 except OSError as error:
                     log.warning("%s left something behind: %s", run.id, error)
             self.wake()
-
-    async def _group_time(self, run: RunRow) -> float | None:
-        """Return the seconds left of the group's time; None without one."""
-        group_id = run.group_id
-        if group_id is None:
-            return None
-        return group_time(await self._store.look(lambda view: view.group(group_id)), now_us())
 
     async def cancel(
         self, run_id: str, who: Who, reason: str | None, by: CancelledBy = "model", *, anyones: bool = False

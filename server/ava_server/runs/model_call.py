@@ -32,7 +32,6 @@ from ava_audit.events import (
     Settlement,
 )
 from ava_audit.redaction import RunRedactor
-from ava_audit.rows import RunRow
 from ava_audit.units import US_PER_S, format_duration, format_usd, iso_second, iso_utc, now_us
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults
@@ -44,7 +43,7 @@ from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Model, Re
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
-from ava_server.models.text_tool_calls import MessageMaker, with_calls
+from ava_server.models.text_tool_calls import with_calls
 from ava_server.models.web_search import with_fee
 from ava_server.runs.context import SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
@@ -180,8 +179,10 @@ class ModelCalls:
     async def _record(self, reserved: Reservation, completion: Completion, took_ms: int) -> Completion | RunResult:
         """Commit an answer with its settlement and the start of its tool calls."""
         held, original = reserved.fact, completion
-        if held.phase is None:
-            completion = self._with_printed_calls(completion, held.turn, self._model.assistant_message)
+        if held.phase is None and not completion.calls and completion.stop_reason not in CUT | REFUSED:
+            printed = self._log.history.printed(completion.text)
+            if printed is not None and printed.calls:
+                completion = with_calls(completion, printed, held.turn, self._model.assistant_message)
         completion = replace(completion, text=self._hidden(completion.text))
         settlement = self._settlement(
             reserved, "billed" if completion.usage is not None else "unknown", took_ms, completion
@@ -215,13 +216,6 @@ class ModelCalls:
             )
         return completion
 
-    def _with_printed_calls(self, completion: Completion, turn: int, message: MessageMaker) -> Completion:
-        """Return an answer without calls with those that it printed as text, where they are valid; else as it is."""
-        if completion.calls or completion.stop_reason in CUT | REFUSED:
-            return completion
-        printed = self._log.history.printed(completion.text)
-        return with_calls(completion, printed, turn, message) if printed is not None and printed.calls else completion
-
     async def _failed(self, reserved: Reservation, error: ModelError, took_ms: int) -> RunResult | Paused | None:
         """Settle a failed attempt, and wait for the next one where that can help."""
         settlement: Settlement = "unknown" if may_have_been_billed(error) else "not_billed"
@@ -243,7 +237,8 @@ class ModelCalls:
                 if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:
                     return self._pause(wait_s)
             elif self._tried[1] < ATTEMPTS:
-                wait_s = wait_s if wait_s is not None else _back_off(self._tried[1])
+                if wait_s is None:  # about 1, 2, 4 s
+                    wait_s = float(2 ** (self._tried[1] - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
                 if wait_s < self._left_s():
                     until_us = now_us() + round(wait_s * US_PER_S)
                     self._say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
@@ -277,11 +272,6 @@ class ModelCalls:
             reported_micros=completion.cost_micros if completion is not None else None,
             request_id=completion.request_id if completion is not None else None,
         )  # fmt: skip
-
-
-def _back_off(attempt: int) -> float:
-    """Return a jittered wait in seconds that doubles with each attempt: about 1, 2, 4."""
-    return float(2 ** (attempt - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
 
 
 class PaidSearches:
@@ -329,7 +319,10 @@ class PaidSearches:
             tool_call=call_id,
             request_sha=hashlib.sha256(self._search.model.encode(request)).hexdigest(),
         )
-        asked = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, self._wrap_tokens(), call.model)
+        last, wrap = history.reserved, 0
+        if last is not None:  # the last prompt and its answer, the notice of the wrap-up, and its own answer
+            wrap = last.prompt_tokens + last.max_output + WRAP_PROMPT + config_of(self._log.run.config).wrap_output
+        asked = CapRequest(fact, bound.prompt_tokens + bound.output_tokens, wrap, call.model)
         answer = await self._log.do(reserve(self._log.fence, self._log.who, asked, self._caps), self._granted)
         if isinstance(answer, CapReached):
             raise ToolFailed(self._refusal(answer, asked))
@@ -338,13 +331,6 @@ class PaidSearches:
     def _granted(self, answer: Reservation | CapReached) -> None:
         if isinstance(answer, Reservation):
             self._log.history.add(answer.seq, answer.fact)
-
-    def _wrap_tokens(self) -> int:
-        """Return the most tokens of the wrap-up: of the last prompt, its answer, its notice, and its own answer."""
-        last = self._log.history.reserved
-        if last is None:
-            return 0
-        return last.prompt_tokens + last.max_output + WRAP_PROMPT + config_of(self._log.run.config).wrap_output
 
     def _refusal(self, reached: CapReached, asked: CapRequest) -> str:
         if reached.cap == "overrun":
@@ -403,7 +389,4 @@ class PaidSearches:
             duration_ms=ms_since(began), purpose="search",
         )  # fmt: skip
 
-        def unless_settled(run: RunRow | None) -> Sequence[Event]:
-            return (event,) if is_in_flight(run, held) else ()
-
-        await self._log.append_for(unless_settled)
+        await self._log.append_for(lambda run: (event,) if is_in_flight(run, held) else ())

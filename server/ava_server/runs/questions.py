@@ -93,7 +93,6 @@ class Ask:
 
 
 def _words(answer: Answered | None) -> str:
-    """Return what the model is told about the answer."""
     if answer is None:
         return f"Nobody has answered. {_GO_ON}"
     if answer.fact.decision == "declined":

@@ -64,17 +64,6 @@ class Planner:
         if ready is not None:
             await self._log.record(*([] if ready.plan else [Activity(activity=NO_PLAN)]), ready)
 
-    def prompt_of(self, phase: PlanPhase) -> str:
-        """Return the prompt of a planning call, with the names of the run's tools."""
-        assert self._history.prefix is not None, "a run starts with its prefix"
-        tools = ", ".join(str(tool["name"]) for tool in self._history.prefix.tools)
-        return prompts("planning")[phase].replace("{tools}", tools)
-
-    async def record_start(self, reserved: CostReserved) -> None:
-        """Record that a step has begun, where the reserved call is one."""
-        if reserved.phase is not None and reserved.attempt == 1:
-            await self._log.record(Activity(activity=DOING[reserved.phase]))
-
     async def takes(self, answer: Completion | RunResult) -> bool:
         """Take the answer of a planning call, or the error in its place; False for an answer of the work."""
         if not self._history.planning.on:
@@ -109,6 +98,10 @@ UNKNOWN_ATTEMPTS = 2
 UNKNOWN = "two attempts of this turn ended without an answer, and what they cost is not known"
 UNKNOWN_ADVICE = "See whether the provider answers, then propose it again with retry_of."
 WRAP_UP = "wrap_up"
+LAST_WORDS = (
+    "This is the last turn: {cap} is reached. Only submit_result is accepted now. Call it with what you have, and say"
+    " in caveats what is missing."
+)
 TO_WORK = "plan:work"
 
 
@@ -206,7 +199,8 @@ class Reservations:
             if last is not None:  # the wrap-up may leave out any result, and refers to its place in the log
                 await self._log.write_kept()
                 # It is said once: a second attempt of the wrap-up finds it in the history.
-                notice = _Notice() if WRAP_UP in history.notices_sent else _Notice(_last_words(last), (WRAP_UP,))
+                told = WRAP_UP in history.notices_sent
+                notice = _Notice() if told else _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
             shape = shape or _Shape(self._wrap_output if last is not None else self._most_output())
             call = self._call(shape, last, notice)
             asked = self._ask_for(turn, attempt, shape, call, last, notice)
@@ -215,7 +209,8 @@ class Reservations:
             if isinstance(answer, UnreadMessages):
                 continue
             if isinstance(answer, Reservation):
-                await self._planner.record_start(answer.fact)
+                if notice.phase is not None and attempt == 1:
+                    await self._log.record(Activity(activity=DOING[notice.phase]))
                 return answer, call.request
             shape = None if answer.cap == "overrun" else self._fitting(answer, last, notice, shape)
             if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
@@ -238,7 +233,6 @@ class Reservations:
         return max(min(most, left * 1000 // (OUTPUT_SHARE * self._price.output)), min(most, GOOD_OUTPUT))
 
     def _call(self, shape: _Shape, last: LastTurn | None, notice: _Notice) -> _Call:
-        """Return the call in a shape."""
         history = self._history
         upto = history.last_message_seq
         fresh = history.fresh_results()
@@ -273,7 +267,6 @@ class Reservations:
     def _ask_for(
         self, turn: int, attempt: int, shape: _Shape, call: _Call, last: LastTurn | None, notice: _Notice
     ) -> CapRequest:
-        """Return what to reserve for a call."""
         prompt, wrap = call.bound.prompt_tokens, call.wrap
         fact = CostReserved(
             turn=turn,
@@ -337,7 +330,9 @@ class Reservations:
         if attempt > 1:
             return _Notice(phase=phase)
         if phase is not None:
-            return _Notice(self._planner.prompt_of(phase), (f"plan:{phase}",), phase)
+            assert self._history.prefix is not None, "a run starts with its prefix"
+            tools = ", ".join(str(tool["name"]) for tool in self._history.prefix.tools)
+            return _Notice(prompts("planning")[phase].replace("{tools}", tools), (f"plan:{phase}",), phase)
         ready = self._history.planning.ready
         if ready is not None and ready.plan and TO_WORK not in self._history.notices_sent:
             left = self._eighty()
@@ -405,7 +400,9 @@ class Reservations:
         A call first gets a shorter answer; then the measured ratio in place of one token per byte; then it leaves out
         old results, and shows only the beginning of new ones.
         """
-        most, ratio = tried.output, self._byte_tokens()
+        most = tried.output
+        ratios = [ratio for ratio in (self._history.tokens_per_byte, self._ratio) if ratio is not None]
+        ratio = byte_tokens(max(ratios)) if ratios else None
         least = min(GOOD_OUTPUT, most)
         old = tuple(seq for seq, _saved in self._history.elidable())
 
@@ -442,18 +439,13 @@ class Reservations:
         def keeping(kept: int) -> _Shape:
             return replace(bare, elide=old[: len(old) - kept])
 
-        def keeping_fits(kept: int) -> bool:  # with room to spare, because each trim costs the provider's cache
-            return fits(keeping(kept), TRIM_SHARE if last is None else 1.0)
-
-        def showing_fits(shown: int) -> bool:
-            return fits(replace(bare, most_shown=shown), 1.0)
-
-        if old and fits(bare, 1.0):
-            return keeping(_largest(keeping_fits, 0, len(old) - 1) or 0)
+        if old and fits(bare, 1.0):  # with room to spare, because each trim costs the provider's cache
+            share = TRIM_SHARE if last is None else 1.0
+            return keeping(_largest(lambda kept: fits(keeping(kept), share), 0, len(old) - 1) or 0)
         if last is not None:
             return None
         longest = max((len(text) for _seq, text in self._history.fresh_results()), default=0)
-        shown = _largest(showing_fits, LEAST_SHOWN, longest)
+        shown = _largest(lambda shown: fits(replace(bare, most_shown=shown), 1.0), LEAST_SHOWN, longest)
         return replace(bare, most_shown=shown) if shown is not None else None
 
     def _cap_words(self, reached: CapReached, asked: CapRequest) -> str:
@@ -477,11 +469,6 @@ class Reservations:
             left = f"{format_usd(reached.left)} is"
         return f"{caps[reached.cap]} was reached: the next call and a last one can take {need}, and {left} left"
 
-    def _byte_tokens(self) -> float | None:
-        """Return what a byte counts as where one token is too much: the measured ratio with a margin; None if none."""
-        ratios = [ratio for ratio in (self._history.tokens_per_byte, self._ratio) if ratio is not None]
-        return byte_tokens(max(ratios)) if ratios else None
-
 
 def byte_tokens(tokens_per_byte: float) -> float:
     """Return what a byte counts as, by a measured ratio."""
@@ -500,10 +487,3 @@ def _largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
         else:
             high = middle - 1
     return best
-
-
-def _last_words(cap: LastTurn) -> str:
-    return (
-        f"This is the last turn: {cap.reason} is reached. Only submit_result is accepted now. Call it with what you"
-        " have, and say in caveats what is missing."
-    )

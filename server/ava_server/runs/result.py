@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,8 @@ def check_quotes(
     verdicts: list[dict[str, Any]] = []
     looked = 0
     for number, quote in quotes:
-        if not _has_content(quote):
+        content = sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum())
+        if content < QUOTE_BYTES:
             verdicts.append({"finding": number, "verdict": "not_found"})
             continue
         seq, verdict = next((seq for seq, text in read if quote in text), None), "found"
@@ -101,10 +102,6 @@ def unwrap_output(output: str) -> str:
         elif end == len(output):
             end = tag.start()
     return output[begin:end].strip("\n")
-
-
-def _has_content(quote: str) -> bool:
-    return sum(len(char.encode("utf-8", "replace")) for char in quote if char.isalnum()) >= QUOTE_BYTES
 
 
 def normalize(text: str) -> str:
@@ -248,7 +245,9 @@ def build_result(
         changes, theirs = build_changes(coding, history.worktree, history.last_check, kept, verified=verified)
         untrusted["changed"] = hide(theirs)
     calls = {name: {"ok": counts[0], "failed": counts[1]} for name, counts in sorted(history.tool_counts.items())}
-    costs = _cost_by(run, history)
+    parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
+    parts["input"] += run.cost_micros - sum(parts.values())  # what the history assigns to no tokens counts as input
+    costs = {name: micros for name, micros in parts.items() if micros}
     billed = run.cost_micros - costs.get("search", 0) if config.price.free else 0
     return {
         "status": ended.status,
@@ -291,16 +290,6 @@ def _untrusted(submitted: SubmitArgs, quotes: list[dict[str, Any]]) -> dict[str,
     }
 
 
-def _cost_by(run: RunRow, history: History) -> dict[str, int]:
-    """Return what the run's money was spent on, in micro-USD; the parts sum to the run's cost.
-
-    A cost that the history does not assign to any tokens counts as input.
-    """
-    parts = {name: history.cost_by.get(name, 0) for name in COST_PARTS}
-    parts["input"] += run.cost_micros - sum(parts.values())
-    return {name: micros for name, micros in parts.items() if micros}
-
-
 def _partial_result(history: History, hide: Hide) -> SubmitArgs:
     """Return the best answer there is, with a draft's findings, or the sources that were read."""
     handed_over = next((call for call in history.open_calls() if call.name == SUBMIT), None)
@@ -313,7 +302,11 @@ def _partial_result(history: History, hide: Hide) -> SubmitArgs:
     read, found = _sources(history)
     partial = _best_answer(history, list(read), hide)
     findings = findings_in(hide(history.drafts[-1])) if history.drafts else []
-    listed = [*_source_findings(read, LOOKED_AT), *_source_findings(found, FOUND)]
+    listed = [
+        Finding(claim=claim, source_url=location, source_name=title)  # Ava writes the claim
+        for titles, claim in ((read, LOOKED_AT), (found, FOUND))
+        for location, title in titles.items()
+    ]
     return partial.model_copy(update={"findings": findings or listed[:SOURCES]})
 
 
@@ -330,11 +323,6 @@ def _sources(history: History) -> tuple[dict[str, str | None], dict[str, str | N
             if location := source.get("location"):
                 titles[location] = titles.get(location) or source.get("title")
     return read, {location: title for location, title in found.items() if location not in read}
-
-
-def _source_findings(titles: Mapping[str, str | None], claim: str) -> list[Finding]:
-    """Return a finding for each source; Ava writes the claim."""
-    return [Finding(claim=claim, source_url=location, source_name=title) for location, title in titles.items()]
 
 
 def _best_answer(history: History, sources: list[str], hide: Hide) -> SubmitArgs:

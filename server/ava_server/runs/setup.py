@@ -54,7 +54,6 @@ from ava_server.core.errors import AvaError, ConfigError
 from ava_server.models.factory import model_of, parameters
 from ava_server.models.search_model import search_model
 from ava_server.models.selection import Choice, choose
-from ava_server.runs.changes import KeptChanges
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.context import ConfigNotSupported, RunContext, SearchModel, SecretInjection
 from ava_server.runs.extension import extension_limits
@@ -539,10 +538,6 @@ class RunSetup:
     def hide(self, value: Any) -> Any:
         """Return a JSON-like value with the secrets in its texts replaced."""
         return self._resources.credentials.redactor.redact_json(value)
-
-    def keep_changes(self, run: RunRow, task: str) -> KeptChanges | None:
-        """Commit the changes of a run without an owner to its branch; None for a run that changes no files. Blocks."""
-        return self.worktrees.keep_changes(run, task)
 
     def remove_folders(self, run: RunRow) -> None:
         """Remove an ended run's worktree, its scratch folder and its artifacts folder, if that is empty. Blocks."""

@@ -93,7 +93,6 @@ def schema(output_schema: dict[str, Any] | None) -> ToolSchema:
 
 @cache
 def _free_form() -> dict[str, Any]:
-    """Return the schema of a result without an output schema; shared, read only."""
     return SubmitArgs.model_json_schema()
 
 

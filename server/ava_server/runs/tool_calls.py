@@ -96,13 +96,10 @@ class _Redaction:
     def hide_in_lines(self, text: str) -> str:
         """Return a whole text with its secrets hidden; lines without a secret stay unchanged. Blocks."""
         with _one_long_text if len(text) > _LONG_TEXT else contextlib.nullcontext():
-            return self._hide_in_lines(text)
-
-    def _hide_in_lines(self, text: str) -> str:
-        seen, removed = clean(text)
-        if self.learns:
-            self.redactor.learn_private_keys(seen)
-        shown, found = self.redactor.redact_lines(seen)
+            seen, removed = clean(text)
+            if self.learns:
+                self.redactor.learn_private_keys(seen)
+            shown, found = self.redactor.redact_lines(seen)
         if not found or not removed:
             return shown if found else text
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -327,7 +324,7 @@ class ToolCalls:
             call_id=call.call_id,
             secrets=injected,
             hide=hide.hide_in_lines,
-            say=self._say_hidden,
+            say=lambda doing: self._say(status_sentence(doing, self._hidden)),
             search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
@@ -349,11 +346,7 @@ class ToolCalls:
         await self._context.secret_injection.refresh()
         return await anyio.to_thread.run_sync(self._without, output, injected, hide) if injected else output
 
-    def _say_hidden(self, doing: str) -> None:
-        self._say(status_sentence(doing, self._hidden))
-
     def _hidden(self, text: str) -> str:
-        """Return a text as it may be written down and shown."""
         return self._context.redactor.redact(clean(text)[0])[0]
 
     def _without(self, output: ToolOutput, injected: tuple[InjectedSecret, ...], hide: _Redaction) -> ToolOutput:
@@ -383,6 +376,9 @@ class ToolCalls:
             goes_on = f"read_tool_result R-{sha[:8]} with offset {shown} goes on"
             if why is not None:
                 scratch, goes_on = None, f"the rest was not kept: {why}"
+        sources = output.sources
+        if goes_on:  # those that the shown part names, or all where it names none
+            sources = tuple(source for source in sources if source.location in text) or sources
         body = text
         if not output.own:
             body = wrap_tool_output(text, tool=call.name, nonce=self.nonce, removed=sum(hide.counts))
@@ -413,11 +409,10 @@ class ToolCalls:
             count=output.count,
             chars=whole,
             scratch=scratch,
-            sources=tuple(map(self._noted, _sources_in(text, output.sources) if goes_on else output.sources)),
+            sources=tuple(map(self._noted, sources)),
         )
 
     def _noted(self, source: Source) -> dict[str, str | None]:
-        """Return what the log keeps of a source."""
         title = source.title and self._hidden(source.title)[:TITLE_CHARS]
         return {"location": self._hidden(source.location), "title": title}
 
@@ -460,11 +455,6 @@ def _cut(text: str, spec: ToolSpec) -> tuple[str, int]:
     head = spec.max_chars // 4
     tail = spec.max_chars - head - 60
     return f"{text[:head]}\n[… {len(text) - head - tail} characters left out here …]\n{text[-tail:]}", head
-
-
-def _sources_in(text: str, sources: tuple[Source, ...]) -> tuple[Source, ...]:
-    """Return the sources that the shown part of a long output names; all where it names none."""
-    return tuple(source for source in sources if source.location in text) or sources
 
 
 def _keep(folder: Path, name: str, text: str) -> str | None:

@@ -233,7 +233,6 @@ class ChatAnswer(Answer):
 
 
 def _words(parts: Any) -> str:
-    """Return the text of content that came as a list of parts."""
     return "".join(as_text(part.get("text")) for part in objects_in(parts))
 
 
@@ -260,7 +259,6 @@ def _readable(raw: Mapping[str, Any]) -> str:
 
 
 def _kind(value: Any) -> str:
-    """Return a JSON value's type, as a note names it."""
     if isinstance(value, str):
         return "text"
     if isinstance(value, list):
