@@ -273,7 +273,7 @@ def result_lines(run: RunAnswer, task: str) -> Iterator[str]:
     """Yield a result's summary, and the passages that answer the task: the best first, each shortened to sentences."""
     from ava_roles.words import Query
     from ava_server.models.offline import THE_BEST
-    from ava_server.models.offline_ranking import whole_sentences
+    from ava_server.models.offline_passages import whole_sentences
     from ava_server.render.result import findings_of
 
     result = run.untrusted_result
@@ -361,8 +361,7 @@ def _question_about_heading(texts: Sequence[tuple[str, str]]) -> str:
     """Return the question about a heading whose best passages read best, or empty text."""
     from ava_roles.passages import split_passages
     from ava_roles.words import Query
-    from ava_server.models.offline_ranking import best_passages
-    from ava_server.models.offline_reading import Passage, spread_in
+    from ava_server.models.offline_passages import Passage, best_passages, spread_in
 
     prose = [(name, text) for name, text in texts if PurePosixPath(name).suffix.lower() in _PROSE]
     asked: dict[str, float] = {}

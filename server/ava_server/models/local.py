@@ -29,8 +29,7 @@ from ava_server.models.base import (
     UserTurn,
     unchecked,
 )
-from ava_server.models.offline_ranking import best_passages
-from ava_server.models.offline_reading import passages, spread_of
+from ava_server.models.offline_passages import best_passages, passages, spread_of
 from ava_server.models.selection import SCRIPTED
 from ava_server.models.wires import chat
 from ava_server.models.wires.base import tool_use

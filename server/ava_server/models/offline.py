@@ -15,8 +15,20 @@ from urllib.parse import urlsplit
 from ava_roles.words import Query
 from ava_server.models.base import Completion, Request, ToolTurn, UserTurn
 from ava_server.models.local import answers_before, complete
-from ava_server.models.offline_ranking import Answer, best_passages, best_sentences, pieces, spread_out
-from ava_server.models.offline_reading import SEARCH, Passage, Spread, failures, left_out, passages, spread_of
+from ava_server.models.offline_passages import (
+    SEARCH,
+    Answer,
+    Passage,
+    Spread,
+    best_passages,
+    best_sentences,
+    failures,
+    left_out,
+    passages,
+    pieces,
+    spread_of,
+    spread_out,
+)
 from ava_server.models.selection import SET_A_MODEL
 
 _LEAST_SENTENCE = 0.55

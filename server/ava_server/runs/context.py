@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio.abc
 import anyio.to_thread
 
 from ava_audit.events import RunStarted
@@ -17,12 +19,13 @@ from ava_roles.placeholders import InjectedSecret, has_misspelt, has_placeholder
 from ava_roles.tool import Tool, ToolContext
 from ava_roles.worktree.session import WorktreeSession
 from ava_server.budget.caps import DayCaps
-from ava_server.budget.run_config import SearchCall
+from ava_server.budget.run_config import RunConfig, SearchCall
 from ava_server.core.errors import AvaError
 from ava_server.models.base import Model
 from ava_server.models.web_search import search_terms
 from ava_server.runs.coding import Worktrees
 from ava_server.runs.extension import ExtensionLimits
+from ava_server.runs.log import RunLog
 
 if TYPE_CHECKING:
     from ava_roles.tool import ToolSpec
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ava.secrets")
+WRAP_S = 30.0
+"""Seconds of a run's time that are kept for the wrap-up; at most a fifth of it."""
 
 
 class ConfigNotSupported(Exception):
@@ -181,3 +186,38 @@ class RunContext:
     worktree: WorktreeSession | None = None
     artifacts: Callable[[], list[dict[str, Any]]] = field(default=list)
     close: Callable[[bool], None] = field(default=_nothing)
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """What the parts of a run share while its owner drives it.
+
+    Attributes:
+        log: Its log.
+        config: What was approved.
+        context: What it works with.
+        began: When it would have begun without interruptions, on the monotonic clock.
+        say: Shows a sentence in the status line; does not wait.
+        tasks: Where a tool works; one that ignores its cancellation is left behind there.
+    """
+
+    log: RunLog
+    config: RunConfig
+    context: RunContext
+    began: float
+    say: Callable[[str], None]
+    tasks: anyio.abc.TaskGroup
+
+    @property
+    def active_s(self) -> float:
+        """Seconds for which the run has been active, over all its claims."""
+        return time.monotonic() - self.began
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that its time cap leaves it."""
+        return self.config.timeout_s - self.active_s
+
+    def work_s(self, left_s: float) -> float:
+        """Return how much of the time that is left is for work; the rest is for the wrap-up."""
+        return max(left_s - min(WRAP_S, self.config.timeout_s / 5), 0.0)

@@ -32,7 +32,7 @@ from ava_server.core.shortage import shortage_in
 from ava_server.models.base import Completion
 from ava_server.models.selection import OFFLINE, SCRIPTED
 from ava_server.runs.coding import CodingWork, fail_unkept
-from ava_server.runs.context import RunContext
+from ava_server.runs.context import ActiveRun, RunContext
 from ava_server.runs.extension import in_vain, request_words
 from ava_server.runs.history import History
 from ava_server.runs.invalid_answers import REPAIRS, cut_caveat, error_of, explain_cut_call
@@ -49,8 +49,6 @@ log = logging.getLogger("ava.loop")
 _INTERNAL = "a fault of Ava itself"
 _REPORT = "Report it with what `ava show S-… --json` prints for this run."
 
-WRAP_S = 30.0
-"""Seconds of a run's time that are kept for the wrap-up; at most a fifth of it."""
 END_S = 10.0
 """Seconds that recording an ending may take, beside saving changes."""
 OVERDUE_S = 3.0
@@ -95,22 +93,12 @@ class AgentRun:
         self._log = RunLog(store, run, who, history)
         self._log.on_hold = self.say
         self._on_activity = on_activity
-        self._began = time.monotonic() - run.active_us / 1_000_000
+        began = time.monotonic() - run.active_us / 1_000_000
+        self._run = active = ActiveRun(self._log, self._config, context, began, self.say, tasks)
         self._planner = Planner(self._log, wanted=self._config.plans)
-        self._reservations = Reservations(self._log, self._config, context, self._began, self._planner)
-        self._tasks = tasks
-        self._tool_calls = ToolCalls(
-            context, self._log, self._config.max_tool_calls, self.say, tasks, lambda: self._work_s(self._left_s)
-        )
-        self._model_calls = ModelCalls(
-            self._log,
-            self._config,
-            context.model,
-            context.redactor,
-            self.say,
-            lambda: self._left_s,
-            self._tool_calls.begun,
-        )
+        self._reservations = Reservations(active, self._planner)
+        self._tool_calls = ToolCalls(active)
+        self._model_calls = ModelCalls(active, self._tool_calls.begun)
         self._coding: CodingWork | None = None
         if context.worktree is not None and self._config.coding is not None:
             self._coding = CodingWork(
@@ -174,27 +162,14 @@ class AgentRun:
         self.activity = status_sentence(doing)
         self._on_activity()
 
-    @property
-    def active_s(self) -> float:
-        """Seconds for which the run has been active, over all its claims."""
-        return time.monotonic() - self._began
-
-    @property
-    def _left_s(self) -> float:
-        return self._config.timeout_s - self.active_s
-
-    def _work_s(self, left_s: float) -> float:
-        """Return how much of the time that is left is for work; the rest is for the wrap-up."""
-        return max(left_s - min(WRAP_S, self._config.timeout_s / 5), 0.0)
-
     async def _run_to_end(self, seconds_left: float | None) -> RunResult | Paused:
         timeout = self._config.timeout_s
-        left = max(self._left_s, 0.0)
+        left = max(self._run.left_s, 0.0)
         cap = LastTurn(status="timeout", reason=f"timeout of {timeout:g} s")
         if seconds_left is not None and seconds_left < left:
             left, cap = seconds_left, LastTurn(status="timeout", reason=GROUP_TIMEOUT)
         self._due, self._cap = time.monotonic() + left, cap
-        work_s = self._work_s(left)
+        work_s = self._run.work_s(left)
         with self.scope:
             try:
                 before = time.monotonic()
@@ -226,7 +201,7 @@ class AgentRun:
         self.say("Starting MCP servers")
         why: str | None = "its MCP servers did not start in time"
         with anyio.move_on_after(within_s):
-            why = await self._context.servers.start(self._tasks)
+            why = await self._context.servers.start(self._run.tasks)
         if why is None or self._history.prefix is not None:
             return None
         return RunResult(
@@ -249,7 +224,7 @@ class AgentRun:
         if (ended := await self._finish_handover()) is not None:
             return ended
         with anyio.move_on_after(max(left_s - work_s, 0.0)):
-            if own and (waits := await self._reservations.extensions.more_time(self.active_s)) is not None:
+            if own and (waits := await self._reservations.extensions.more_time(self._run.active_s)) is not None:
                 return waits
             if self._history.answered:
                 await self._refuse_open("the time for tools is over")
@@ -404,7 +379,7 @@ class AgentRun:
 
         Return an ending where somebody has cancelled it by now.
         """
-        active_us = round(self.active_s * 1e6)
+        active_us = round(self._run.active_s * 1e6)
         fact = paused.fact.model_copy(update={"active_us": active_us})
         if not self.cancelled and await self._log.do(pause(self._log.fence, self._log.who, fact)):
             match fact:
@@ -439,13 +414,15 @@ class AgentRun:
                 self._history,
                 ended,
                 artifacts,
-                self.active_s,
+                self._run.active_s,
                 kept=kept,
                 hide=self._context.redactor.redact_json,
             ),
             abandon_on_cancel=True,
         )
-        events = list(ending_events(run, result, ended, self._log.who, self._log.fence, round(self.active_s * 1e6)))
+        events = list(
+            ending_events(run, result, ended, self._log.who, self._log.fence, round(self._run.active_s * 1e6))
+        )
         if ended.call_id is not None and ended.call_id not in self._history.results:
             accepted = ToolResult(
                 tool=SUBMIT, success=True, output="accepted", call_id=ended.call_id, turn=self._history.turn

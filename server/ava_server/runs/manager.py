@@ -11,7 +11,7 @@ import logging
 import random
 import socket
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ import anyio.to_thread
 
 from ava_audit.errors import AuditError, SchemaNewer, StoreUnavailable
 from ava_audit.events import CancelledBy, Who
-from ava_audit.rows import RUNNING, RunRow
+from ava_audit.rows import QUEUED, RUNNING, GroupRow, RunRow
 from ava_audit.store.backend import Instances, Membership
 from ava_audit.units import now_us
 from ava_audit.view import View
@@ -53,7 +53,6 @@ from ava_server.runs.lifecycle import (
 from ava_server.runs.loop import AgentRun
 from ava_server.runs.mode import Mode
 from ava_server.runs.result import RunResult
-from ava_server.runs.unended import Unended, read_unended
 from ava_server.runs.worker_process import WorkerProcesses
 
 if TYPE_CHECKING:
@@ -84,6 +83,55 @@ WORKER_TAKES_S = 20.0
 """Seconds that a worker has to take a run; then this process does: the worker may lack a key, or be unable to start."""
 FAULTS = 2
 """Internal errors after which this process gives up a run."""
+
+
+STATES = (QUEUED, RUNNING)
+MOST_NEW = 2_000
+"""New entries above which everything is read again."""
+
+
+@dataclass(frozen=True)
+class Unended:
+    """The runs that wait or are running, at one moment.
+
+    They are read whole once, and then only those that have new entries: with many waiting runs, reading all of them
+    after each entry would cost more than running them.
+
+    Attributes:
+        head: The newest `seq` at that moment.
+        runs: The runs by id, oldest first.
+        groups: Their groups by id.
+    """
+
+    head: int
+    runs: Mapping[str, RunRow]
+    groups: Mapping[str, GroupRow]
+
+
+def read_unended(view: View, known: Unended | None = None) -> Unended:
+    """Return the runs without an ending.
+
+    Args:
+        view: The log.
+        known: What was read before. A row changes only with an entry of its run.
+    """
+    head = view.head()
+    if known is None or not 0 <= head - known.head <= MOST_NEW:
+        rows = view.runs(states=STATES, limit=-1)
+        return Unended(head, {row.id: row for row in rows}, _groups(view, rows))
+    if head == known.head:
+        return known
+    changed = view.runs_with_entries_after(known.head)
+    runs = {**known.runs, **{row.id: row for row in changed}}
+    runs = {row.id: row for row in sorted(runs.values(), key=lambda row: row.created_us) if row.state in STATES}
+    groups = {**known.groups, **_groups(view, changed)}
+    named = {row.group_id for row in runs.values()}
+    return Unended(head, runs, {name: group for name, group in groups.items() if name in named})
+
+
+def _groups(view: View, rows: list[RunRow]) -> dict[str, GroupRow]:
+    found = {name: view.group(name) for name in {row.group_id for row in rows} if name is not None}
+    return {name: group for name, group in found.items() if group is not None}
 
 
 @dataclass

@@ -31,21 +31,20 @@ from ava_audit.events import (
     RunPaused,
     Settlement,
 )
-from ava_audit.redaction import RunRedactor
 from ava_audit.units import US_PER_S, format_duration, format_usd, iso_second, iso_utc, now_us
 from ava_roles.errors import ToolFailed
 from ava_roles.net.search_engines import WITHOUT, SearchResults
 from ava_server import telemetry
 from ava_server.budget.caps import CapReached, CapRequest, DayCaps, Reservation, is_in_flight, reserve, settlement_event
-from ava_server.budget.run_config import RunConfig, config_of
+from ava_server.budget.run_config import config_of
 from ava_server.core.errors import ModelError
-from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Model, Request, ToolUse
+from ava_server.models.base import NOT_SENT, Bound, Completion, Delta, Request, ToolUse
 from ava_server.models.errors import may_have_been_billed
 from ava_server.models.prices import cost_micros, reserve_micros
 from ava_server.models.search_model import read_results, search_request, searches_in
 from ava_server.models.text_tool_calls import with_calls
 from ava_server.models.web_search import with_fee
-from ava_server.runs.context import SearchModel
+from ava_server.runs.context import ActiveRun, SearchModel
 from ava_server.runs.invalid_answers import CUT, REFUSED
 from ava_server.runs.lifecycle import Paused
 from ava_server.runs.log import RunLog, ms_since
@@ -131,23 +130,12 @@ class ModelCalls:
     answer or made from its text, secrets are replaced.
     """
 
-    def __init__(
-        self,
-        run_log: RunLog,
-        config: RunConfig,
-        model: Model,
-        redactor: RunRedactor,
-        say: Callable[[str], None],
-        left_s: Callable[[], float],
-        begun: Callable[[Sequence[ToolUse]], Sequence[Fact]],
-    ) -> None:
-        self._log = run_log
-        self._config = config
-        self._price = config.price
-        self._model = model
-        self._redactor = redactor
-        self._say = say
-        self._left_s = left_s
+    def __init__(self, run: ActiveRun, begun: Callable[[Sequence[ToolUse]], Sequence[Fact]]) -> None:
+        self._run = run
+        self._log = run.log
+        self._config = run.config
+        self._price = run.config.price
+        self._model = run.context.model
         self._begun = begun
         self._tried = (0, 0)  # the current turn, and its attempts under this claim
 
@@ -155,7 +143,7 @@ class ModelCalls:
         """Make one attempt and settle it; None where another attempt has to follow."""
         began = time.monotonic()
         doing = DOING[reserved.fact.phase] if reserved.fact.phase else "Thinking"
-        self._say(doing)
+        self._run.say(doing)
 
         async def settle(settlement: Settlement) -> None:
             await self._log.append([self._settlement(reserved, settlement, ms_since(began))])
@@ -164,7 +152,7 @@ class ModelCalls:
             async with _settled_if_cancelled(settle):
                 with telemetry.chat(self._log.run, self._log.history.prefix, reserved.fact) as span:
                     async with self._model.stream(request, self._log.check_owner) as stream:
-                        with StreamProgress(doing, self._say) as progress:
+                        with StreamProgress(doing, self._run.say) as progress:
                             async for delta in stream:
                                 progress.add(delta)
                     completion = stream.completion
@@ -233,15 +221,15 @@ class ModelCalls:
         again = error.retryable or (error.kind == "usage_limit" and wait_s is not None)
         again = again and not (error.kind == "thinking" and thinking_dropped)
         if again and self._log.history.unknown_attempts < UNKNOWN_ATTEMPTS:
-            if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._left_s()):
+            if wait_s is not None and (wait_s > PAUSE_FROM_S or wait_s >= self._run.left_s):
                 if wait_s <= PAUSE_MOST_S and held.attempt < PAUSED_ATTEMPTS:
                     return self._pause(wait_s)
             elif self._tried[1] < ATTEMPTS:
                 if wait_s is None:  # about 1, 2, 4 s
                     wait_s = float(2 ** (self._tried[1] - 1)) * random.uniform(0.75, 1.25)  # noqa: S311
-                if wait_s < self._left_s():
+                if wait_s < self._run.left_s:
                     until_us = now_us() + round(wait_s * US_PER_S)
-                    self._say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
+                    self._run.say(f"Waiting {format_duration(wait_s)} for the model, until {iso_second(until_us)}")
                     await anyio.sleep(wait_s)
                     return None
         reason = f"the model failed {held.attempt} times" if held.attempt > 1 else "the model failed"
@@ -251,7 +239,7 @@ class ModelCalls:
         return RunResult("error", reason, error_kind=error.kind, error_message=said, what_to_do=error.what_to_do)
 
     def _hidden(self, text: str) -> str:
-        return self._redactor.redact(text)[0]
+        return self._run.context.redactor.redact(text)[0]
 
     def _pause(self, wait_s: float) -> Paused:
         # Spread out: runs that one limit stopped would otherwise meet it again together.

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -20,11 +19,10 @@ from ava_server.budget.caps import (
     messages_first,
     reserve,
 )
-from ava_server.budget.run_config import RunConfig
 from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.prices import billed_words, reserve_micros
 from ava_server.runs import prompts
-from ava_server.runs.context import RunContext
+from ava_server.runs.context import ActiveRun
 from ava_server.runs.extension import CapExtensions
 from ava_server.runs.history import Recipe
 from ava_server.runs.lifecycle import Paused
@@ -149,34 +147,18 @@ class Reservations:
         extensions: Asks a person for more before that.
     """
 
-    def __init__(
-        self,
-        run_log: RunLog,
-        config: RunConfig,
-        context: RunContext,
-        began: float,
-        planner: Planner,
-    ) -> None:
-        self.cap = run_log.history.last  # a run that was resumed in its wrap-up stays there
-        self._log = run_log
-        self._history = run_log.history
-        self._config = config
-        self._price = config.price
-        self._model = context.model
-        self._caps = context.caps
-        self._window = context.window
-        self._ratio = context.tokens_per_byte
-        self._began = began
+    def __init__(self, run: ActiveRun, planner: Planner) -> None:
+        self._run = run
+        self._log = run.log
+        self._history = run.log.history
+        self._config = run.config
+        self._price = run.config.price
+        self._model = run.context.model
         self._planner = planner
-        self.extensions = CapExtensions(run_log, config, context.extensions)
-        self._wrap_output = config.wrap_output
-        self._looked = run_log.history.last_message_seq  # up to here, messages to the run have been read
+        self.cap = self._history.last  # a run that was resumed in its wrap-up stays there
+        self.extensions = CapExtensions(run.log, run.config, run.context.extensions)
+        self._looked = self._history.last_message_seq  # up to here, messages to the run have been read
         self._sized: dict[Recipe, tuple[Request, Bound]] = {}  # of this reservation: the fold so far decides both
-
-    @property
-    def active_s(self) -> float:
-        """Seconds that the run has been active, over all its claims."""
-        return time.monotonic() - self._began
 
     async def next(self) -> tuple[Reservation, Request] | RunResult | Paused:
         """Build the next request and hold its worst case; a smaller one, or the wrap-up, if that is all that fits.
@@ -201,10 +183,10 @@ class Reservations:
                 # It is said once: a second attempt of the wrap-up finds it in the history.
                 told = WRAP_UP in history.notices_sent
                 notice = _Notice() if told else _Notice(LAST_WORDS.format(cap=last.reason), (WRAP_UP,))
-            shape = shape or _Shape(self._wrap_output if last is not None else self._most_output())
+            shape = shape or _Shape(self._config.wrap_output if last is not None else self._most_output())
             call = self._call(shape, last, notice)
             asked = self._ask_for(turn, attempt, shape, call, last, notice)
-            command = reserve(self._log.fence, self._log.who, asked, self._caps)
+            command = reserve(self._log.fence, self._log.who, asked, self._run.context.caps)
             answer = await self._log.do(messages_first(self._log.run.id, self._looked, command), self._granted)
             if isinstance(answer, UnreadMessages):
                 continue
@@ -216,7 +198,7 @@ class Reservations:
             if shape is None and last is not None:  # not even the wrap-up fits: the run ends with what it has
                 return RunResult(last.status, last.reason)
             if shape is None:
-                if (waits := await self.extensions.more_of(answer, asked, self.active_s)) is not None:
+                if (waits := await self.extensions.more_of(answer, asked, self._run.active_s)) is not None:
                     return waits
                 self.cap = LastTurn(status=answer.status, reason=self._cap_words(answer, asked))
                 if history.planning.on:  # the plan so far is used, and the wrap-up is a turn of its own
@@ -251,7 +233,7 @@ class Reservations:
         if set(bare.elide) == set(elide) and not cut:
             bare = recipe
         wrap = min(self._sized_for(bare, shape)[1].prompt_tokens, bound.prompt_tokens) + shape.output + WRAP_PROMPT
-        return _Call(recipe, request, bound, Bound(wrap, self._wrap_output))
+        return _Call(recipe, request, bound, Bound(wrap, self._config.wrap_output))
 
     def _sized_for(self, recipe: Recipe, shape: _Shape) -> tuple[Request, Bound]:
         """Return the request of a recipe, without thinking, and its bound, both for an answer of the shape's length."""
@@ -339,7 +321,7 @@ class Reservations:
             return _Notice(
                 "\n\n".join([prompts("planning")["work"], *([left.text] if left.text else [])]), (TO_WORK, *left.about)
             )
-        if (raised := self.extensions.notice(self.active_s)) is not None:
+        if (raised := self.extensions.notice(self._run.active_s)) is not None:
             return _Notice(*raised)
         fault = self._history.invalid_answer
         if fault is not None and fault.notice:
@@ -350,7 +332,7 @@ class Reservations:
         """Return the notice that 80 % of a cap is used, once for each cap."""
         config, run = self._config, self._log.run
         used = {
-            "time": (self.active_s, config.timeout_s, f"{config.timeout_s - self.active_s:.0f} s"),
+            "time": (self._run.active_s, config.timeout_s, f"{config.timeout_s - self._run.active_s:.0f} s"),
             "turns": (self._history.turn, config.max_iterations, f"{config.max_iterations - self._history.turn} turns"),
             "tool calls": (
                 self._history.tool_calls,
@@ -381,7 +363,7 @@ class Reservations:
         if not elidable:
             return ()
         left = max(self._config.max_tokens - self._log.run.tokens, 0)
-        room = int(TRIM_SHARE * min(self._window, left))
+        room = int(TRIM_SHARE * min(self._run.context.window, left))
         elide: list[int] = []
         freed = 0
         bound = self._sized_for(Recipe(upto), _Shape(LEAST_OUTPUT))[1].prompt_tokens
@@ -401,7 +383,9 @@ class Reservations:
         old results, and shows only the beginning of new ones.
         """
         most = tried.output
-        ratios = [ratio for ratio in (self._history.tokens_per_byte, self._ratio) if ratio is not None]
+        ratios = [
+            ratio for ratio in (self._history.tokens_per_byte, self._run.context.tokens_per_byte) if ratio is not None
+        ]
         ratio = byte_tokens(max(ratios)) if ratios else None
         least = min(GOOD_OUTPUT, most)
         old = tuple(seq for seq, _saved in self._history.elidable())

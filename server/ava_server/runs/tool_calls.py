@@ -35,11 +35,11 @@ from ava_server.core.threads import run_apart
 from ava_server.models.base import ToolUse
 from ava_server.models.json_text import object_fault
 from ava_server.runs.coding import learn_private_keys
-from ava_server.runs.context import RunContext, SecretRefused
+from ava_server.runs.context import ActiveRun, SecretRefused
 from ava_server.runs.history import call_key, edited_path
 from ava_server.runs.invalid_answers import explain_cut_call
 from ava_server.runs.lifecycle import Paused
-from ava_server.runs.log import RunLog, ms_since
+from ava_server.runs.log import ms_since
 from ava_server.runs.model_call import PaidSearches
 from ava_server.runs.questions import Ask
 
@@ -112,38 +112,20 @@ class _Redaction:
 class ToolCalls:
     """The tool calls of one run.
 
-    Args:
-        context: What the run works with.
-        run_log: The run's own log.
-        max_calls: The run's cap on tool calls.
-        say: Shows a sentence in the status line.
-        tasks: Where a tool works; one that ignores its cancellation is left behind there.
-        left_s: Returns the seconds that the run has left to work.
-
     Attributes:
         place: Where the tools work.
         nonce: The run's own random word in the wrapper of untrusted text.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        run_log: RunLog,
-        max_calls: int,
-        say: Callable[[str], None],
-        tasks: anyio.abc.TaskGroup,
-        left_s: Callable[[], float],
-    ) -> None:
-        self.place = replace(context.place, say=say, run_id=run_log.run.id)
-        self.nonce = (run_log.history.prefix or context.started).nonce
-        self._context = context
-        self._log = run_log
-        self._history = run_log.history
-        self._max_calls = max_calls
-        self._say = say
-        self._tasks = tasks
-        self._left_s = left_s
-        self._searches = PaidSearches(context.search, run_log, context.caps) if context.search is not None else None
+    def __init__(self, run: ActiveRun) -> None:
+        self._run = run
+        self._context = context = run.context
+        self._log = run.log
+        self._history = run.log.history
+        self.place = replace(context.place, say=run.say, run_id=run.log.run.id)
+        self.nonce = (self._history.prefix or context.started).nonce
+        self._max_calls = run.config.max_tool_calls
+        self._searches = PaidSearches(context.search, run.log, context.caps) if context.search is not None else None
         self._ready: dict[str, _Ready] = {}
         self._keys_known = False
 
@@ -193,7 +175,7 @@ class ToolCalls:
         found = self._ready.get(call.call_id) or self._fitting(call)
         if isinstance(found, str) or not isinstance(found.tool, Ask) or self._repeats(call):
             return None
-        asked = await found.tool.new_question(call.call_id, self._left_s())
+        asked = await found.tool.new_question(call.call_id, self._run.work_s(self._run.left_s))
         if asked is None:
             return None
         if call.call_id not in self._history.started:
@@ -298,7 +280,7 @@ class ToolCalls:
         except SecretRefused as why:
             await self.refuse(call, str(why))
             return
-        self._say(found.sentence)
+        self._run.say(found.sentence)
         if call.call_id not in self._history.started:
             before: tuple[Fact, ...] = (Activity(activity=found.sentence),) if first else ()
             await self._log.record(*before, self._begins(call))
@@ -324,7 +306,7 @@ class ToolCalls:
             call_id=call.call_id,
             secrets=injected,
             hide=hide.hide_in_lines,
-            say=lambda doing: self._say(status_sentence(doing, self._hidden)),
+            say=lambda doing: self._run.say(status_sentence(doing, self._hidden)),
             search=partial(searches.search, call.call_id) if searches is not None else self.place.search,
         )
         await self._context.secret_injection.refresh()  # for what the tool hides itself, and for the rest below
@@ -333,7 +315,7 @@ class ToolCalls:
             self._keys_known = True
         try:
             with telemetry.execute_tool(tool.spec.name, call.call_id, place.run_id) as span:
-                output = await run_apart(self._tasks, lambda: tool(args, place), tool.spec.timeout_s)
+                output = await run_apart(self._run.tasks, lambda: tool(args, place), tool.spec.timeout_s)
                 span.brought(output)
         except TimeoutError:
             return ToolOutput(f"Timed out after {tool.spec.timeout_s:g} s. Ask for less at once.", success=False)

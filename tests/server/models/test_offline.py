@@ -24,8 +24,7 @@ from ava_server.models.base import (
 )
 from ava_server.models.local import LocalModel
 from ava_server.models.offline import answer
-from ava_server.models.offline_ranking import QUOTE_CHARS, pieces
-from ava_server.models.offline_reading import Passage, failures, passages
+from ava_server.models.offline_passages import QUOTE_CHARS, Passage, failures, passages, pieces
 from ava_server.models.selection import OFFLINE
 
 NAMES = ("read_file", "search_and_read", "read_webpages")
@@ -483,7 +482,7 @@ def test_what_the_search_ranks_first_wins_among_pieces_that_fit_alike(monkeypatc
         return [finding["source_url"] for finding in result["findings"]]
 
     assert sources() == ["a.txt:1", "b.txt:1"]
-    monkeypatch.setattr("ava_server.models.offline_ranking._NEXT_FILE", 1.0)
+    monkeypatch.setattr("ava_server.models.offline_passages._NEXT_FILE", 1.0)
     assert sources() == ["b.txt:1", "a.txt:1"], "the shorter one alone fits a little better"
 
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, TypeVar, cast
+from types import SimpleNamespace
+from typing import Any, ClassVar, Generic, Literal, TypeVar, cast
 from unittest.mock import patch
 
 import pytest
@@ -60,6 +61,7 @@ from ava_server.models.base import Bound, Completion, Request
 from ava_server.models.local import LocalModel, complete
 from ava_server.models.prices import Price, reserve_micros
 from ava_server.runs import extension
+from ava_server.runs.context import ActiveRun, RunContext
 from ava_server.runs.extension import ExtensionLimits, Shortage, asked_of, extension_request
 from ava_server.runs.extension_answer import decide_extension
 from ava_server.runs.history import History
@@ -670,10 +672,16 @@ class Processes(RuleBasedStateMachine):
             sent.append(request)
             return complete("an answer", [], request)
 
-        calls = ModelCalls(
-            owner.log, config(1, 1), LocalModel("far:model", answer), RunRedactor(Redactor({})), lambda _doing: None,
-            lambda: 60.0, lambda _calls: [],
-        )  # fmt: skip
+        context = SimpleNamespace(model=LocalModel("far:model", answer), redactor=RunRedactor(Redactor({})))
+        active = ActiveRun(
+            owner.log,
+            config(1, 1),
+            cast("RunContext", context),
+            time.monotonic(),
+            lambda _doing: None,
+            cast("Any", None),
+        )
+        calls = ModelCalls(active, lambda _calls: [])
         assert self.refused(lambda: self.portal.call(calls.attempt, held, REQUEST))
         assert not sent, "it has spent, and nobody gets the answer"
 
