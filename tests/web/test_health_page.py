@@ -120,7 +120,7 @@ def test_a_check_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPa
         yield Finding("whole", "ok", "fine")
 
     monkeypatch.setattr(health, "CHECKS", (broken, whole))
-    failed, fine = health.run_checks(Setup({}))
+    failed, fine = health.checked(Setup({}))
     assert (failed.name, failed.state, fine.name) == ("broken", "fault", "whole")
     assert "OSError" in failed.text and "/secret" not in failed.text and failed.what_to_do
 

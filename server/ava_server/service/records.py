@@ -63,14 +63,19 @@ class Budget:
 
 
 def todays_budgets(
-    view: View, user: str, whose: str, caps: DayCaps, at_us: int, *, everybody: bool
+    view: View | None, user: str, whose: str, caps: DayCaps, at_us: int, *, everybody: bool
 ) -> tuple[Budget, ...]:
-    """Return what is left of a user's budget today, under the name `whose`, and of everybody's together."""
+    """Return what is left of a user's budget today, under the name `whose`, and of everybody's together.
+
+    Without a view there is no log yet, so nothing is spent.
+    """
     day = utc_day(at_us)
-    spent = [(whose, view.bucket(user_scope(user, day)), caps.user_micros)]
-    if everybody:
-        spent.append(("everybody", view.bucket(installation_scope(day)), caps.installation_micros))
-    return tuple(Budget(who, found.spent_micros, found.held_micros, cap) for who, found, cap in spent)
+    days = [(whose, user_scope(user, day), caps.user_micros)]
+    days += [("everybody", installation_scope(day), caps.installation_micros)] if everybody else []
+    if view is None:
+        return tuple(Budget(name, 0, 0, cap) for name, _scope, cap in days)
+    found = ((name, view.bucket(scope), cap) for name, scope, cap in days)
+    return tuple(Budget(name, bucket.spent_micros, bucket.held_micros, cap) for name, bucket, cap in found)
 
 
 @dataclass(frozen=True)

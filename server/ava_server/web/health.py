@@ -19,7 +19,7 @@ from ava_audit.search import LogQuery, search
 from ava_audit.units import DAY_US, US_PER_S, format_bytes, format_duration, now_us
 from ava_audit.view import View
 from ava_roles.sandbox.sandbox import Sandbox, Unavailable
-from ava_server.service.checks import REPORT, Finding, Setup, data, models
+from ava_server.service.checks import WORST_FIRST, Finding, Setup, data, models, run_checks
 from ava_server.service.records import Budget, current_runs
 from ava_server.web.context import PageContext, reader_of
 from ava_server.web.events import Row, rows_of
@@ -32,7 +32,6 @@ CHECKS = (
     models.keys, models.providers, models.tiers, models.search, models.network,
 )  # fmt: skip
 """The checks of `ava doctor` that read a few files and send nothing."""
-_WORST_FIRST = ("fault", "warning", "note", "ok")
 _PATH = re.compile(r"(?<![\w:/.~-])~?/[^\s,;:)'\"]+")
 
 
@@ -69,7 +68,7 @@ class Health:
         facts = [*self._facts(sandbox), *(self._server_facts(now) if everybody else ())]
         values = {
             "facts": facts,
-            "findings": sorted(findings, key=lambda found: _WORST_FIRST.index(found.state)),
+            "findings": sorted(findings, key=lambda found: WORST_FIRST.index(found.state)),
             "problems": sum(found.state in ("fault", "warning") for found in findings),
             "started_us": self._started_us,
             "state": now,
@@ -82,14 +81,10 @@ class Health:
         runtime, at_us, everybody = self._context.runtime, now_us(), visitor.reads_all
         user = None if everybody else visitor.user
         counts, _runs = current_runs(view, user, runtime.instances, at_us, served=lambda: True, most=0)
-        head = view.head()
-        lags = {"text index": head - view.progress("words")}
-        if runtime.settings.mirrors:
-            lags["JSONL mirror"] = head - view.progress("mirror")
+        lags = data.lags_of(view, mirrors=runtime.settings.mirrors)
         budgets = self._context.budgets(view, visitor, at_us, everybody=everybody)
-        return LogState(
-            head, sum(view.sizes().values()), lags, {name: runs for name, runs in counts.items() if runs}, budgets
-        )
+        counts = {name: runs for name, runs in counts.items() if runs}
+        return LogState(view.head(), sum(view.sizes().values()), lags, counts, budgets)
 
     async def _errors(self, visitor: Visitor) -> list[Row]:
         users = () if visitor.reads_all else (visitor.user,)
@@ -115,36 +110,22 @@ class Health:
         """Return what the checks find."""
         runtime = self._context.runtime
         setup = Setup(os.environ, runtime.settings.paths, runtime.settings, visitor.user)
-        found = [data.upkeep(now.lags), data.confinement(sandbox), self._budgets(visitor, now)]
+        day_settings = runtime.spawn_limits_of(visitor.user).day_settings
+        found = [data.upkeep(now.lags), data.confinement(sandbox), data.budgets(now.budgets, day_settings)]
         if (why := runtime.manager.out_of_reach) is not None:
             found.append(Finding("log", "fault", f"this server cannot use the log: {why}", "See the checks below."))
         try:
             with anyio.fail_after(CHECKED_WITHIN_S):
-                found += await anyio.to_thread.run_sync(run_checks, setup, abandon_on_cancel=True)
+                found += await anyio.to_thread.run_sync(checked, setup, abandon_on_cancel=True)
         except TimeoutError:
             text = f"the checks did not end within {CHECKED_WITHIN_S:.0f} s"
             found.append(Finding("checks", "fault", text, "See whether the disk of the data root answers."))
         return found if self._context.site.local else [without_paths(each) for each in found]
 
-    def _budgets(self, visitor: Visitor, now: LogState) -> Finding:
-        settings = self._context.runtime.spawn_limits_of(visitor.user).day_settings
-        return data.budgets(
-            [
-                data.DayBudget(each.whose, each.spent + each.held, each.cap, setting)
-                for each, setting in zip(now.budgets, settings, strict=False)
-            ]
-        )
 
-
-def run_checks(setup: Setup) -> list[Finding]:
-    """Return what all checks find; one that fails does not end the others. Blocking."""
-    found: list[Finding] = []
-    for check in CHECKS:
-        try:
-            found += check(setup)
-        except Exception as error:
-            found.append(Finding(check.__name__, "fault", f"this check failed: {type(error).__name__}", REPORT))
-    return found
+def checked(setup: Setup) -> list[Finding]:
+    """Return what all checks find. Blocking."""
+    return list(run_checks(((check.__name__, check) for check in CHECKS), setup, in_full=False))
 
 
 def without_paths(found: Finding) -> Finding:

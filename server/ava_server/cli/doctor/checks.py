@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 
 from ava_audit.redaction import Redactor
 from ava_server.cli.doctor import log, machine, roles
 from ava_server.config.keys import is_placeholder, key_variables, list_keys
 from ava_server.config.secrets import read_secrets
 from ava_server.core.errors import AvaError
-from ava_server.service.checks import REPORT, Check, Finding, Setup, data, models
+from ava_server.service.checks import Check, Setup, data, models
 
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("python", machine.python),
@@ -38,15 +37,6 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("hosts", machine.hosts),
 )
 """Each check, with the name of a finding about its failure."""
-
-
-def run_checks(setup: Setup) -> Iterator[Finding]:
-    """Run all checks one by one, and yield what they find."""
-    for name, check in CHECKS:
-        try:
-            yield from check(setup)
-        except Exception as error:  # the other checks still run
-            yield Finding(name, "fault", f"this check failed: {type(error).__name__}: {error}", REPORT)
 
 
 def redactor_of(setup: Setup) -> Redactor:

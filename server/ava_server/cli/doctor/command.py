@@ -62,8 +62,9 @@ def doctor_command(
 
 def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
     """Run all checks, print each finding at once, and return them."""
-    from ava_server.cli.doctor.checks import redactor_of, run_checks
+    from ava_server.cli.doctor.checks import CHECKS, redactor_of
     from ava_server.cli.doctor.roles import remote_servers_not_asked, servers
+    from ava_server.service.checks import run_checks
 
     redactor = redactor_of(setup)
     findings: list[Finding] = []
@@ -78,7 +79,7 @@ def _findings(setup: Setup, online: bool, as_json: bool) -> list[Finding]:
             say(_lines(found))
 
     remote = servers(setup, remote=True) if online else remote_servers_not_asked(setup)
-    for found in chain(run_checks(setup), remote):
+    for found in chain(run_checks(CHECKS, setup, in_full=True), remote):
         report(found)
     if online:
         from ava_server.cli.doctor.online import ask_providers, try_search

@@ -12,13 +12,14 @@ from ava_audit.mirror import mirror_faults
 from ava_audit.store.connection import no_room
 from ava_audit.store.location import backend_at, backend_of
 from ava_audit.store.schema import SCHEMA_VERSION, schema_faults
-from ava_audit.units import micros_from_cents, now_us
+from ava_audit.units import now_us
 from ava_audit.view import View
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
+from ava_server.budget.user_limits import day_caps, day_setting
 from ava_server.cli.log_access import LogSnapshot, look_at_log, read_log
 from ava_server.core.data_root import in_postgres, os_user
 from ava_server.core.errors import AvaError
 from ava_server.service.checks import Finding, Setup, data
+from ava_server.service.records import todays_budgets
 
 _BROKEN = (
     "Check that no other program holds ava.db. If it is damaged, restore a copy, or move it and logs/ to another place:"
@@ -88,10 +89,7 @@ def _check_log(setup: Setup, path: Path, snapshot: LogSnapshot) -> Iterator[Find
     if snapshot.partial:
         text += "; a process died while writing, and the last entries are shown after the next start"
     yield Finding("log", "note" if snapshot.partial else "ok", text)
-    lags = {"text index": head - snapshot.view.progress("words")}
-    if setup.settings is None or setup.settings.mirrors:
-        lags["JSONL mirror"] = head - snapshot.view.progress("mirror")
-    yield data.upkeep(lags)
+    yield data.upkeep(data.lags_of(snapshot.view, mirrors=setup.settings is None or setup.settings.mirrors))
 
 
 def budgets(setup: Setup) -> Iterator[Finding]:
@@ -99,18 +97,10 @@ def budgets(setup: Setup) -> Iterator[Finding]:
     root, settings = setup.usable_root, setup.settings
     if settings is None or root is None:
         return
-    limits, day = settings.limits, utc_day(now_us())
-    caps = (
-        ("you", user_scope(os_user(), day), limits.user_daily_cents, settings.user_day_setting),
-        ("everybody", installation_scope(day), limits.installation_daily_cents, settings.installation_day_setting),
-    )
+    user, caps = os_user(), day_caps(settings, os_user())
     try:
-        spent = read_log(root, lambda log: [log.view.bucket(scope).committed for _who, scope, *_cap in caps])
+        found = read_log(root, lambda log: todays_budgets(log.view, user, "you", caps, now_us(), everybody=True))
     except (AvaError, AuditError):  # the log's own check reports this
         return
-    yield data.budgets(
-        [
-            data.DayBudget(who, micros, micros_from_cents(cents), setting)
-            for micros, (who, _scope, cents, setting) in zip(spent or (0, 0), caps, strict=True)
-        ]
-    )
+    found = found or todays_budgets(None, user, "you", caps, now_us(), everybody=True)
+    yield data.budgets(found, (day_setting(settings, user), settings.installation_day_setting))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ava_server.config.settings import Settings
     from ava_server.service.records import Budget
 
-WORST_FIRST: tuple[State, ...] = ("fault", "warning", "note", "ok")
 LAGS_MUCH = 10_000
 """Entries that the keeper should not be behind for long."""
 

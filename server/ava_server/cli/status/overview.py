@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,6 @@ from ava_audit.store.backend import Instances
 from ava_audit.store.location import backend_of
 from ava_audit.store.locks import is_held
 from ava_audit.units import now_us
-from ava_server.budget.caps import installation_scope, user_scope, utc_day
 from ava_server.budget.user_limits import day_caps
 from ava_server.cli.log_access import LogSnapshot, read_log
 from ava_server.config.credentials import model_settings
@@ -25,8 +23,8 @@ from ava_server.core.errors import AvaError
 from ava_server.models.selection import configured
 from ava_server.render.entries import Step, recent_steps
 from ava_server.render.run_view import Processes, RunView
-from ava_server.service.checks import nearest_folder
-from ava_server.service.records import Budget, current_runs
+from ava_server.service.checks.data import free_bytes
+from ava_server.service.records import Budget, current_runs, todays_budgets
 
 if TYPE_CHECKING:
     from ava_audit.view import View
@@ -124,13 +122,12 @@ class OverviewReader:
         except AvaError as error:
             faults.append(str(error))
         root = self.settings.paths
-        caps = day_caps(self.settings, self.user)
         overview = Overview(
             at_us=now_us(),
-            budgets=(Budget(self.user, 0, 0, caps.user_micros), Budget("everybody", 0, 0, caps.installation_micros)),
+            budgets=self._budgets(None, now_us()),
             processes=sum(map(_is_held, root.instances.glob("*.lock"))),
             keeper=_is_held(root.path / "keeper.lock"),
-            free_bytes=_free(root.path),
+            free_bytes=free_bytes(root.path),
             providers=providers,
             faults=tuple(faults),
         )
@@ -152,6 +149,10 @@ class OverviewReader:
             raise StoreUnavailable(f"there is no log in {root.path} any more")
         return found[0]
 
+    def _budgets(self, view: View | None, at_us: int) -> tuple[Budget, ...]:
+        caps = day_caps(self.settings, self.user)
+        return todays_budgets(view, self.user, self.user, caps, at_us, everybody=True)
+
     @cached_property
     def _instances(self) -> Instances:
         return backend_of(self.settings.data_root).instances(self.settings.paths.instances)
@@ -163,17 +164,13 @@ class OverviewReader:
         others = 0 if self.everybody else view.unended_of_others(self.user)
         served = self._instances.any_alive() if in_postgres(self.settings.paths) else overview.processes > 0
         counts, runs = current_runs(view, whose, self._instances, at_us, served=lambda: served, most=self._most)
-        scopes = user_scope(self.user, utc_day(at_us)), installation_scope(utc_day(at_us))
         head, sizes = view.head(), view.sizes()
         return replace(
             overview,
             counts=counts,
             runs=runs,
             others=others,
-            budgets=tuple(
-                replace(budget, spent=bucket.spent_micros, held=bucket.held_micros)
-                for budget, bucket in zip(overview.budgets, map(view.bucket, scopes), strict=True)
-            ),
+            budgets=self._budgets(view, at_us),
             log=LogFacts(
                 entries=head,
                 database_bytes=sizes["database"],
@@ -192,13 +189,6 @@ def _is_held(lock: Path) -> bool:
         return is_held(lock)
     except OSError:  # another user's file: assume that its process lives
         return True
-
-
-def _free(path: Path) -> int | None:
-    try:
-        return shutil.disk_usage(nearest_folder(path)).free
-    except OSError:
-        return None
 
 
 class SandboxProbe:

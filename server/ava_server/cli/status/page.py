@@ -13,10 +13,11 @@ from rich.text import Text
 from ava_audit.rows import WAITING
 from ava_audit.units import format_ts, format_usd, now_us
 from ava_roles.wrap import add_bars, clean
-from ava_server.cli.status.health import WORST_FIRST, Health
+from ava_server.cli.status.health import Health
 from ava_server.cli.terminal import cells, wrapped_lines
 from ava_server.render.run_view import EXPIRED, others_words
 from ava_server.runs.lifecycle import AWAITING_ANSWER, AWAITING_EXTENSION, HELD
+from ava_server.service.checks import WORST_FIRST
 
 if TYPE_CHECKING:
     from ava_server.cli.status.overview import Overview

@@ -7,7 +7,7 @@ and sends nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from ava_server.core.errors import AvaError, ConfigError
 State = Literal["ok", "note", "warning", "fault"]
 """`note`: nothing is wrong; `warning`: it works, but may stop working; `fault`: it does not work."""
 
+WORST_FIRST: tuple[State, ...] = ("fault", "warning", "note", "ok")
 REPORT = "Please report it: this is a fault of Ava's own."
 
 
@@ -77,6 +78,19 @@ class Setup:
 
 
 Check = Callable[[Setup], Iterable[Finding]]
+
+
+def run_checks(checks: Iterable[tuple[str, Check]], setup: Setup, *, in_full: bool) -> Iterator[Finding]:
+    """Run checks one by one, each with the name of a finding about its failure; one that fails ends no other.
+
+    With `in_full`, that finding has the text of the error, not only its type. Blocking.
+    """
+    for name, check in checks:
+        try:
+            yield from check(setup)
+        except Exception as error:
+            text = f"this check failed: {type(error).__name__}" + (f": {error}" if in_full else "")
+            yield Finding(name, "fault", text, REPORT)
 
 
 def read_setup() -> Setup:

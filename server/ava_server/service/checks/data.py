@@ -10,8 +10,8 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ava_audit.store.locks import is_held, network_file_system
 from ava_audit.units import MICROS_PER_CENT, format_bytes, format_usd
@@ -22,6 +22,10 @@ from ava_server.core.data_root import has_log
 from ava_server.core.errors import ConfigError
 from ava_server.core.files import is_own
 from ava_server.service.checks import Finding, Setup, from_error, nearest_folder
+
+if TYPE_CHECKING:
+    from ava_audit.view import View
+    from ava_server.service.records import Budget
 
 LITTLE_BYTES = 200_000_000
 NOTHING_FITS_BYTES = 4_000_000
@@ -78,14 +82,21 @@ def _check_mode(name: str, path: Path, text: str) -> Finding:
     return Finding(name, "ok", f"{text} for its owner alone")
 
 
+def free_bytes(path: Path) -> int | None:
+    """Return what is left on the disk of a path, also one that does not exist yet; None where that is not known."""
+    try:
+        return shutil.disk_usage(nearest_folder(path)).free
+    except OSError:
+        return None
+
+
 def space(setup: Setup) -> Iterator[Finding]:
     """Report how much room there is for the log."""
     name, root = "disk space", setup.usable_root
     if root is None:
         return
-    try:
-        free = shutil.disk_usage(nearest_folder(root.path)).free
-    except OSError:  # the data root's own check reports this
+    free = free_bytes(root.path)
+    if free is None:  # the data root's own check reports this
         return
     text = f"{format_bytes(free)} free for the data root"
     if free < NOTHING_FITS_BYTES:
@@ -215,6 +226,12 @@ def confinement(found: Sandbox | Unavailable, details: str = "") -> Finding:
     return Finding(name, "ok", f"commands run in bubblewrap{has}")
 
 
+def lags_of(view: View, *, mirrors: bool) -> dict[str, int]:
+    """Return how many entries each copy of the log lacks."""
+    copies = {"text index": "words", **({"JSONL mirror": "mirror"} if mirrors else {})}
+    return {name: view.head() - view.progress(copy) for name, copy in copies.items()}
+
+
 def upkeep(lags: Mapping[str, int]) -> Finding:
     """Return how many entries each copy of the log lacks."""
     behind = [f"the {name} is {count:,} entries behind" for name, count in lags.items() if count > 0]
@@ -224,24 +241,14 @@ def upkeep(lags: Mapping[str, int]) -> Finding:
     return Finding("upkeep", "ok", f"{' and '.join(lags)} {'are' if len(lags) > 1 else 'is'} up to date")
 
 
-@dataclass(frozen=True)
-class DayBudget:
-    """A budget of today: whose, what is spent and held of it, its cap (micro-USD), and the setting with the cap."""
-
-    whose: str
-    committed: int
-    cap: int
-    setting: str
-
-
-def budgets(found: Sequence[DayBudget]) -> Finding:
-    """Return what is spent of today's budgets, and what to do if one is used up."""
-    shown = [f"{each.whose} {format_usd(each.committed)} of {format_usd(each.cap)}" for each in found]
+def budgets(found: Sequence[Budget], settings: Sequence[str]) -> Finding:
+    """Return what is spent and held of today's budgets, and what to do if one is used up: each setting has a cap."""
+    shown = [f"{each.whose} {format_usd(each.spent + each.held)} of {format_usd(each.cap)}" for each in found]
     text = f"spent today (UTC): {', '.join(shown)}"
-    full = [each for each in found if each.committed >= each.cap]
+    full = [(each, name) for each, name in zip(found, settings, strict=False) if each.spent + each.held >= each.cap]
     if not full:
         return Finding("budget", "ok", text)
-    step = f"raise {', and '.join(each.setting for each in full)}"
-    if all(each.cap for each in full):  # a new day does not help against 0
+    step = f"raise {', and '.join(name for _each, name in full)}"
+    if all(each.cap for each, _name in full):  # a new day does not help against 0
         step = f"wait until 00:00 UTC, or {step}"
     return Finding("budget", "warning", f"{text}; only free models can run", f"{step[0].upper()}{step[1:]}.")
