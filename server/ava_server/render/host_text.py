@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ava_audit.events import WHOLE
 from ava_audit.units import format_usd, micros_from_cents
 from ava_roles.wrap import add_bars, escape_result
+from ava_server.render.document import Text, UntrustedText, printed
 from ava_server.render.responses import (
     FAILED,
     Answer,
@@ -40,8 +42,7 @@ def text_of(answer: Answer) -> str:
             case ConfirmAnswer():
                 lines.extend(_confirm(answer))
             case CheckAnswer() | CancelAnswer():
-                if answer.message:
-                    lines.append(answer.message)
+                lines.extend([answer.message] if answer.message else ())
                 lines.extend(run_text(RunAnswer.model_validate(run)) for run in answer.runs)
             case LogAnswer():
                 lines.extend(_log(answer))
@@ -54,37 +55,31 @@ def text_of(answer: Answer) -> str:
 def run_text(run: RunAnswer) -> str:
     """Return a run as text: its status line, or when it has ended a header and its result, marked as untrusted."""
     if run.untrusted_result is None:
-        return "\n".join([run.activity_line or run.status_line, *_facts(run)])
+        return "\n".join([run.activity_line or run.status_line, *_unended(run)])
     ending = run.state if run.state in WHOLE else f"{run.state}: may be incomplete"
-    lines = [f"[{run.subagent_id} {ending}]", run.status_line]
-    if run.state != "success" and run.stop_reason:
-        lines.append(f"Ended because: {_one_line(run.stop_reason)}")
-    if run.cancel_reason:
-        lines.append(f"Reason given: {_one_line(escape_result(run.cancel_reason))}")
-    if run.error:
-        lines.append(f"What to do: {run.error.get('what_to_do', '')}")
-    lines.append(_wrapped(run.subagent_id, run.untrusted_result))
-    if run.changes:
-        lines.extend(changes_lines(run.subagent_id, run.changes))
-    if run.quotes_checked:
-        lines.append(_quotes(run.quotes_checked))
-    if run.confidence is not None:
-        lines.append(f"Confidence (the model's own): {run.confidence:g}")
-    if run.tool_receipts is not None:
-        lines.append(f"Tools used: {receipts_text(run.tool_receipts)}")
-    if run.cost_by:
-        parts = (f"{name} {format_usd(micros_from_cents(cents))}" for name, cents in run.cost_by.items())
-        lines.append(f"Cost: {', '.join(parts)}")
-    if run.uncosted:
-        lines.append("Part of the cost is unknown and was booked at its worst case.")
-    if run.advice:
-        lines.append(f"What to do: {run.advice}")
-    elif run.overrun:
-        lines.append("A call cost more than the provider's own limits allow; it was booked in full.")
-    if run.group_id:
-        lines.append(f"group_id: {run.group_id}")
-    if run.task_id:
-        lines.append(f"task_id: {escape_result(run.task_id)}")
+    spent = (f"{name} {format_usd(micros_from_cents(cents))}" for name, cents in (run.cost_by or {}).items())
+    overrun = "A call cost more than the provider's own limits allow; it was booked in full."
+    lines = [
+        f"[{run.subagent_id} {ending}]",
+        run.status_line,
+        *_facts(
+            ("Ended because", UntrustedText(run.stop_reason or "" if run.state != "success" else "")),
+            ("Reason given", UntrustedText(run.cancel_reason or "")),
+            ("What to do", (run.error or {}).get("what_to_do", "")),
+        ),
+        _wrapped(run.subagent_id, run.untrusted_result),
+        *(changes_lines(run.subagent_id, run.changes) if run.changes else ()),
+        *([_quotes(run.quotes_checked)] if run.quotes_checked else ()),
+        *_facts(
+            ("Confidence (the model's own)", "" if run.confidence is None else f"{run.confidence:g}"),
+            ("Tools used", UntrustedText("" if run.tool_receipts is None else receipts_text(run.tool_receipts))),
+            ("Cost", ", ".join(spent)),
+        ),
+        *(["Part of the cost is unknown and was booked at its worst case."] if run.uncosted else ()),
+        *_facts(("What to do", run.advice or "")),
+        *([overrun] if run.overrun and not run.advice else ()),
+        *_facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or ""))),
+    ]
     if run.cursor:
         lines.append(
             f"The output continues: call check_subagent with subagent_id {run.subagent_id} and cursor {run.cursor}."
@@ -92,21 +87,31 @@ def run_text(run: RunAnswer) -> str:
     return "\n".join(lines)
 
 
-def _facts(run: RunAnswer) -> list[str]:
+def _unended(run: RunAnswer) -> list[str]:
     """Return what there is to tell of a run without a result, one fact a line."""
-    facts = (
-        run.pending_id and f"pending_id: {run.pending_id}   expires: {run.expires_at}",
-        run.group_id and f"group_id: {run.group_id}",
-        run.task_id and f"task_id: {escape_result(run.task_id)}",
-        run.queue_position and f"number {run.queue_position} in the queue",
-        run.waits_for and f"waits for: {run.waits_for}",
-        run.last_tool and f"last tool: {run.last_tool.name} at {run.last_tool.at}",
-        run.stop_reason and f"ended because: {run.stop_reason}",
-    )
-    lines = [f"  {fact}" for fact in facts if fact]
+    lines = [
+        *([f"pending_id: {run.pending_id}   expires: {run.expires_at}"] if run.pending_id else ()),
+        *_facts(("group_id", run.group_id or ""), ("task_id", UntrustedText(run.task_id or ""))),
+        *([f"number {run.queue_position} in the queue"] if run.queue_position else ()),
+        *_facts(
+            ("waits for", run.waits_for or ""),
+            ("last tool", UntrustedText(f"{run.last_tool.name} at {run.last_tool.at}" if run.last_tool else "")),
+            ("ended because", UntrustedText(run.stop_reason or "")),
+        ),
+    ]
+    lines = [f"  {line}" for line in lines]
     if run.untrusted_question:
         lines += ["  its question, in the subagent's own words:", add_bars(escape_result(run.untrusted_question))]
     return lines
+
+
+def _facts(*facts: tuple[str, Text]) -> Iterator[str]:
+    """Yield the facts that are known, one a line; an untrusted one neither closes a mark nor begins a line."""
+    yield from (f"{name}: {printed(value, _in_line)}" for name, value in facts if value)
+
+
+def _in_line(text: str) -> str:
+    return " ".join(escape_result(text).splitlines())
 
 
 def _quotes(quotes: list[dict[str, Any]]) -> str:
@@ -144,7 +149,6 @@ def _wrapped(run_id: str, result: Untrusted) -> str:
 
 
 def _spawn(answer: SpawnAnswer) -> list[str]:
-    limits = answer.limits or {}
     estimate = f"{answer.estimated_minutes.min} to {answer.estimated_minutes.max}" if answer.estimated_minutes else "?"
     cap = "free" if answer.max_cost_cents is None else f"max_cost_cents: {answer.max_cost_cents:.10g}"
     ids = f"pending_id: {answer.pending_id}   subagent_id: {answer.subagent_id}"
@@ -157,18 +161,18 @@ def _spawn(answer: SpawnAnswer) -> list[str]:
             f"{ids}   expires: {answer.expires_at}",
             f"approval_line: {answer.approval_line}",
         ]
-    lines += [
+    return [
+        *lines,
         f"model: {answer.model}   estimated minutes: {estimate}   {cap}",
         f"tools: {', '.join(answer.tools or ())}",
+        *_facts(
+            ("unavailable_tools", ", ".join(answer.unavailable_tools or ())),
+            ("limits", ", ".join(f"{name} {value:.10g}" for name, value in (answer.limits or {}).items())),
+            ("name", UntrustedText(answer.name or "")),
+            ("task_id", UntrustedText(answer.task_id or "")),
+        ),
+        answer.next or "",
     ]
-    if answer.unavailable_tools:
-        lines.append(f"unavailable_tools: {', '.join(answer.unavailable_tools)}")
-    lines.append("limits: " + ", ".join(f"{name} {value:.10g}" for name, value in limits.items()))
-    if answer.name:
-        lines.append(f"name: {answer.name}")
-    if answer.task_id:
-        lines.append(f"task_id: {answer.task_id}")
-    return [*lines, answer.next or ""]
 
 
 def _confirm(answer: ConfirmAnswer) -> list[str]:
@@ -185,17 +189,13 @@ def _confirm(answer: ConfirmAnswer) -> list[str]:
         lines.append(line)
         if decision.fresh is not None:
             lines.extend(_spawn(SpawnAnswer.model_validate(decision.fresh)))
-    if answer.group_id:
-        lines.append(f"group_id: {answer.group_id}")
-    if answer.approval_lines:
-        lines.append("approval_lines:")
-        lines.extend(answer.approval_lines)
-    if answer.message:
-        lines.append(answer.message)
-    if answer.next:
-        lines.append(answer.next)
-    lines.extend(run_text(RunAnswer.model_validate(run)) for run in answer.runs or ())
-    return lines
+    return [
+        *lines,
+        *_facts(("group_id", answer.group_id or "")),
+        *(["approval_lines:", *answer.approval_lines] if answer.approval_lines else ()),
+        *filter(None, (answer.message, answer.next)),
+        *(run_text(RunAnswer.model_validate(run)) for run in answer.runs or ()),
+    ]
 
 
 def _log(answer: LogAnswer) -> list[str]:
@@ -203,7 +203,3 @@ def _log(answer: LogAnswer) -> list[str]:
     body = [escape_result(line) for line in answer.untrusted_entries] or ["(none)"]
     more = [f"Older ones: repeat this call of read_ava_logs with cursor {answer.cursor}"] if answer.cursor else []
     return [head, *body, *more]
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
