@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from support.hostile_texts import LONG_LINE, TEXTS
+from support.pages.hostile_texts import LONG_LINE, TEXTS
 
 from ava_roles.wrap import BAR, INVISIBLE
 from ava_server.cli.results import drawn_result, result_text

